@@ -141,7 +141,7 @@ def whole_number(entry: str, value: Any, least: int, most: int) -> int:
     return int(value)
 
 
-def invalid_entry(entry: str, expected: str, value: Any) -> CheckpointError:
+def invalid_entry(entry: str, expected: str, value: object) -> CheckpointError:
     """Return the error for an undamaged checkpoint with an invalid value at `entry`."""
     found = "nothing" if value is None else reprlib.repr(value)
     if isinstance(value, np.ndarray):
@@ -194,7 +194,7 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     return np.frombuffer(data, dtype).reshape(shape, order="F" if is_fortran else "C")
 
 
-def _check_format(target: Path, facts: Any) -> None:
+def _check_format(target: Path, facts: object) -> None:
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise CheckpointError(f"checkpoint {target}: expected the format {FORMAT}, found another")
     if facts.get("version") != VERSION:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,7 +30,7 @@ CLIPPING = "clipping"
 _EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
-def clip_grad_norm(sync: Synchronizer, model: Any, max_norm: float) -> float:
+def clip_grad_norm(sync: Synchronizer, model: object, max_norm: float) -> float:
     """Scale a model's averaged gradients so that their norm is at most `max_norm`, and return the norm before.
 
     Call it on every rank between `sync_gradients` and the optimizer's step. The norm is the 2-norm of all gradients

@@ -74,7 +74,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
 
     def __init__(
         self,
-        comm: Any = None,
+        comm: object = None,
         use_bucketing: bool = True,
         *,
         bucket_size: int | str = _DEFAULT_BUCKET_SIZE,

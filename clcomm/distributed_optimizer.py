@@ -8,7 +8,7 @@ rank also holds 1/N of the gradients, in stage 3 of the parameters too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -103,7 +103,7 @@ class DistributedOptimizer:
         """The optimizer's groups; their hyper-parameters can be set at any time, the same on every rank."""
         return self.optimizer.param_groups
 
-    def add_param_group(self, group: Mapping[str, Any]) -> None:
+    def add_param_group(self, group: Mapping[str, object]) -> None:
         """Raise ArgumentError: groups are added to the optimizer, before its state is divided."""
         raise ArgumentError(
             "param_groups: expected all before the DistributedOptimizer is made, got another; add it to the optimizer"

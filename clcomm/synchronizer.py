@@ -143,7 +143,7 @@ class Synchronizer:
 
     # --- a step ---
 
-    def broadcast_parameters(self, model: Any, root: int = 0) -> None:
+    def broadcast_parameters(self, model: object, root: int = 0) -> None:
         """Give every rank root's parameters, in one broadcast, and its buffers; check that the replicas are alike."""
         ours = self._model(model)
         ours.require_unchanged()
@@ -153,7 +153,7 @@ class Synchronizer:
         if ours.sharded_update is not None:
             ours.sharded_update.shard(ours.space)
 
-    def broadcast_buffers(self, model: Any, root: int = 0) -> None:
+    def broadcast_buffers(self, model: object, root: int = 0) -> None:
         """Give every rank root's buffers, such as the running statistics of batch norm, in one broadcast.
 
         Training leaves each rank with those of its own batches: call it before an evaluation, so that all ranks
@@ -163,7 +163,7 @@ class Synchronizer:
         ours.require_unchanged()
         broadcast_buffers(self.comm, ours.space, root)
 
-    def average_parameters(self, model: Any) -> None:
+    def average_parameters(self, model: object) -> None:
         """Replace each rank's parameters by the mean of all ranks'; the same bits everywhere. Collective.
 
         For local SGD (Stich, "Local SGD converges fast and communicates little", ICLR 2019): ranks take steps of their
@@ -186,7 +186,7 @@ class Synchronizer:
         self._refuse_mixing(model, "average_parameters", "whose backward adds up gradients of ranks that differ")
         average_parameters(self.comm, ours.space)
 
-    def full_parameters(self, model: Any) -> AbstractContextManager[None]:
+    def full_parameters(self, model: object) -> AbstractContextManager[None]:
         """Return a block within which every rank has all parameters, to evaluate or to save; entering it is collective.
 
         Without it reading a parameter is collective with zero=3, where ranks have no memory in common. They must not
@@ -195,13 +195,13 @@ class Synchronizer:
         flat = self._model(model).space.flat_space
         return nullcontext() if flat is None or flat.gathered is None else flat.gathered.all_gathered()
 
-    def attach_optimizer(self, model: Any, optimizer: Any) -> None:
+    def attach_optimizer(self, model: object, optimizer: object) -> None:
         """Name the optimizer whose `state_dict` is sent along where a differing replica gets another's parameters."""
         self.guard.attach(model, optimizer)
 
     def sync_gradients(
         self,
-        model: Any,
+        model: object,
         use_bucketing: bool | None = None,
         *,
         samples: float | None = None,
@@ -243,7 +243,7 @@ class Synchronizer:
         else:
             self._synchronise(model, use_bucketing, 1.0)
 
-    def expect_samples(self, model: Any, samples: float, *, of: float | None = None) -> None:
+    def expect_samples(self, model: object, samples: float, *, of: float | None = None) -> None:
         """Set, before a step's first backward, of how many samples this rank's gradient will be the mean.
 
         `sync_gradients(model)` then averages over all ranks' samples. Where numbers differ and the model has a
@@ -271,16 +271,16 @@ class Synchronizer:
         for layer in ours.space.mixing_layers():
             layer.weigh(1.0 if weight is None else weight, next(model.parameters()).device)
 
-    def _mixes_ranks(self, model: Any) -> bool:
+    def _mixes_ranks(self, model: object) -> bool:
         """Return whether backward adds up gradients of several ranks, in any stage; collective over the stages."""
         space = self._model(model).space
         return ModelRanks.of(space).anywhere(bool(space.mixing_layers()))
 
-    def _refuse_mixing(self, model: Any, call: str, reason: str) -> None:
+    def _refuse_mixing(self, model: object, call: str, reason: str) -> None:
         if self._mixes_ranks(model):
             raise ArgumentError(f"{call}: expected a model without SyncBatchNorm, {reason}, got one with it")
 
-    def _refuse_hook(self, model: Any) -> None:
+    def _refuse_hook(self, model: object) -> None:
         """Raise ArgumentError, in all stages, where what reduces the buckets does not go with the model."""
         hook = self._settings.hook
         if isinstance(hook, AdasumHook):
@@ -303,7 +303,7 @@ class Synchronizer:
         if self._settings.overlap:
             self._models.use(replace(self._settings, overlap=False))
 
-    def _refuse_weights(self, model: Any) -> None:
+    def _refuse_weights(self, model: object) -> None:
         """Raise ArgumentError where gradients are reduced before their weight is known, or not by a mean."""
         if isinstance(self._settings.hook, AdasumHook):
             raise ArgumentError("samples: expected None with combination='adasum', which is no mean over samples")
@@ -313,7 +313,7 @@ class Synchronizer:
                 "could be weighed; use zero=1"
             )
 
-    def _synchronise(self, model: Any, use_bucketing: bool | None, weight: float) -> None:
+    def _synchronise(self, model: object, use_bucketing: bool | None, weight: float) -> None:
         ours = self._model(model)
         ours.require_unchanged()
         self._refuse_hook(model)
@@ -334,7 +334,7 @@ class Synchronizer:
         if not counts.any() and self.comm.rank == 0:
             _log.warning("sync_gradients: expected gradients, got none on any rank; call loss.backward() before it")
 
-    def count_synchronisation(self, model: Any) -> None:
+    def count_synchronisation(self, model: object) -> None:
         """Note that a model's gradients were averaged, and compare the replicas where that is due."""
         ours = self._model(model)
         ours.count_synchronisation()
@@ -343,7 +343,7 @@ class Synchronizer:
             self.check_replicas(model)
 
     @contextmanager
-    def join(self, model: Any, step: Callable[[], object]) -> Iterator[None]:
+    def join(self, model: object, step: Callable[[], object]) -> Iterator[None]:
         """Let ranks run out of batches at different steps: `sync_gradients(model, samples=...)` within this block.
 
         A rank that leaves the block takes part in the others' synchronisations without samples of its own, each
@@ -405,7 +405,7 @@ class Synchronizer:
 
     # --- what a model's synchronisation consists of ---
 
-    def bucket_plan(self, model: Any, use_bucketing: bool | None = None) -> tuple[Bucket, ...]:
+    def bucket_plan(self, model: object, use_bucketing: bool | None = None) -> tuple[Bucket, ...]:
         """Return the buckets that `sync_gradients` reduces, in order; collective the first time.
 
         A DistributedOptimizer reduces all gradients at once: one bucket, whatever the settings; with `zero` above 1 it
@@ -416,11 +416,11 @@ class Synchronizer:
             return ours.sharded_update.buckets
         return ours.plan(use_bucketing).buckets
 
-    def completion_order(self, model: Any) -> tuple[str, ...]:
+    def completion_order(self, model: object) -> tuple[str, ...]:
         """Return the parameters in the order in which backward completes their gradients; empty until it is known."""
         return self._model(model).completion_order
 
-    def reductions(self, model: Any, use_bucketing: bool | None = None) -> Callable[[], None]:
+    def reductions(self, model: object, use_bucketing: bool | None = None) -> Callable[[], None]:
         """Return what reduces the buckets of `bucket_plan` and does nothing else: to measure communication alone.
 
         Each call reduces what backward left last, and changes no gradient between a `sync_gradients` and the next
@@ -432,7 +432,7 @@ class Synchronizer:
             raise ArgumentError("model: expected one whose gradients are reduced in buckets, got a sharded update's")
         return ours.plan(use_bucketing).reduce
 
-    def check_replicas(self, model: Any) -> None:
+    def check_replicas(self, model: object) -> None:
         """Compare the parameters' bits over the ranks; where they differ, act by `on_divergence`. Collective.
 
         With a DistributedOptimizer its settings too: MismatchError on every rank where they differ.
@@ -442,7 +442,7 @@ class Synchronizer:
             ours.sharded_update.require_same_settings()
         self.guard.check(ours.space, lambda root: self.broadcast_parameters(model, root))
 
-    def space_for(self, model: Any) -> SharedSpace:
+    def space_for(self, model: object) -> SharedSpace:
         """Return the flat arrays of a model, and its adapter; collective the first time."""
         return self._model(model).space
 
@@ -476,7 +476,7 @@ class Synchronizer:
         if isinstance(hook, StatefulHook):
             compression_state.load_state(self.comm, hook, self.space_for(model), state)
 
-    def check_state_dict(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
+    def check_state_dict(self, model: object, state: Mapping[str, np.ndarray]) -> None:
         """Raise ArgumentError for what `state_dict` cannot have returned. Collective for a model not seen yet."""
         compression_state.check_state(self._settings.hook, self.space_for(model), state)
 
@@ -488,7 +488,7 @@ class Synchronizer:
             raise ArgumentError("sync: expected one without overlap for a sharded update, got overlap=True")
         self._models.delegate(flat_space, update, self.zero)
 
-    def expected_memory(self, model: Any, state_buffers: int) -> MemoryUse | None:
+    def expected_memory(self, model: object, state_buffers: int) -> MemoryUse | None:
         """Return the bytes that a rank will have, None for other libraries' models; collective the first time.
 
         state_buffers: of the optimizer's state, each as large as the parameters are as float32.
@@ -503,7 +503,7 @@ class Synchronizer:
         kind = plan, stage, state_buffers, shares, not flat.is_staged, flat.precision
         return MemoryUse.expected(*kind, receives=self.comm.transport == "mpi")
 
-    def sharded_update_of(self, model: Any) -> ShardedUpdate | None:
+    def sharded_update_of(self, model: object) -> ShardedUpdate | None:
         """Return the DistributedOptimizer that reduces a model's gradients, None where `sync_gradients` does."""
         return self._model(model).sharded_update
 
@@ -533,7 +533,7 @@ class Synchronizer:
     def _settings(self) -> SyncSettings:
         return self._models.settings
 
-    def _model(self, model: Any) -> ModelSync:
+    def _model(self, model: object) -> ModelSync:
         return self._models.of(model, self._compared)
 
     def _compared(self) -> list[str]:

@@ -9,7 +9,7 @@ from clcomm.adapters.adapter import ModelAdapter
 from clcomm.errors import ArgumentError
 
 
-def adapter_of(model: Any) -> ModelAdapter:
+def adapter_of(model: object) -> ModelAdapter:
     """Return the ModelAdapter for a model's library; ArgumentError for an object of no known library."""
     if isinstance(model, type):
         raise ArgumentError(f"model: expected a model, got the class {model.__name__}; make one: {model.__name__}(...)")

@@ -118,7 +118,7 @@ class NativeAdapter:
         latest: tuple[int, Any] = -1, None  # number of the last backward, and its recorder
 
         def hook_of(name: str) -> Callable[[Any], Any]:
-            def hook(_: Any) -> Any:
+            def hook(_: object) -> Any:
                 nonlocal latest
                 backward, recorder = current_backward(), space.device.recorder
                 if backward != latest[0]:

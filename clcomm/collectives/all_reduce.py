@@ -266,7 +266,7 @@ class AllReduces(CollectiveRunner):
 
     # --- plans, kept for equal arguments ---
 
-    def _key_of(self, array: np.ndarray, into: np.ndarray, op: str, *others: Any) -> tuple[object, ...] | None:
+    def _key_of(self, array: np.ndarray, into: np.ndarray, op: str, *others: object) -> tuple[object, ...] | None:
         """Return a key for the arguments; None where they are invalid or need copies."""
         if (
             isinstance(array, np.ndarray)
@@ -321,7 +321,7 @@ class AllReduces(CollectiveRunner):
         return source, target, finish
 
 
-def _with_references(prepared: Callable[..., Any], *arrays: np.ndarray) -> Callable[..., Any]:
+def _with_references(prepared: Callable[..., object], *arrays: np.ndarray) -> Callable[..., Any]:
     """Keep references to a prepared call's arrays: shared memory is freed when no array refers to it."""
     prepared.arrays = arrays  # type: ignore[attr-defined]
     return prepared

@@ -93,7 +93,7 @@ class ArrayCollectives(ObjectCollectives):
         return self._start(call, partial(self._base.start_all_gather, source, out.reshape(-1)), out)
 
     def all_gather_rows_async(
-        self, array: np.ndarray, *, label: str = "", operation: str = "all_gather", **compared: Any
+        self, array: np.ndarray, *, label: str = "", operation: str = "all_gather", **compared: object
     ) -> Handle:
         """Start gathering bytes, of any length on each rank, in the background, through MPI; 1 GiB together at most.
 

@@ -28,7 +28,7 @@ class Handle:
     def __init__(
         self,
         pending: Pending,
-        result: Any,
+        result: object,
         began_s: float,
         in_flight: InFlightTimes,
         waiting: Callable[[], AbstractContextManager[None]],

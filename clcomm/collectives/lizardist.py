@@ -33,7 +33,7 @@ class LizarDistCalls(ABC):
         """Reduce an array over the ranks."""
 
     @abstractmethod
-    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
+    def broadcast_object(self, obj: object, root: int = 0) -> Any:
         """Return root's object on every rank."""
 
     def get_rank(self) -> int:
@@ -44,12 +44,12 @@ class LizarDistCalls(ABC):
         """Return the number of ranks."""
         return self.size
 
-    def allreduce(self, data: np.ndarray, op: Any = "sum") -> np.ndarray:
+    def allreduce(self, data: np.ndarray, op: object = "sum") -> np.ndarray:
         """Return the reduction of `data` over the ranks as a new array; `op` may be mpi4py's constant."""
         data = np.asarray(data)
         return self.all_reduce(data, reduction_name(op), out=np.empty(data.shape, data.dtype))
 
-    def bcast(self, data: Any, root: int = 0) -> Any:
+    def bcast(self, data: object, root: int = 0) -> Any:
         """Return root's object on every rank; it is pickled, so prefer `broadcast` for arrays."""
         return self.broadcast_object(data, root)
 
@@ -102,7 +102,7 @@ class LizarDistCalls(ABC):
         return int(total["calls"]) - calls, int(total["bytes"]) - nbytes
 
 
-def by_position(comm: Any, bucket_size: int | str, default: str) -> tuple[Any, int | str]:
+def by_position(comm: object, bucket_size: int | str, default: str) -> tuple[Any, int | str]:
     """Return (comm, bucket_size) of the Communicator's arguments: a number as `comm` is LizarDist's bucket size."""
     if not isinstance(comm, Integral) or isinstance(comm, bool):
         return comm, bucket_size

@@ -15,7 +15,7 @@ T = TypeVar("T")
 class ObjectCollectives(CollectiveRunner):
     """The Communicator's collectives on objects (a base class of it)."""
 
-    def broadcast_object(self, obj: Any, root: int = 0, *, label: str = "") -> Any:
+    def broadcast_object(self, obj: object, root: int = 0, *, label: str = "") -> Any:
         """Return root's object on every rank; it is pickled."""
         check_root(root, self.size)
         return self._run_counted(self._call("broadcast_object", self._base, label, root=root), self._bcast, obj, root)
@@ -32,7 +32,7 @@ class ObjectCollectives(CollectiveRunner):
         )
         return self._run_counted(self._call("gather_object", self._base, label, root=root), move)
 
-    def scatter_object(self, items: Sequence[Any] | None, root: int = 0, *, label: str = "") -> Any:
+    def scatter_object(self, items: Sequence[object] | None, root: int = 0, *, label: str = "") -> Any:
         """Return item `rank` of root's sequence of world_size items; they are pickled.
 
         Every rank raises ArgumentError when root's sequence has another length.
@@ -44,12 +44,12 @@ class ObjectCollectives(CollectiveRunner):
             raise ArgumentError(f"items: {problem} on rank {root}")
         return self._scatter_items(items, root, label)
 
-    def _scatter_items(self, items: Sequence[Any] | None, root: int, label: str) -> Any:
+    def _scatter_items(self, items: Sequence[object] | None, root: int, label: str) -> Any:
         ordered = list(items) if self.rank == root and items is not None else None
         move = (lambda: ordered[0]) if self.comm is None else (lambda: self.comm.scatter(ordered, root))  # type: ignore[index]
         return self._run_counted(self._call("scatter_object", self._base, label, root=root), move)
 
-    def _bcast(self, obj: Any, root: int) -> Any:
+    def _bcast(self, obj: object, root: int) -> Any:
         return obj if self.comm is None else self.comm.bcast(obj, root)
 
     def _allgather(self, obj: T) -> list[T]:

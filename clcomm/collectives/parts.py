@@ -19,7 +19,7 @@ class Wanted(NamedTuple):
     name: str
 
     @classmethod
-    def of(cls, color: Any, key: Any, name: Any) -> Wanted | ArgumentError:
+    def of(cls, color: object, key: object, name: object) -> Wanted | ArgumentError:
         """Return the checked arguments of `Communicator.split`, or the error, for the ranks to compare."""
         if color is not None and not (isinstance(color, Integral) and 0 <= int(color) < 1 << 31):
             return ArgumentError(f"color: expected a number from 0 up, or None for no part, got {color!r}")

@@ -139,7 +139,7 @@ class CollectiveRunner(Notifier):
         self,
         call: Call,
         start: Callable[[], Pending],
-        result: Any,
+        result: object,
         computes: Callable[[], bool] | None = None,
     ) -> Handle:
         self._require_open()

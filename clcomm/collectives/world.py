@@ -78,7 +78,7 @@ class World:
     elsewhere: OtherHosts | None = None
 
 
-def open_world(comm: Any, transport: str, limits: Limits, arguments: Mapping[str, object]) -> World:
+def open_world(comm: object, transport: str, limits: Limits, arguments: Mapping[str, object]) -> World:
     """Return the world of an mpi4py communicator, of COMM_WORLD if it is None; collective.
 
     All traffic goes through a private duplicate of it.
@@ -169,7 +169,7 @@ def _connect_ranks(world: World, comm: Any, transport: str, limits: Limits, argu
         host.Free()
 
 
-def _open_memory(world: World, base: MpiTransport, host: Any, hosts: Hosts) -> str:
+def _open_memory(world: World, base: MpiTransport, host: object, hosts: Hosts) -> str:
     """Open the transport in the hosts' shared memory; return the reason where that fails, else ""; collective."""
     comm = world.comm
     can_open = HierarchicalTransport.can_open(comm, host) if hosts.nested else SharedTransport.can_open(host)

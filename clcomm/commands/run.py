@@ -6,7 +6,6 @@ import argparse
 import os
 import subprocess
 import sys
-from typing import Any
 
 from clcomm.commands import horovodrun
 from clcomm.commands.command import Command
@@ -36,7 +35,9 @@ _REFUSED = {
 class _Refuse(argparse.Action):
     """An option that is an error; `const` says what to use instead."""
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: object, values: object, option: str | None = None
+    ) -> None:
         parser.error(f"{option}: {self.const}")
 
 

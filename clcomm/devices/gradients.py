@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ class GradientMean:
         synchronizer: averages over ranks; None: there are no others.
     """
 
-    def __init__(self, spaces: Sequence[FlatSpace], model: Any = None, synchronizer: Synchronizer | None = None):
+    def __init__(self, spaces: Sequence[FlatSpace], model: object = None, synchronizer: Synchronizer | None = None):
         self._spaces, self._model, self._synchronizer = tuple(spaces), model, synchronizer
         first, span = spaces[0], spaces[0].layout.span
         if synchronizer is None:

@@ -58,7 +58,7 @@ def _own_devices() -> list[Any]:
     return [each.cl_device for each in matches[rank::size] or [matches[rank % len(matches)]]]
 
 
-def _devices(given: Sequence[Any]) -> list[Any]:
+def _devices(given: Sequence[object]) -> list[Any]:
     if isinstance(given, (str, Device)) or not isinstance(given, Sequence) or not given:
         raise ArgumentError(f"devices: expected a list of devices or their names, got {given!r}")
     names = [each for each in given if isinstance(each, str)]
@@ -68,7 +68,7 @@ def _devices(given: Sequence[Any]) -> list[Any]:
     return [_device(each, rank) for each in given]
 
 
-def _device(given: Any, rank: int) -> Any:
+def _device(given: object, rank: int) -> Any:
     """Return a Device, or an OpenCL device."""
     import pyopencl as cl
 

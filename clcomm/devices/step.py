@@ -88,7 +88,7 @@ def data_parallel_step(
     return sum(loss.item() * size for loss, size in terms) / sum(sizes) if losses else math.nan
 
 
-def _backward(forward_fn: ForwardFn, replicas: Replicas, index: int, arrays: Sequence[Any], replay: bool) -> Tensor:
+def _backward(forward_fn: ForwardFn, replicas: Replicas, index: int, arrays: Sequence[object], replay: bool) -> Tensor:
     """Queue a device's forward and backward, and return its loss."""
     device = replicas.devices[index]
     shard = [Tensor(array, device, copy=False) for array in arrays]
@@ -134,7 +134,7 @@ def _recorded(forward_fn: ForwardFn, replicas: Replicas, index: int) -> Replay:
     return replay
 
 
-def _length(batch: Sequence[Any]) -> int:
+def _length(batch: Sequence[object]) -> int:
     """Return the number of samples; ArgumentError unless all arrays have as many."""
     if not isinstance(batch, (tuple, list)) or not batch:
         raise ArgumentError(f"batch: expected arrays such as (images, labels), got {type(batch).__name__}")

@@ -33,12 +33,12 @@ class Finding:
         return asdict(self)
 
 
-def ok(check: str, what: str, **evidence: Any) -> Finding:
+def ok(check: str, what: str, **evidence: object) -> Finding:
     """Return a finding for what is as it should be."""
     return Finding(check, OK, what, "", evidence)
 
 
-def note(check: str, what: str, remedy: str, **evidence: Any) -> Finding:
+def note(check: str, what: str, remedy: str, **evidence: object) -> Finding:
     """Return a finding for what works, but slower or not everywhere."""
     return Finding(check, NOTE, what, remedy, evidence)
 

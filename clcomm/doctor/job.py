@@ -52,7 +52,7 @@ class Job:
         """Return "rank 2: " for a statement about some ranks; "" where it is about all of them."""
         return "" if len(ranks) == len(self.ranks) else f"{name_ranks(list(ranks))}: "
 
-    def alike(self, probe: str, value: Callable[[Facts], Any]) -> dict[Any, list[int]]:
+    def alike(self, probe: str, value: Callable[[Facts], object]) -> dict[Any, list[int]]:
         """Return the ranks by what `value` makes of their facts."""
         found: dict[Any, list[int]] = {}
         for rank, facts in self.of(probe).items():

@@ -88,7 +88,7 @@ class Context(Node):
         def __getattr__(self, name: str) -> Any: ...
         def __setattr__(self, name: str, value: object) -> None: ...
 
-    def save(self, *tensors: Any) -> None:
+    def save(self, *tensors: object) -> None:
         """Keep tensors for backward, after which they are released."""
         self.saved = tensors
 
@@ -133,7 +133,7 @@ class Op:
         raise TypeError("an Op defines backward")
 
     @classmethod
-    def apply(cls, *inputs: Tensor | None, **attrs: Any) -> Tensor:
+    def apply(cls, *inputs: Tensor | None, **attrs: object) -> Tensor:
         """Run forward and, if an input needs a gradient, put the op on the tape; an input may be None."""
         if _modes.recording:
             needs = tuple([x is not None and x._requires_grad for x in inputs])
@@ -288,7 +288,7 @@ def _run_hooks(leaf: Tensor) -> None:
             leaf.device.on_host(action)
 
 
-def _is_planned(entry: tuple[Any, bool]) -> bool:
+def _is_planned(entry: tuple[object, bool]) -> bool:
     return entry[1]
 
 

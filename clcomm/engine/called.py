@@ -63,7 +63,7 @@ def is_supported() -> bool:
     )
 
 
-def function(address: int, words: np.ndarray, used: Sequence[Any]) -> Callable[[], object] | None:
+def function(address: int, words: np.ndarray, used: Sequence[object]) -> Callable[[], object] | None:
     """Return the function at this address of a kernel's program, bound to these words; None where it cannot be called.
 
     used: what has to live as long as the function.

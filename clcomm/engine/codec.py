@@ -71,7 +71,7 @@ class DeviceCodec:
         return self._prepare("outer", first, second, matrix, len(first), columns, count=rows, file="factors")
 
     def _prepare(
-        self, name: str, *arguments: Any, count: int, group: int = 1, file: str = "codec"
+        self, name: str, *arguments: object, count: int, group: int = 1, file: str = "codec"
     ) -> Callable[[], None] | None:
         """Prepare one kernel over `count` elements; a work-item takes whole groups of `group` elements.
 

@@ -205,11 +205,11 @@ class Device(LaunchQueue):
         return buffer
 
     @staticmethod
-    def lies_on(array: np.ndarray, buffer: Any) -> bool:
+    def lies_on(array: np.ndarray, buffer: object) -> bool:
         """Return whether a buffer of `upload` lies on top of this array."""
         return getattr(buffer, "array", None) is array
 
-    def keep(self, key: Any, make: Callable[[], np.ndarray]) -> Any:
+    def keep(self, key: object, make: Callable[[], np.ndarray]) -> Any:
         """Return the buffer of the constant values of a key, which `make()` returns; uploaded at first use."""
         buffer = self.kept.get(key)
         if buffer is None:

@@ -62,7 +62,7 @@ class GatheredUnits:
         device: Device,
         units: Sequence[Unit],
         parameters: Sequence[Parameter],
-        gather: Callable[[int, Any], None],
+        gather: Callable[[int, object], None],
         advance: Callable[[], object],
         write: Callable[[str, np.ndarray], None],
     ):

@@ -59,7 +59,7 @@ class Gradient(Tensor):
         """Return a copy: the gradient's memory holds the next one, and the average's belongs to all ranks."""
         return self.numpy()
 
-    def copy_from(self, array_like: Any) -> None:
+    def copy_from(self, array_like: object) -> None:
         self._slot.require_not_sent()
         super().copy_from(array_like)
 

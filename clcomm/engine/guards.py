@@ -27,7 +27,7 @@ class Guards:
         unreadable: the first reachable value that cannot be compared, if any.
     """
 
-    def __init__(self, function: Callable[..., Any], args: Iterable[Any], code: frozenset[CodeType] | None):
+    def __init__(self, function: Callable[..., object], args: Iterable[object], code: frozenset[CodeType] | None):
         roots = [("the function", function), *((f"argument {index}", arg) for index, arg in enumerate(args))]
         reachable, names = ReachableValues(roots, code), frozenset[str]()
         while reachable.names != names:  # code found late may name attributes of values found before
@@ -77,14 +77,14 @@ class _Identical:
     __array_ufunc__ = None  # NumPy leaves the comparison to this class
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, value: Any):
+    def __init__(self, value: object):
         self._value = value
 
     def __eq__(self, other: object) -> bool:
         return other is self._value
 
 
-def _comparable(value: Any) -> Any:
+def _comparable(value: object) -> Any:
     """Return what later values are compared with: plain values are equal by value, others by identity.
 
     Of tuples and of a module's attributes the elements are compared.
@@ -96,12 +96,12 @@ def _comparable(value: Any) -> Any:
     return _comparable_element(value)
 
 
-def _comparable_element(value: Any) -> Any:
+def _comparable_element(value: object) -> Any:
     if type(value) is tuple:
         return _comparable(value)
     return value if isinstance(value, PLAIN) or type(value).__eq__ is _BY_IDENTITY else _Identical(value)
 
 
-def _bits(state: Any) -> str:
+def _bits(state: object) -> str:
     with np.printoptions(threshold=1 << 20):
         return repr(state)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from clcomm.engine.device import Device
 from clcomm.hashing import WORD
 
 
-def hash_buffer(device: Device, buffer: Any, nbytes: int) -> int:
+def hash_buffer(device: Device, buffer: object, nbytes: int) -> int:
     """Return the hash of the first `nbytes` of a buffer, a multiple of WORD; waits for the device."""
     grid = device.grid(nbytes // WORD)
     (units,) = grid[0]

@@ -20,7 +20,7 @@ class _Device(Protocol):
 
     takes_addresses: bool
 
-    def host_address(self, buffer: Any, nbytes: int) -> int: ...
+    def host_address(self, buffer: object, nbytes: int) -> int: ...
 
 
 def are_taken(cl_device: cl.Device) -> bool:
@@ -39,7 +39,7 @@ def are_taken(cl_device: cl.Device) -> bool:
         return False
 
 
-def argument(device: _Device, value: Any) -> Any:
+def argument(device: _Device, value: object) -> Any:
     """Return what a kernel's argument is set to for `value`: a buffer's address if the device takes it, else `value`.
 
     The caller keeps the buffer for as long as the kernel is launched.

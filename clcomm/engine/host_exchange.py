@@ -40,7 +40,7 @@ class HostExchange:
     def __dlpack__(
         self,
         *,
-        stream: Any = None,
+        stream: object = None,
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
@@ -79,12 +79,12 @@ class _Memory:
 
     __slots__ = ("__array_interface__", "buffer")
 
-    def __init__(self, buffer: Any, address: int, shape: tuple[int, ...], dtype: np.dtype):
+    def __init__(self, buffer: object, address: int, shape: tuple[int, ...], dtype: np.dtype):
         self.buffer = buffer
         self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": dtype.str, "version": 3}
 
 
-def array_from_dlpack(exporter: Any) -> np.ndarray:
+def array_from_dlpack(exporter: object) -> np.ndarray:
     """Return another library's tensor in the host's memory as an array on that memory.
 
     Raises ArgumentError for what has no `__dlpack__`, is on another device, or is neither float32 nor int32.

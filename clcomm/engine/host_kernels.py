@@ -58,12 +58,12 @@ class HostKernels:
         first, *others = sized
         kernel, items, group = first
 
-        def run_one(_memory: Any = (planned, buffers)) -> None:  # kernels do not keep their arguments' memory alive
+        def run_one(_memory: object = (planned, buffers)) -> None:  # kernels do not keep their arguments' memory alive
             with in_turn:
                 enqueue(queue, kernel, items, group)
                 finish()
 
-        def run(_memory: Any = (planned, buffers)) -> None:
+        def run(_memory: object = (planned, buffers)) -> None:
             with in_turn:
                 for kernel, items, group in sized:
                     enqueue(queue, kernel, items, group)
@@ -82,7 +82,7 @@ class HostKernels:
         kernel.set_arg(len(others), np.int32(count))
         return kernel
 
-    def _buffers(self, arguments: Sequence[Any]) -> dict[int, Any]:
+    def _buffers(self, arguments: Sequence[object]) -> dict[int, Any]:
         """Return a buffer on top of each array, by the array's address."""
         arrays = {each.ctypes.data: each for each in arguments if isinstance(each, np.ndarray)}
         return {at: self._buffer(array) for at, array in arrays.items()}

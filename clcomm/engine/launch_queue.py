@@ -210,7 +210,7 @@ class RepeatedLaunch:
         self._args: tuple[Any, ...] = ()
 
     def __call__(
-        self, kernel: Any, global_size: tuple[int, ...], local_size: tuple[int, ...] | None, *args: Any
+        self, kernel: Any, global_size: tuple[int, ...], local_size: tuple[int, ...] | None, *args: object
     ) -> None:
         """Queue the kernel; `args` are buffers and numbers."""
         device = self._device

@@ -52,7 +52,7 @@ class Parameter(Tensor):
 
     __slots__ = ("part", "slot", "stages")
 
-    def __init__(self, array_like: Any, device: Device | str | None = None, requires_grad: bool = True):
+    def __init__(self, array_like: object, device: Device | str | None = None, requires_grad: bool = True):
         self.slot: GradSlot | None = None
         self.part: Part | None = None
         self.stages: Stages | None = None

@@ -209,7 +209,7 @@ class _UntypedKernel:
         return self.kernel(queue, global_size, local_size, *[_as_argument(arg) for arg in args])
 
 
-def _as_argument(arg: Any) -> Any:
+def _as_argument(arg: object) -> Any:
     import numpy as np
 
     return np.int32(arg) if type(arg) is int else np.float32(arg) if type(arg) is float else arg

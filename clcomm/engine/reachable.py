@@ -59,7 +59,7 @@ class ReachableValues:
 
     def __init__(
         self,
-        roots: Iterable[tuple[str, Any]],
+        roots: Iterable[tuple[str, object]],
         code: frozenset[CodeType] | None,
         names: frozenset[str] = frozenset(),
     ):
@@ -73,7 +73,7 @@ class ReachableValues:
         for name, value in roots:
             self._visit(name, value)
 
-    def _visit(self, name: str, value: Any) -> None:
+    def _visit(self, name: str, value: object) -> None:
         if id(value) in self._seen or isinstance(value, (*PLAIN, Tensor)):
             return
         self._seen[id(value)] = value
@@ -127,14 +127,14 @@ class ReachableValues:
         for _, element in zip(range(_MOST_ELEMENTS), tuple(elements), strict=False):
             self._visit(name, element)
 
-    def _visit_mapping(self, owner: str, held: Mapping[str, Any], names: Iterable[str], watch: bool = True) -> None:
+    def _visit_mapping(self, owner: str, held: Mapping[str, object], names: Iterable[str], watch: bool = True) -> None:
         found = sorted(held.keys() & names)
         if found and watch:
             self.sources.append(Source(partial(itemgetter(*found), held), [f"{name} of {owner}" for name in found]))
         for name in found:
             self._visit(f"{name} of {owner}", held[name])
 
-    def _visit_object(self, value: Any) -> None:
+    def _visit_object(self, value: object) -> None:
         kind, owner = type(value), type(value).__name__
         held: dict[str, Any] = getattr(value, "__dict__", {})
         if isinstance(value, Module):  # the engine's own code, which reads attributes too, is not followed
@@ -184,7 +184,7 @@ def noting_code(ran: set[CodeType]) -> Iterator[bool]:
         yield False
         return
 
-    def note(frame: FrameType, event: str, _: Any) -> None:
+    def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and not _is_foreign(frame.f_globals.get("__name__")):
             ran.add(frame.f_code)
 
@@ -198,7 +198,7 @@ def noting_code(ran: set[CodeType]) -> Iterator[bool]:
 _CONTENTS = attrgetter("cell_contents")
 
 
-def _is_data(attribute: Any) -> bool:
+def _is_data(attribute: object) -> bool:
     return isinstance(attribute, MemberDescriptorType) or not hasattr(type(attribute), "__get__")
 
 

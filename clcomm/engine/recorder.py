@@ -27,7 +27,7 @@ class Allocation:
         first, last: the numbers of the first and the last launch that use it; -1: none does.
     """
 
-    def __init__(self, owner: Any, nbytes: int):
+    def __init__(self, owner: object, nbytes: int):
         self.owner, self.nbytes = owner, nbytes
         self.first = self.last = -1
 
@@ -47,7 +47,7 @@ class InputIndex(int):
 class RecordedLaunch:
     """A kernel, its (global, local) size, and its arguments: an Allocation, an InputIndex, or the value itself."""
 
-    def __init__(self, kernel: Any, sizes: tuple[Any, Any], args: list[Any]):
+    def __init__(self, kernel: Any, sizes: tuple[object, object], args: list[Any]):
         self.kernel, self.sizes, self.args = kernel, sizes, args
 
 
@@ -91,7 +91,7 @@ class Recorder:
         self.allocations[buffer.int_ptr] = Allocation(buffer, nbytes)
         return buffer
 
-    def launch(self, kernel: Any, sizes: tuple[Any, Any], args: Iterable[Any]) -> None:
+    def launch(self, kernel: Any, sizes: tuple[object, object], args: Iterable[object]) -> None:
         """Note a launch."""
         noted: list[Any] = []
         for arg in args:
@@ -113,7 +113,7 @@ class Recorder:
         if slots not in self.before:
             self.before[slots] = self._latest[slots] = [slot.state for slot in slots]
 
-    def end_segment(self, function: Callable[..., Any] | None = None, args: tuple[Any, ...] = ()) -> None:
+    def end_segment(self, function: Callable[..., object] | None = None, args: tuple[object, ...] = ()) -> None:
         """Note the end of the run, or of its part before `function` runs on the host."""
         self._release_unused()
         segment = self.segments[-1]

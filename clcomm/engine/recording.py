@@ -40,7 +40,7 @@ def _duplicate(tensor: Tensor) -> Tensor:
     return wrap(device, buffer, tensor.shape, tensor.dtype)
 
 
-def _end(recorder: Recorder, revision: int, results: Any) -> None:
+def _end(recorder: Recorder, revision: int, results: object) -> None:
     """Note the end of the run; refuse it where it leaves more than its results."""
     recorder.end_segment()
     if revision != recorder.revision:
@@ -52,7 +52,7 @@ def _end(recorder: Recorder, revision: int, results: Any) -> None:
         recorder.refuse("it leaves a tensor behind that it does not return")
 
 
-def as_tensors(results: Any) -> tuple[Tensor, ...] | None:
+def as_tensors(results: object) -> tuple[Tensor, ...] | None:
     """Return a function's results as a tuple; None if they are anything but tensors."""
     if results is None:
         return ()
@@ -204,5 +204,5 @@ def _fewest_sizes(global_size: Any, local_size: Any) -> tuple[Any, Any]:
     return global_size, None if set(global_size) == {1} else local_size
 
 
-def _varies(arg: Any) -> bool:
+def _varies(arg: object) -> bool:
     return isinstance(arg, (InputIndex, Allocation))

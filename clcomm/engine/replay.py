@@ -82,7 +82,7 @@ class Replay:
         self._arena: Any = None
         self._busy = False
 
-    def __call__(self, *args: Any) -> Results:
+    def __call__(self, *args: object) -> Results:
         """Run the function, or queue its recorded launches; raises the function's exceptions."""
         inputs = [arg for arg in args if isinstance(arg, Tensor)]
         device = self._device(inputs)
@@ -94,7 +94,7 @@ class Replay:
         finally:
             self._busy = False
 
-    def _replay_or_run(self, device: Device, args: tuple[Any, ...], inputs: list[Tensor]) -> Results:
+    def _replay_or_run(self, device: Device, args: tuple[object, ...], inputs: list[Tensor]) -> Results:
         signature = self._signature_of(args)
         if signature is None:
             with self._noting_code():
@@ -124,7 +124,7 @@ class Replay:
             raise ArgumentError("Replay: expected tensors on one device, got several")
         return device
 
-    def _signature_of(self, args: tuple[Any, ...]) -> _Signature | None:
+    def _signature_of(self, args: tuple[object, ...]) -> _Signature | None:
         """Return the signature of these arguments; None the first time, when it is added."""
         keys = [(arg.device, arg.shape, arg.dtype) if isinstance(arg, Tensor) else arg for arg in args]
         key = (is_recording(), *keys)
@@ -140,7 +140,7 @@ class Replay:
             self._signatures.move_to_end(key)
         return signature
 
-    def _record(self, device: Device, signature: _Signature, args: tuple[Any, ...]) -> Results:
+    def _record(self, device: Device, signature: _Signature, args: tuple[object, ...]) -> Results:
         code = self._code
         guards = Guards(self.function, args, code)
         with self._noting_code():
@@ -166,7 +166,7 @@ class Replay:
             yield
         self._code = frozenset(ran) if is_complete and self._code is not None else None
 
-    def _check(self, device: Device, signature: _Signature, recording: Recording, args: tuple[Any, ...]) -> Results:
+    def _check(self, device: Device, signature: _Signature, recording: Recording, args: tuple[object, ...]) -> Results:
         """Run the function, and compare its launches with the recording."""
         is_large = recording.nbytes > _LARGE_ARENA
         if is_large:

@@ -49,11 +49,11 @@ class Storage:
         self._device = device
         self._defines: dict[str, Any] = {"FP16": 1} if precision is FP16 else {}
 
-    def expand(self, stored: Any, values: Any, first: int, count: int) -> None:
+    def expand(self, stored: object, values: object, first: int, count: int) -> None:
         """Queue: values[:count] = stored[first : first + count]."""
         self._launch("expand", count, stored, values, first)
 
-    def narrow(self, stored: Any, values: Any, first: int, first_value: int, count: int) -> None:
+    def narrow(self, stored: object, values: object, first: int, first_value: int, count: int) -> None:
         """Queue: stored[first :] = values[first_value :], rounded to nearest, ties to even."""
         self._launch("narrow", count, stored, values, first, first_value)
 
@@ -65,10 +65,10 @@ class Storage:
         self._device.read(stored, bits)
         return bits
 
-    def reconcile(self, stored: Any, masters: Any, first: int, first_master: int, count: int) -> None:
+    def reconcile(self, stored: object, masters: object, first: int, first_master: int, count: int) -> None:
         """Queue: each master that does not round to its stored value becomes that value."""
         self._launch("reconcile", count, stored, masters, first, first_master)
 
-    def _launch(self, name: str, count: int, *args: Any) -> None:
+    def _launch(self, name: str, count: int, *args: object) -> None:
         device = self._device
         device.launch(device.kernel("stored", name, **self._defines), *device.grid(count), *args, count)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class TensorOperators(Generic[AnyTensor]):
     def __matmul__(self, other: AnyTensor) -> AnyTensor:
         return self._functional.matmul(self, other)
 
-    def __getitem__(self, index: Any) -> AnyTensor:
+    def __getitem__(self, index: object) -> AnyTensor:
         """Return a part of the tensor as NumPy does, as a copy: whole numbers, slices with any step, `...` and None."""
         return self._functional.take(self, index)
 

@@ -39,7 +39,7 @@ class Transfers:
     """
 
     def __init__(
-        self, context: cl.Context, kernels_queue: Callable[[], cl.CommandQueue], in_turn: AbstractContextManager[Any]
+        self, context: cl.Context, kernels_queue: Callable[[], cl.CommandQueue], in_turn: AbstractContextManager[object]
     ):
         import pyopencl as cl
 
@@ -49,7 +49,7 @@ class Transfers:
         self._read_pieces: list[np.ndarray] = []
         self._writing, self._reading = Lock(), Lock()
 
-    def write(self, buffer: Any, array: np.ndarray, offset: int = 0) -> None:
+    def write(self, buffer: object, array: np.ndarray, offset: int = 0) -> None:
         """Queue a copy of a C-contiguous array into a buffer from byte `offset` on; the array may change afterwards."""
         values = _bytes_of(array)
         with self._writing, self._in_turn:

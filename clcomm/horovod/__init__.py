@@ -86,7 +86,9 @@ from clcomm.horovod.world import (
 )
 
 
-def run(func: Any = None, *args: Any, np: int | None = None, num_proc: int | None = None, **options: Any) -> NoReturn:
+def run(
+    func: object = None, *args: object, np: int | None = None, num_proc: int | None = None, **options: object
+) -> NoReturn:
     """Raise ArgumentError: `clcomm run` starts the ranks."""
     ranks = np or num_proc or 4
     raise ArgumentError(f"run: expected to be started by the launcher; use: clcomm run -n {ranks} train.py")

@@ -95,7 +95,7 @@ def like(tensors: Sequence[torch.Tensor], in_place: bool = False) -> Callable[[A
     return change
 
 
-def listed(tensors: Any) -> list[torch.Tensor]:
+def listed(tensors: object) -> list[torch.Tensor]:
     """Return an operation's tensors; ArgumentError for anything but a list of them."""
     if isinstance(tensors, torch.Tensor) or not isinstance(tensors, Sequence):
         raise ArgumentError(f"tensors: expected a list of tensors, got {type(tensors).__name__}")

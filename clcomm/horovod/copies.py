@@ -130,7 +130,7 @@ def broadcast_(
 
 def alltoall_async(
     tensor: torch.Tensor,
-    splits: Any = None,
+    splits: object = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
@@ -142,7 +142,7 @@ def alltoall_async(
 
 
 def _exchange(
-    tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet
+    tensor: torch.Tensor, splits: object, name: str | None, process_set: ProcessSet
 ) -> Operation[tuple[torch.Tensor, torch.Tensor]]:
     source = host_tensor(tensor)
     counts = _splits(source, splits, process_set.size())
@@ -185,7 +185,7 @@ class _Alltoall(torch.autograd.Function):
 
 def alltoall(
     tensor: torch.Tensor,
-    splits: Any = None,
+    splits: object = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,7 @@ from clcomm.horovod.world import ProcessSet, global_process_set
 from clcomm.synchronizer import PARAMETERS
 
 
-def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+def broadcast_parameters(params: object, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Give every rank root's tensors, in one broadcast for each dtype; collective.
 
     params: model.state_dict(), model.named_parameters() or model.parameters(); entries that are no tensors are left
@@ -52,7 +52,7 @@ def broadcast_optimizer_state(
 
 
 def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+    obj: object, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Return root's object on every rank; it is pickled. Collective."""
     root = root_in(process_set, root_rank)
@@ -66,6 +66,6 @@ def broadcast_object_fn(
     return lambda obj: broadcast_object(obj, root_rank, name, process_set)
 
 
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+def allgather_object(obj: object, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Return every rank's object, in rank order; they are pickled. Collective."""
     return Operation(process_set, "all_gather_object", (obj, name or ""), list[Any]).run()

@@ -45,7 +45,7 @@ def is_notice(error: Exception) -> bool:
     return found
 
 
-def announce(name: str, arguments: Sequence[Any]) -> None:
+def announce(name: str, arguments: Sequence[object]) -> None:
     """Tell ranks that have joined which operation follows; collective. Raises ArgumentError on all others for some.
 
     name, arguments: a function of `movement`, and what it takes after the Communicator.
@@ -84,7 +84,7 @@ def _speaker(everyone: Sequence[int]) -> int:
     return next(rank for rank, number in enumerate(everyone) if number != HAS_JOINED)
 
 
-def _contribution(name: str, rest: Sequence[Any], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _contribution(name: str, rest: Sequence[object], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     if name == "all_gathers":
         return torch.zeros((0, *shape[1:]), dtype=dtype)
     value: float = 0

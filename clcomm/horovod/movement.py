@@ -182,11 +182,11 @@ def barrier(comm: Communicator) -> None:
     comm.barrier()
 
 
-def broadcast_object(comm: Communicator, obj: Any, root: int, label: str) -> Any:
+def broadcast_object(comm: Communicator, obj: object, root: int, label: str) -> Any:
     """Return root's object."""
     return comm.broadcast_object(obj, root, label=label)
 
 
-def all_gather_object(comm: Communicator, obj: Any, label: str) -> list[Any]:
+def all_gather_object(comm: Communicator, obj: object, label: str) -> list[Any]:
     """Return all ranks' objects."""
     return comm.all_gather_object(obj, label=label)

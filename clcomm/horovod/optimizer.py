@@ -51,14 +51,14 @@ class _Distributed:
         reduction.note_step()
         return result
 
-    def _reduced_after(self, closure: Callable[[], Any]) -> Any:
+    def _reduced_after(self, closure: Callable[[], object]) -> Any:
         with torch.enable_grad():
             loss = closure()
         self.synchronize()
         self._reduction.synchronized = False
         return loss
 
-    def _step_together(self, closure: Callable[[], Any] | None) -> Any:
+    def _step_together(self, closure: Callable[[], object] | None) -> Any:
         self._reduction.require_same_start()
         starts = {each: each.detach().clone() for each in self._reduction.trained().values()}
         result = super().step(closure)  # type: ignore[misc]
@@ -80,7 +80,7 @@ class _Distributed:
         finally:
             self._reduction.should_synchronize = True
 
-    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+    def zero_grad(self, *args: object, **kwargs: object) -> None:
         """Clear the gradients. Raises UsageError where backward has begun to reduce them."""
         if self._reduction.is_under_way:
             raise UsageError(
@@ -102,14 +102,14 @@ class _Distributed:
 
 
 def DistributedOptimizer(
-    optimizer: Any,
+    optimizer: object,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: Any = Compression.none,
+    compression: object = Compression.none,
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: Any = None,
+    groups: object = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
@@ -164,7 +164,7 @@ def _passes(passes: int) -> int:
     return passes
 
 
-def _groups(name: str, groups: Any) -> int | list[list[torch.Tensor]]:
+def _groups(name: str, groups: object) -> int | list[list[torch.Tensor]]:
     """Return the checked argument."""
     if isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0:
         return groups

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from clcomm.errors import ArgumentError
 
 
-def host_tensor(tensor: Any, name: str = "tensor") -> torch.Tensor:
+def host_tensor(tensor: object, name: str = "tensor") -> torch.Tensor:
     """Return a tensor's values on the host, contiguous and without gradients: itself where it is all that.
 
     Raises ArgumentError for what is no dense tensor.

@@ -27,7 +27,7 @@ class _World:
     registers_exit = False
 
 
-def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
+def init(comm: object = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
     """Create the Communicator of all ranks; collective. A second call does nothing.
 
     Args:
@@ -182,7 +182,7 @@ class ProcessSet:
 
     process_set_id: int | None = None
 
-    def __init__(self, ranks_or_comm: Any):
+    def __init__(self, ranks_or_comm: object):
         self.ranks: list[int] | None = None
         self.mpi_comm: Any = None
         if isinstance(ranks_or_comm, Iterable):

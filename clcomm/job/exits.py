@@ -89,7 +89,7 @@ def opened(communicator: Any) -> None:
     _Process.shutdown_watchdog.limits = communicator.limits
 
 
-def finalized(communicator: Any) -> None:
+def finalized(communicator: object) -> None:
     """Deregister a closed Communicator; the last one restores the former signal handlers."""
     _Process.communicators.discard(communicator)
     if _Process.latest is communicator:

@@ -85,7 +85,7 @@ class ProgressBoard:
             words[_STARTED], words[_PID] = _start_time(os.getpid()), os.getpid()
 
     @classmethod
-    def of_host(cls, host: Any, ranks: Sequence[int], own: int, public_size: int = 0) -> ProgressBoard:
+    def of_host(cls, host: object, ranks: Sequence[int], own: int, public_size: int = 0) -> ProgressBoard:
         """Return the board of `host`'s ranks; without shared memory, of this rank alone. Collective.
 
         public_size: the number of the job's ranks, if these are all that it has on this host; 0: it is no public board.
@@ -103,7 +103,7 @@ class ProgressBoard:
         """Return the board of a single rank, in private memory."""
         return cls(memoryview(bytearray(2 * _LINE_BYTES)), [own], own)
 
-    def describe(self, about: Mapping[str, Any]) -> None:
+    def describe(self, about: Mapping[str, object]) -> None:
         """Write what describes the job, for processes that find the board, if this is its host's first rank."""
         encoded = json.dumps(about).encode()
         if not self.is_public or self.own != self.ranks[0] or len(encoded) > len(self._about):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clcomm.job import restarts
 from clcomm.job.endings import FAILURE, USER_ERROR
@@ -106,7 +106,7 @@ class Supervisor:
         process.kill()
         return _exit_code(process.wait())
 
-    def _forward(self, number: int, frame: Any) -> None:
+    def _forward(self, number: int, frame: object) -> None:
         if not self._signal:
             self._signalled_s = time.monotonic()
         self._signal = number

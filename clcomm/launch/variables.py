@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
 
 from clcomm.transport import mpi_communicators
 
@@ -11,7 +10,7 @@ from clcomm.transport import mpi_communicators
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def torch_variables(world: Any) -> dict[str, str]:
+def torch_variables(world: object) -> dict[str, str]:
     """Return the variables of this rank; collective.
 
     MASTER_ADDR and MASTER_PORT are rank 0's host, and a port that is free on it now.

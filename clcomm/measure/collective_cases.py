@@ -73,7 +73,7 @@ class Case(ABC):
         """Call the collective once; return the result if it is a new array."""
 
     @abstractmethod
-    def wrong(self, result: Any) -> int:
+    def wrong(self, result: object) -> int:
         """Return how many of this rank's elements differ from the expected result."""
 
     def check(self) -> int:
@@ -104,7 +104,7 @@ class AllReduce(Case):
         self.out[...] = _CLEARED
         return super().check()
 
-    def wrong(self, result: Any) -> int:
+    def wrong(self, result: object) -> int:
         return wrong_elements(self.out, expected_reduction(self.comm.size, self.op, self.dtype))
 
 
@@ -144,7 +144,7 @@ class Broadcast(Case):
     def once(self) -> object:
         return self.comm.broadcast(self.source)
 
-    def wrong(self, result: Any) -> int:
+    def wrong(self, result: object) -> int:
         return wrong_elements(self.source, rank_values(0, self.dtype))
 
 
@@ -168,7 +168,7 @@ class Gather(AllGather):
     def once(self) -> object:
         return self.comm.gather(self.source)
 
-    def wrong(self, result: Any) -> int:
+    def wrong(self, result: object) -> int:
         return 0 if result is None else super().wrong(result)
 
 

@@ -31,7 +31,7 @@ class MeasuredTransport:
         fold: sums floats in shared memory; None: NumPy does.
     """
 
-    def __init__(self, transport: str, comm: Any = None, fold: Fold | None = None):
+    def __init__(self, transport: str, comm: object = None, fold: Fold | None = None):
         self.name, self.moved_by, self.fold = transport, "", fold
         self.comm = Communicator(comm, transport=transport, observers=[self])
         self.comm.fold_with(fold)

@@ -184,7 +184,7 @@ def _group(
     return RankGroup(ranks, hosts, comm, Communicator(comm, transport="mpi"), targets)
 
 
-def _run_on(group: RankGroup, control: Communicator, work: Callable[[RankGroup], Any]) -> Any:
+def _run_on(group: RankGroup, control: Communicator, work: Callable[[RankGroup], object]) -> Any:
     """Run `work` on the group's members and return its result on every rank; other ranks sleep to free their cores."""
     result = None if group.control is None else work(group)
     done = control.comm.Ibarrier()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from clcomm.engine import nn
 from clcomm.engine.functional import cross_entropy, mse_loss
 from clcomm.engine.nn import Dropout, Flatten, MaxPool2d, Module, ReLU, Sequential, Sigmoid, Tanh
@@ -25,13 +23,13 @@ __all__ = [
 ]
 
 
-def Linear(queue: Any, in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
+def Linear(queue: object, in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
     """Return the engine's Linear on a device; None: on the default one."""
     return nn.Linear(in_features, out_features, bias, device=device_of(queue))
 
 
 def Conv2d(
-    queue: Any,
+    queue: object,
     in_channels: int,
     out_channels: int,
     kernel_size: int,

@@ -119,7 +119,7 @@ class FlatState:
 
     # -- the parameters that it belongs to
 
-    def updated(self, part: int, params: Any) -> Any:
+    def updated(self, part: int, params: object) -> Any:
         """Return the buffer of float32 in which a part is updated: its masters, where 16 bits are stored.
 
         params: a buffer of the parameters that have a place; None: they are in the flat space.
@@ -128,17 +128,17 @@ class FlatState:
             return self[MASTER]
         return self._view(part) if params is None else params
 
-    def reconcile(self, params: Any) -> None:
+    def reconcile(self, params: object) -> None:
         """Queue: masters become what the program has stored since the last step; nothing without masters."""
         if self.space.storage is not None:
             self._for_stored(self.space.storage.reconcile, params)
 
-    def narrow(self, params: Any) -> None:
+    def narrow(self, params: object) -> None:
         """Queue: store the masters, rounded; nothing without masters."""
         if self.space.storage is not None:
             self._for_stored(self.space.storage.narrow, params)
 
-    def _for_stored(self, move: Callable[[Any, Any, int, int, int], None], params: Any) -> None:
+    def _for_stored(self, move: Callable[[object, object, int, int, int], None], params: object) -> None:
         """Call `move` of a Storage with each part of what is stored, and its masters."""
         for start, stop, offset in self.parts:
             if params is None:

@@ -19,7 +19,7 @@ _BETAS = "betas"
 class Rules(Protocol):
     """The class of an optimizer, as far as its hyper-parameters are concerned."""
 
-    def numbers_of(self, arguments: Mapping[str, Any]) -> dict[str, float]:
+    def numbers_of(self, arguments: Mapping[str, object]) -> dict[str, float]:
         """Return an optimizer's arguments as numbers; ArgumentError for invalid ones."""
 
 
@@ -37,7 +37,7 @@ class ParamGroup(MutableMapping[str, Any]):
         numbers: the hyper-parameters, as kernels take them.
     """
 
-    def __init__(self, rules: Rules, params: Module | Parameter | Iterable[Parameter], arguments: Mapping[str, Any]):
+    def __init__(self, rules: Rules, params: Module | Parameter | Iterable[Parameter], arguments: Mapping[str, object]):
         if not isinstance(params, Parameter):
             require_parameters(params)
         self._rules = rules
@@ -63,7 +63,7 @@ class ParamGroup(MutableMapping[str, Any]):
             return self.numbers["beta1"], self.numbers["beta2"]
         return self.numbers[name]
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         if name == PARAMS or name not in self:
             raise unknown(name, [each for each in self if each != PARAMS])
         for each, number in self._rules.numbers_of({**self._arguments(), name: value}).items():
@@ -98,7 +98,7 @@ def groups_of(rules: Rules, params: Any, defaults: Mapping[str, Any]) -> list[Pa
     return [group_of(rules, each, defaults) for each in given]
 
 
-def group_of(rules: Rules, given: Any, defaults: Mapping[str, Any]) -> ParamGroup:
+def group_of(rules: Rules, given: object, defaults: Mapping[str, object]) -> ParamGroup:
     """Return a group from a dict of "params" and arguments; ArgumentError for anything else."""
     if not isinstance(given, Mapping) or PARAMS not in given:
         raise ArgumentError(f'params: expected dicts with "params" for all groups, got {type(given).__name__}')

@@ -62,7 +62,7 @@ class Optimizer:
     #: The hyper-parameters that are on or off: 1 or 0.
     _switches: tuple[str, ...] = ()
 
-    def __init__(self, params: Params, **defaults: Any):
+    def __init__(self, params: Params, **defaults: object):
         self._defaults = defaults
         self.param_groups = groups_of(type(self), params, defaults)
         self._members = members_of(self.param_groups)
@@ -102,7 +102,7 @@ class Optimizer:
         for group in self.param_groups:
             group["lr"] = value
 
-    def add_param_group(self, group: Mapping[str, Any]) -> None:
+    def add_param_group(self, group: Mapping[str, object]) -> None:
         """Add a group, a dict as in `params`, whose steps begin now; the same on every rank.
 
         Raises ArgumentError for parameters of another group, and once the state is divided between ranks.
@@ -147,7 +147,7 @@ class Optimizer:
         if any(slot.state != NONE for slot in self._trained):
             self.update_range(self.space.complete_grads(self._trained))
 
-    def update_range(self, gradients: Any, params: Any = None) -> None:
+    def update_range(self, gradients: object, params: object = None) -> None:
         """Take a step on the optimizer's range, with buffers of that range's gradients and parameters.
 
         params: None: they are in the flat space.

@@ -18,7 +18,7 @@ TENSOR_PARALLEL = "tp"
 REST = -1
 
 
-def in_words(axes: Mapping[str, Any]) -> str:
+def in_words(axes: Mapping[str, object]) -> str:
     """Return axes and sizes as "dp=2, tp=2"."""
     return ", ".join(f"{name}={size!r}" for name, size in axes.items()) or "none"
 

@@ -141,8 +141,8 @@ class DeviceMesh(Mesh):
 
     def __init__(
         self,
-        device_type: Any = None,
-        mesh: Any = None,
+        device_type: object = None,
+        mesh: object = None,
         *,
         mesh_dim_names: Sequence[str],
         comm: Communicator | None = None,

@@ -35,7 +35,7 @@ class FlightRecorder:
         """Return the last few operations in one line, or "none"."""
         return ", ".join(_described(event) for event in [*self._ring.copy()][-NAMED:]) or "none"
 
-    def dump(self, folder: str, rank: int, **more: Any) -> str:
+    def dump(self, folder: str, rank: int, **more: object) -> str:
         """Write the operations and `more` to rank-N.json in a folder, readable by its owner only; return the path.
 
         Raises OSError where that file exists or cannot be written.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from clcomm.adapters import adapter_of
 from clcomm.errors import ArgumentError
@@ -15,7 +14,7 @@ from clcomm.summary.model_summary import Layer, ParameterPlace, Summary
 
 
 def summarize(
-    model: Any, input_shape: Sequence[int], buckets: Iterable[Bucket] = (), order: Sequence[str] = ()
+    model: object, input_shape: Sequence[int], buckets: Iterable[Bucket] = (), order: Sequence[str] = ()
 ) -> Summary:
     """Return a model's layers and parameters, found by a forward pass over a batch of zeros.
 
@@ -45,7 +44,7 @@ def summarize(
     return Summary(layers, tuple(places))
 
 
-def _layers(model: Any, specs: Iterable[ParameterSpec], input_shape: tuple[int, ...]) -> Iterable[Layer]:
+def _layers(model: object, specs: Iterable[ParameterSpec], input_shape: tuple[int, ...]) -> Iterable[Layer]:
     if len(input_shape) < 1 or min(input_shape) < 1:
         raise ArgumentError(f"input_shape: expected that of a batch, such as (1, 3, 32, 32), got {input_shape}")
     torch = sys.modules.get("torch")

@@ -19,7 +19,7 @@ from clcomm.sync.shared_space import SharedSpace
 from clcomm.transport import Transport
 
 
-def is_for(comm: Communicator, hook: Any, own: np.ndarray, mean: np.ndarray) -> bool:
+def is_for(comm: Communicator, hook: object, own: np.ndarray, mean: np.ndarray) -> bool:
     """Return whether a hook reduces sums of hosts only, for gradients in `own` and means in `mean`."""
     return getattr(hook, "between_hosts", False) and comm.reduces_within_hosts(own, mean)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -167,7 +167,7 @@ class BucketPlan:
         for bucket in self.buckets:
             self._timed("unpack", self.space.adapter.push_gradients, bucket)
 
-    def _timed(self, name: str, move: Callable[..., None], bucket: Bucket, *args: Any) -> None:
+    def _timed(self, name: str, move: Callable[..., None], bucket: Bucket, *args: object) -> None:
         begin = time.perf_counter()
         move(bucket, *args)
         self.comm.notify_phase(Phase(name, begin, time.perf_counter() - begin, GRADIENTS, bucket.index))
@@ -179,7 +179,9 @@ class BucketPlan:
             raise_non_finite(self.comm, space.layout, prepared.bucket.ranges, space.arrays.grads, space.arrays.reduced)
 
 
-def _call_hook(hook: Callable[..., Any], own: np.ndarray, comm: Communicator, mean: np.ndarray, bucket: Bucket) -> None:
+def _call_hook(
+    hook: Callable[..., object], own: np.ndarray, comm: Communicator, mean: np.ndarray, bucket: Bucket
+) -> None:
     """Reduce a bucket with a hook; ArgumentError if it returns something other than None."""
     returned = hook(own, comm, mean, bucket)
     if returned is not None and returned is not mean and not isinstance(returned, Handle):

@@ -45,7 +45,7 @@ class ReplicaGuard:
         self._optimizers: dict[int, Any] = {}
         self._warned = False
 
-    def attach(self, model: Any, optimizer: Any) -> None:
+    def attach(self, model: object, optimizer: object) -> None:
         """Send a model's optimizer state along when its parameters are rebroadcast.
 
         Not for a sharded optimizer: each part of its state exists once.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clcomm.communicator import Communicator
 from clcomm.compression import CommHook
@@ -42,7 +42,7 @@ class KnownModels:
     def __iter__(self) -> Iterator[ModelSync]:
         return iter(self._models.values())
 
-    def of(self, model: Any, compared: Callable[[], list[str]]) -> ModelSync:
+    def of(self, model: object, compared: Callable[[], list[str]]) -> ModelSync:
         """Return a model's averaging; collective the first time.
 
         compared: returns the settings that ranks compare for a new model, in words.

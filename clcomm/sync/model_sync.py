@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from clcomm.communicator import AUTO, Communicator
 from clcomm.errors import ArgumentError
@@ -38,7 +37,7 @@ def forget_abandoned() -> None:
                 each.space.flat_space.drop_sent()
 
 
-def averaging_of(model: Any) -> ModelSync | None:
+def averaging_of(model: object) -> ModelSync | None:
     """Return what averages a model's gradients, of the Synchronizer that was used last; None: nothing does."""
     found = _latest.get(id(model))
     return found if found is not None and found.space.model is model else None

@@ -11,7 +11,6 @@ import os
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from clcomm.adapters.adapter import Mark
 from clcomm.collectives.handle import Handle
@@ -23,7 +22,7 @@ from clcomm.sync.shared_space import SharedSpace
 _all: weakref.WeakSet[Overlap] = weakref.WeakSet()
 
 
-def begins_in_backward(model: Any) -> bool:
+def begins_in_backward(model: object) -> bool:
     """Return whether a model's next backward begins buckets, so that no other may follow before their use."""
     return any(each.model is model and each.begins for each in _all)
 

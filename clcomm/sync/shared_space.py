@@ -28,7 +28,7 @@ class SharedSpace:
     precision: what parameters are stored in.
     """
 
-    def __init__(self, comm: Communicator, model: Any, precision: Precision = FLOAT32):
+    def __init__(self, comm: Communicator, model: object, precision: Precision = FLOAT32):
         self.model = model  # kept, so that no other model can get its id
         self.shards: Any = None
         self.padded: FlatArrays
@@ -92,7 +92,7 @@ class SharedSpace:
         self.attach()
 
 
-def _adapter_on_all(comm: Communicator, model: Any, precision: Precision) -> ModelAdapter:
+def _adapter_on_all(comm: Communicator, model: object, precision: Precision) -> ModelAdapter:
     """Return the model's adapter; every rank raises where one refuses model or precision, or the parameters differ."""
     refusal = None
     try:
@@ -108,7 +108,7 @@ def _adapter_on_all(comm: Communicator, model: Any, precision: Precision) -> Mod
     return adapter
 
 
-def _store(adapter: ModelAdapter, model: Any, precision: Precision) -> None:
+def _store(adapter: ModelAdapter, model: object, precision: Precision) -> None:
     """Store the model's parameters in a precision; ArgumentError for another library's model."""
     if precision.is_full:
         return

@@ -50,7 +50,7 @@ class ClcommProcessGroup(ProcessGroup):
         name: the group's.
     """
 
-    def __init__(self, comm: Communicator, store: Any, name: str):
+    def __init__(self, comm: Communicator, store: object, name: str):
         super().__init__(comm.rank, comm.size)
         self._place = comm.rank, comm.size
         for device in ("cpu", "cuda", "xpu"):
@@ -196,7 +196,7 @@ class ClcommProcessGroup(ProcessGroup):
     # --- how a collective runs ---
 
     def _run(
-        self, name: str, outputs: list[torch.Tensor], options: Any, move: Callable[..., object], *args: Any,
+        self, name: str, outputs: list[torch.Tensor], options: object, move: Callable[..., object], *args: object,
         waits: bool = False,
     ) -> Work:  # fmt: skip
         """Run a collective: in this thread if the caller waits for it, or is a backward, which calls in one order."""
@@ -217,7 +217,7 @@ class ClcommProcessGroup(ProcessGroup):
 
     # --- sums ---
 
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
+    def allreduce(self, tensors: object, opts: object = None, timeout: object = None) -> Work:
         tensors = _listed(tensors)
         (tensor,) = tensors
         move = self._moves.all_reduce_sparse if tensor.is_sparse else self._moves.all_reduce
@@ -231,7 +231,7 @@ class ClcommProcessGroup(ProcessGroup):
             self._join_works[known["joinable"]] = work  # which the reducer asks in backward, and keeps C++'s half alone
         return work
 
-    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: object = None) -> Work:
         return self._run("all_reduce", tensors, opts, self._moves.all_reduce_coalesced, tensors, _op(opts))
 
     def reduce(self, tensors: Any, opts: Any = None) -> Work:
@@ -243,14 +243,14 @@ class ClcommProcessGroup(ProcessGroup):
         blocks = inputs[0] if isinstance(inputs[0], (list, tuple)) else inputs
         return self._run("reduce_scatter", outputs, opts, self._moves.reduce_scatter, outputs[0], blocks, _op(opts))
 
-    def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
+    def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: object = None) -> Work:
         move = self._moves.reduce_scatter_single
         return self._run("reduce_scatter", [output], opts, move, output, source, _op(opts))
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: object = None
     ) -> Work:
         def move() -> None:
             for output, source in zip(outputs, inputs, strict=True):
@@ -279,13 +279,13 @@ class ClcommProcessGroup(ProcessGroup):
 
         return self._run("all_gather", outputs[0], opts, move)
 
-    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
+    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: object = None) -> Work:
         return self._run("all_gather", [output], opts, self._moves.all_gather_single, output, source)
 
     _allgather_base = all_gather_single
 
     def allgather_coalesced(
-        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: object = None
     ) -> Work:
         """outputs: for each rank, its tensors."""
 
@@ -296,7 +296,7 @@ class ClcommProcessGroup(ProcessGroup):
         return self._run("all_gather", [tensor for each in outputs for tensor in each], opts, move)
 
     def all_gather_single_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: object = None
     ) -> Work:
         def move() -> None:
             for output, source in zip(outputs, inputs, strict=True):
@@ -314,7 +314,7 @@ class ClcommProcessGroup(ProcessGroup):
         scattered = inputs[0] if inputs else []
         return self._run("scatter", outputs, opts, self._moves.scatter, outputs[0], scattered, opts.rootRank)
 
-    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: object = None) -> Work:
         return self._run("all_to_all", outputs, opts, self._moves.all_to_all, outputs, inputs)
 
     def all_to_all_single(
@@ -323,14 +323,14 @@ class ClcommProcessGroup(ProcessGroup):
         source: torch.Tensor,
         output_rows: Sequence[int] | None,
         source_rows: Sequence[int] | None,
-        opts: Any = None,
+        opts: object = None,
     ) -> Work:
         move, rows = self._moves.all_to_all_single, (output_rows or (), source_rows or ())
         return self._run("all_to_all", [output], opts, move, output, source, *rows)
 
     alltoall_base = all_to_all_single
 
-    def barrier(self, opts: Any = None) -> Work:
+    def barrier(self, opts: object = None) -> Work:
         return self._run("barrier", [], opts, self._moves.barrier)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -374,7 +374,7 @@ def _listed(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def _op(options: Any) -> str:
+def _op(options: object) -> str:
     """Return clcomm's name of a reduction; options: c10d's, the reduction itself, or None for a sum."""
     given = getattr(options, "reduceOp", options)
     if given is None:

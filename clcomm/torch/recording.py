@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import time
-from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -37,7 +36,7 @@ class JobRecording:
         recording = Recording.wanted(comm)
         return None if recording is None else cls(comm, recording)
 
-    def _step_finished(self, *_: Any) -> None:
+    def _step_finished(self, *_: object) -> None:
         now_s, communicated_s = time.perf_counter(), self._comm.communicated()
         seconds = now_s - self._began_s
         within_s = min(seconds, communicated_s - self._communicated_s)

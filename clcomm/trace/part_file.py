@@ -31,7 +31,7 @@ class PartWriter:
     A line that cannot be written whole is removed again. Creating the writer and `append` may raise OSError.
     """
 
-    def __init__(self, path: Path, header: Mapping[str, Any]):
+    def __init__(self, path: Path, header: Mapping[str, object]):
         self.path = path
         self._file = open_locked(path, "wb", buffering=0)
         self._whole_bytes = 0
@@ -45,7 +45,7 @@ class PartWriter:
         """Write rows of one or more KINDS."""
         self._write(rows)
 
-    def _write(self, chunk: Mapping[str, Any]) -> None:
+    def _write(self, chunk: Mapping[str, object]) -> None:
         line = (json.dumps(chunk, default=_plain) + "\n").encode()
         left = memoryview(line)
         try:
@@ -94,7 +94,7 @@ class TracePart:
             raise ArgumentError(f"{path}: expected a part of a trace, found something else")
 
     @classmethod
-    def of(cls, header: Mapping[str, Any], rows: Mapping[str, Rows]) -> TracePart:
+    def of(cls, header: Mapping[str, object], rows: Mapping[str, Rows]) -> TracePart:
         """Return records that are in no file."""
         part = cls.__new__(cls)
         part.header, part.rows = dict(header), {kind: list(rows.get(kind, ())) for kind in KINDS}

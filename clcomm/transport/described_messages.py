@@ -7,7 +7,6 @@ tag of the rest of a longer one, whose receiver posts it once it knows the sende
 from __future__ import annotations
 
 import zlib
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,7 @@ class DescribedMessages:
         comm: an mpi4py communicator, still owned by the caller.
     """
 
-    def __init__(self, comm: Any):
+    def __init__(self, comm: object):
         self.plain = Messages(comm)
         self._most_tag = self.plain.most_tag - _REST_TAGS.stop
         self._rests = 0

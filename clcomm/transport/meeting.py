@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -209,7 +209,7 @@ class WorldMeeting:
         fence: a full memory barrier.
     """
 
-    def __init__(self, alike: Callable[[int, int], tuple[bool, list[int] | None]], fence: Callable[[], Any]):
+    def __init__(self, alike: Callable[[int, int], tuple[bool, list[int] | None]], fence: Callable[[], object]):
         self._alike, self._fence = alike, fence
         self.tag = self.waited_ns = 0
         self.last = UNKNOWN

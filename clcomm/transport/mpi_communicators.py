@@ -22,7 +22,7 @@ _NOT_SERVED = ("MINLOC", "MAXLOC", "REPLACE", "NO_OP", "OP_NULL")
 _REDUCTIONS = ("SUM", "MIN", "MAX", "PROD", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", *_NOT_SERVED)
 
 
-def checked(comm: Any) -> Any:
+def checked(comm: object) -> Any:
     """Return the user's communicator; ArgumentError unless it is an mpi4py intracommunicator."""
     from mpi4py import MPI
 
@@ -197,7 +197,7 @@ def comparison_between_hosts(comm: Any) -> Callable[[int, int], tuple[bool, None
     return alike
 
 
-def reduction_name(op: Any) -> Any:
+def reduction_name(op: object) -> Any:
     """Return clcomm's name of an mpi4py reduction such as MPI.SUM; any other value is returned as it is.
 
     For an unsupported reduction it returns MPI's name, for the error message.

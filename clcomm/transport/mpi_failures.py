@@ -72,7 +72,7 @@ def revoke(*comms: Any) -> None:
 
 
 @contextlib.contextmanager
-def revoking(comms: Sequence[Any]) -> Iterator[None]:
+def revoking(comms: Sequence[object]) -> Iterator[None]:
     """Revoke what the block has appended to `comms` if it loses a rank, as others may wait in one of them.
 
     MPI may give what a dead rank was to send as garbage, without an error: the error that follows is then MPI's too.

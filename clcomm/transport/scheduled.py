@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class ScheduledAllReduce:
         name: the algorithm's.
     """
 
-    def __init__(self, comm: Any, rank: int, schedule: Schedule, finished: Callable[[Round], None]):
+    def __init__(self, comm: object, rank: int, schedule: Schedule, finished: Callable[[Round], None]):
         self.name, self._schedule, self._rank = schedule.name, schedule, rank
         self._messages = None if comm is None else Messages(comm)
         self._finished = finished

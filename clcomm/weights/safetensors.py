@@ -25,7 +25,7 @@ class Model(Protocol):
         """Set all weights."""
 
 
-def save(path: FilePath, weights: Mapping[str, Any] | Model, metadata: Mapping[str, str] | None = None) -> None:
+def save(path: FilePath, weights: Mapping[str, object] | Model, metadata: Mapping[str, str] | None = None) -> None:
     """Write weights, atomically.
 
     Args:

@@ -127,7 +127,7 @@ class _Shard:
         self._units.release()
         self._forget()
 
-    def _gather(self, index: int, block: Any) -> None:
+    def _gather(self, index: int, block: object) -> None:
         """Fill a block with a unit, and begin the one that came next when the two before it were the same."""
         whole = self._gathering.finish(index)
         if whole is None:
@@ -137,7 +137,7 @@ class _Shard:
         if following is not None:
             self._gathering.start(self._plan.units[following], self._read(following))
 
-    def _fill(self, block: Any, whole: np.ndarray) -> None:
+    def _fill(self, block: object, whole: np.ndarray) -> None:
         """Copy a gathered unit to a block of float32."""
         if self._storage is None:
             self._device.write(block, whole)

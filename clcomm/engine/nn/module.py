@@ -29,14 +29,14 @@ class Module:
     _flat_space: FlatSpace | None
     training: bool
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Module:
+    def __new__(cls, *args: object, **kwargs: object) -> Module:
         module = super().__new__(cls)
         registries: dict[str, Any] = {"_parameters": {}, "_buffers": {}, "_modules": {}, "_transient": frozenset()}
         for name, value in {**registries, "_flat_space": None, "training": True}.items():
             object.__setattr__(module, name, value)
         return module
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in self._buffers:
             if isinstance(value, Parameter) or not (value is None or isinstance(value, Tensor)):
                 raise ArgumentError(f"{name}: expected a Tensor or None for a buffer, got {type(value).__name__}")
@@ -54,7 +54,7 @@ class Module:
         object.__setattr__(self, name, value)
 
     @staticmethod
-    def _note_change(*members: Any) -> None:
+    def _note_change(*members: object) -> None:
         """Void recordings and cached checks that depend on these parameters, buffers and modules."""
         for member in members:
             for tensor in (*member.parameters(), *member.buffers()) if isinstance(member, Module) else (member,):

@@ -142,7 +142,7 @@ def data_gradient(g: Geometry, packed_grad: Tensor, weight: Tensor, dx: Tensor) 
     )  # fmt: skip
 
 
-def weight_gradient(g: Geometry, packed: Tensor, packed_grad: Tensor, dw: Tensor, places: Any = None) -> None:
+def weight_gradient(g: Geometry, packed: Tensor, packed_grad: Tensor, dw: Tensor, places: object = None) -> None:
     """Queue dw: the correlation of x with dy; with `places`, dy is a result of `pack_pooled_gradient`."""
     device = dw.device
     sizes = (
@@ -195,7 +195,7 @@ def can_unpool_locally(g: Geometry) -> bool:
     return 2 * g.out_width <= _POOLED_ROOM
 
 
-def pack_pooled_gradient(g: Geometry, grad: Tensor, places: Any, db: Tensor | None) -> Tensor:
+def pack_pooled_gradient(g: Geometry, grad: Tensor, places: object, db: Tensor | None) -> Tensor:
     """Return dy of `convolve_relu_pool`, packed but not unpooled, and fill the bias gradient."""
     device = grad.device
     packed = empty(device, (g.blocks, *grad.shape[1:], LANES))
@@ -207,7 +207,7 @@ def pack_pooled_gradient(g: Geometry, grad: Tensor, places: Any, db: Tensor | No
     return packed
 
 
-def unpool_gradient(g: Geometry, grad: Tensor, places: Any, db: Tensor | None) -> Tensor:
+def unpool_gradient(g: Geometry, grad: Tensor, places: object, db: Tensor | None) -> Tensor:
     """Return the packed gradient of the convolution inside `convolve_relu_pool`, and fill the bias gradient."""
     device = grad.device
     packed = empty(device, (g.blocks, g.outputs, g.out_height, g.out_width, LANES))

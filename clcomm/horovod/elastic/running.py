@@ -47,7 +47,7 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _attempt(
-    prepare: Callable[[], object], function: Callable[..., Any], *args: Any, **kwargs: Any
+    prepare: Callable[[], object], function: Callable[..., object], *args: object, **kwargs: object
 ) -> tuple[Exception | None, Any]:
     """Return (None, result) of the function, or (error, None) where training can go on after the error."""
     try:

@@ -29,7 +29,7 @@ class DeviceManager(devices.DeviceManager):
         return _named[device]
 
 
-def device_of(queue: Any) -> Any:
+def device_of(queue: object) -> Any:
     """Return the Device with this OpenCL queue, of those that `default` returned; anything else as it is."""
     if queue is None or isinstance(queue, Device):
         return queue

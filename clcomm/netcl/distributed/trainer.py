@@ -97,7 +97,7 @@ class _Forward:
     loss_fn: Callable[[Any, Any], Any]
     tape_factory: Callable[[], Any]
 
-    def __call__(self, device: Device, *arguments: Any) -> Any:
+    def __call__(self, device: Device, *arguments: object) -> Any:
         *inputs, targets, _ = arguments
         with self.tape_factory() as tape:
             loss = self.loss_fn(self.model(*inputs), targets)

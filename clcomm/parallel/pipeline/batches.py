@@ -31,7 +31,7 @@ class BatchCheck:
         self._comm, self._micro_batches = comm, micro_batches
         self._agreed: dict[bytes, tuple[Shape, str]] = {}
 
-    def agreed(self, inputs: Any, targets: Any, *, needs_targets: bool, refusal: str = "") -> tuple[Shape, str]:
+    def agreed(self, inputs: object, targets: object, *, needs_targets: bool, refusal: str = "") -> tuple[Shape, str]:
         """Return shape and dtype of the pipeline's inputs; collective.
 
         refusal: why this rank cannot go on.
@@ -103,7 +103,7 @@ class MicroBatches:
         return part if isinstance(part, Tensor) else Tensor(part, self._device)
 
 
-def _form(name: str, values: Any) -> Form:
+def _form(name: str, values: object) -> Form:
     if values is None:
         return None
     if not isinstance(values, (np.ndarray, Tensor)) or not values.ndim or not values.shape[0]:

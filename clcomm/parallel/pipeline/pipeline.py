@@ -137,7 +137,7 @@ class Pipeline:
         self._tied.sum_gradients()
         return self._mean_loss(losses)
 
-    def evaluate(self, inputs: Any, targets: Any) -> float:
+    def evaluate(self, inputs: object, targets: object) -> float:
         """Return the mean of the micro-batches' losses, without gradients; collective. Arguments as for `step`.
 
         Modules compute in the mode that `train` and `eval` set; so they do in `forward`.
@@ -159,7 +159,7 @@ class Pipeline:
     __call__ = forward
 
     def _prepare(
-        self, inputs: Any, targets: Any, *, needs_targets: bool, refusal: str = ""
+        self, inputs: object, targets: object, *, needs_targets: bool, refusal: str = ""
     ) -> tuple[Boundaries, Batch]:
         shape, dtype = self._check.agreed(inputs, targets, needs_targets=needs_targets, refusal=refusal)
         count, rank = self.schedule.micro_batches, self.comm.rank
@@ -184,7 +184,7 @@ class Pipeline:
         self._boundaries[shape, dtype] = found  # the latest again
         return found
 
-    def _refusal(self, ddp: Any) -> str:
+    def _refusal(self, ddp: object) -> str:
         """Return why a step with this `ddp` cannot be; "": it can."""
         if self._tied.are_here and self.module.flat_space().blocks is not None:
             return (

@@ -21,7 +21,7 @@ LAYERS, PARAMETERS = "layers", "parameters"
 def agreed_plan(
     comm: Communicator,
     model: Module,
-    loss: Any,
+    loss: object,
     asked: tuple[str, int, int],
     cut: str | Sequence[int],
     costs: Sequence[float] | None,

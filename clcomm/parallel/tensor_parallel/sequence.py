@@ -5,8 +5,6 @@ Source: Korthikanti et al., "Reducing activation recomputation in large transfor
 
 from __future__ import annotations
 
-from typing import Any
-
 from clcomm.engine.nn.module import Module
 from clcomm.engine.tensor import Tensor
 from clcomm.parallel.exchange import Exchange
@@ -29,7 +27,7 @@ class SequenceForward:
         self._module, self._ranks, self._axis = module, ranks, axis
         self._splits, self._gathers = splits, gathers
 
-    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
         if self._splits:
             x = scatter_to_ranks(x, self._ranks, self._axis)
         with shared_gradients(whole_parameters(self._module), self._ranks):

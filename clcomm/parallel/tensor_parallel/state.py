@@ -37,7 +37,7 @@ def gathered_state(optimizer: Any) -> dict[str, np.ndarray]:
     return state
 
 
-def divided_state(optimizer: Any, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def divided_state(optimizer: object, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return this rank's parts of what `gathered_state` returned, for `load_state_dict`.
 
     What does not fit the whole model stays as it is, for `load_state_dict` to refuse.
@@ -57,7 +57,7 @@ def divided_state(optimizer: Any, state: Mapping[str, np.ndarray]) -> dict[str, 
     return own
 
 
-def _divided(optimizer: Any) -> Optimizer | None:
+def _divided(optimizer: object) -> Optimizer | None:
     """Return the optimizer that updates divided parameters, None where there are none."""
     inner = getattr(optimizer, "optimizer", optimizer)
     if isinstance(inner, Optimizer) and any(each.part is not None for each in inner.space.parameters):
