@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from clcomm.adapters.adapter import ModelAdapter
 from clcomm.errors import ArgumentError

@@ -8,7 +8,7 @@ from clcomm.errors import ArgumentError, needed
 with needed("torch"):
     import torch as _torch  # noqa: F401 - a clear message before the modules below need it
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from clcomm.horovod import elastic
 from clcomm.horovod.all_reduces import (
