@@ -95,14 +95,15 @@ def _legend_rows(scene: Scene, across: float) -> list[list[tuple[float, Any]]]:
 
 
 def _draw(axes: Any, marks: Sequence[Mark], left: float, top: float, across: float) -> None:
+    from matplotlib.patches import Rectangle
+
     for number, mark in enumerate(marks):
         if isinstance(mark, Text):
             _text(axes, mark, left, top, across, zorder=number)
         elif isinstance(mark, Rect):
-            x, y = [left + across * mark.x, left + across * (mark.x + mark.width)], top + mark.y
-            axes.fill_between(
-                x, y, y + mark.height, color=_colour(mark.fill), alpha=mark.opacity, linewidth=0, zorder=number
-            )
+            box = (left + across * mark.x, top + mark.y), across * mark.width, mark.height
+            fill: dict[str, Any] = {"color": _colour(mark.fill), "alpha": mark.opacity, "linewidth": 0}
+            axes.add_artist(Rectangle(*box, zorder=number, **fill))
         elif isinstance(mark, Dot):
             place, size = ([left + across * mark.x], [top + mark.y]), 2 * mark.radius * _POINT
             axes.plot(*place, "o", color=_colour(mark.colour), markersize=size, markeredgewidth=0, zorder=number)

@@ -65,7 +65,8 @@ def _text(mark: Text) -> str:
 def _path(mark: Path, height: float) -> str:
     dash = f' stroke-dasharray="{" ".join(f"{each:g}" for each in mark.dash)}"' if mark.dash else ""
     style = f'stroke="{_colour(mark.colour)}" stroke-width="{mark.width:g}"{dash}'
-    style = f'fill="{_colour(mark.fill)}" fill-opacity="{mark.opacity:g}"' if mark.fill else f'fill="none" {style}'
+    style = f'fill="{_colour(mark.fill)}"' if mark.fill else f'fill="none" {style}'
+    style += "" if mark.opacity == 1 else f' opacity="{mark.opacity:g}"'
     if len(mark.points) == 2:
         (x1, y1), (x2, y2) = mark.points
         return f'<line x1="{_share(x1)}" y1="{y1:.1f}" x2="{_share(x2)}" y2="{y2:.1f}" {style}/>'
