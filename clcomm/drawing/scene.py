@@ -142,9 +142,10 @@ def text_on(paint: Paint, x: float, y: float, words: str) -> Text:
 
 
 def paint_key(paint: Paint, name: str, value: str = "") -> Key:
+    """Return a legend's entry for a paint."""
     return Key(painted(0.0, 0.0, 1.0, SAMPLE, paint), name, value)
 
 
-def line_key(colour: str, name: str, value: str = "", dash: tuple[float, ...] = ()) -> Key:
-    """Return a legend's entry for an upright line."""
-    return Key([upright(0.5, 0.0, SAMPLE, colour, 2.0, dash)], name, value)
+def line_key(name: str) -> Key:
+    """Return a legend's entry for upright lines."""
+    return Key([upright(0.5, 0.0, SAMPLE, "ink", 2.0)], name)

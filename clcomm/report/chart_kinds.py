@@ -109,7 +109,7 @@ class Bars:
             keys = [paint_key(paint_of(part), part, share) for part, share in zip(self.parts, shares, strict=True)]
         if self.mark:
             name, value = self.mark
-            keys.append(line_key("ink", f"{name}: {_number(value)} {self.unit}"))
+            keys.append(line_key(f"{name}: {_number(value)} {self.unit}"))
         if len(self.bars) > MOST_SHOWN:
             keys.append(Key((), f"{MOST_SHOWN} of {len(self.bars)} shown"))
         return keys
@@ -164,7 +164,7 @@ class Timeline:
             marks += self._stretch(each, row * each.row + _BAR + 3, 5)
         marks += [upright(ms / self.end_ms, row * at, row * at + _BAR, "ink", 2.0) for at, ms in self.steps]
         axis = Axis(Scale(0.0, self.end_ms), even_ticks(0.0, self.end_ms, 7), format_number, self.note)
-        keys = [*(paint_key(paint_of(part), part) for part in self.parts), line_key("ink", "a step begins")]
+        keys = [*(paint_key(paint_of(part), part) for part in self.parts), line_key("a step begins")]
         return replace(plot(self.title, marks, axis, row * len(self.rows)), keys=keys, wide=True)
 
     def _stretch(self, each: Stretch, y: float, height: float) -> list[Mark]:

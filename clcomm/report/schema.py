@@ -119,7 +119,10 @@ def _stats(value: Any, name: str) -> dict[str, Any]:
 
 
 _COUNT, _INDEX, _estimate = whole(), whole(-1, 1 << 31), instance_of(Estimate)
-_decision = instance_of(Decision, measures=long_text, reason=long_text, evidence=list_of(instance_of(Trial), 100))
+_decision = instance_of(
+    Decision, measures=long_text, evidence=list_of(instance_of(Trial), 100),
+    reason=lambda value, name: long_text("" if value is None else value, name),
+)  # fmt: skip
 _TALLY: dict[str, Check] = {
     "operation": text, "label": text, "bucket": _INDEX, "part": text, "transport": text, "calls": _COUNT,
     "nbytes": _COUNT, "wire_nbytes": _COUNT, "failures": _COUNT, "ns": _COUNT, "wait_ns": _COUNT,
