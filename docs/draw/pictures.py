@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from clcomm.drawing.axes import Scale, even_ticks
 from clcomm.drawing.scene import Mark, Path, Rect, Text
 from clcomm.units import format_size
 from docs.draw.measure import ranks_of
@@ -57,10 +58,7 @@ def timeline(slices: Slices, top: float, end: float, background: bool = False) -
     """Return where the drawing ends and its parts: two rows a rank, computing above communicating, over one axis."""
     parts: list[Mark] = []
     y = top
-
-    def x(ms: float) -> float:
-        return LEFT + (WIDTH - LEFT - 10) * ms / end
-
+    x = Scale(0.0, end, LEFT, WIDTH - 10)
     for rank in ranks_of(slices):
         parts.append(Text(0, y + 24, f"rank {rank}"))
         for begin, stop, colour in computing(slices, rank, end / 150):
@@ -89,15 +87,16 @@ def computing(slices: Slices, rank: int, gap: float) -> list[tuple[float, float,
     return runs
 
 
-def time_axis(x: Any, end: float, y: float) -> list[Mark]:
-    step = 10 ** math.floor(math.log10(end / 3))
-    step = next(each for each in (step, 2 * step, 5 * step, 10 * step) if end / each <= 8)
-    parts: list[Mark] = [line(x(0), y, x(end), y)]
-    for number in range(int(end / step) + 1):
-        at = number * step
-        unit = " ms" if number == int(end / step) else ""
-        parts += [line(x(at), y, x(at), y + 5), Text(x(at), y + 19, f"{at:g}{unit}", "middle")]
-    return parts
+def time_axis(x: Scale, end: float, y: float) -> list[Mark]:
+    """Return an axis of milliseconds, with the unit beside the last tick."""
+    ticks = even_ticks(0.0, end, 8)
+    marks: list[Mark] = [line(x(0), y, x(end), y)]
+    for at in ticks:
+        marks += [
+            line(x(at), y, x(at), y + 5),
+            Text(x(at), y + 19, f"{at:g}{' ms' if at == ticks[-1] else ''}", "middle"),
+        ]
+    return marks
 
 
 def buckets(measured: dict[str, Any]) -> str:
@@ -135,13 +134,8 @@ def window(rows: Sequence[dict[str, Any]]) -> str:
     height, bottom, left = 260.0, 226.0, 66.0
     sizes, times = [row["bytes"] for row in rows], [row["us"] for row in rows]
     low, high = 10 ** math.floor(math.log10(min(times))), 10 ** math.ceil(math.log10(max(times)))
-
-    def x(nbytes: float) -> float:
-        return left + (WIDTH - left - 120) * math.log(nbytes / min(sizes)) / math.log(max(sizes) / min(sizes))
-
-    def y(us: float) -> float:
-        return bottom - (bottom - 20) * math.log(us / low) / math.log(high / low)
-
+    x = Scale(min(sizes), max(sizes), left, WIDTH - 120, logarithmic=True)
+    y = Scale(low, high, bottom, 20, logarithmic=True)
     parts: list[Mark] = []
     for power in range(round(math.log10(low)), round(math.log10(high)) + 1):
         us = 10.0**power
@@ -180,10 +174,7 @@ def pipeline(schedules: dict[str, Slices]) -> str:
     end = max(
         each[3] + each[4] for slices in schedules.values() for each in slices if each[2] in ("forward", "backward")
     )
-
-    def x(ms: float) -> float:
-        return LEFT + (WIDTH - LEFT - 10) * ms / end
-
+    x = Scale(0.0, end, LEFT, WIDTH - 10)
     for name, slices in schedules.items():
         parts.append(Text(0, y, name, bold=True))
         y += 8

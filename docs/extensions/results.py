@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from clcomm.drawing.axes import Scale
 from clcomm.drawing.scene import CHARACTER, Rect, Text, level
 from docs.extensions import drawings
 from docs.extensions.svg import BLUE, FONT, GREEN, LINE, PURPLE, VERMILLION, legend, line, svg
@@ -108,10 +108,7 @@ def ratios(bars: list[Bar], names: list[str]) -> str:
     left = min(max(len(bar.name) for bar in bars), _NAME) * CHARACTER + 16
     top, row = LINE * 2, LINE * max(1.0, 0.7 * len(names))
     bottom = top + row * len(bars) + 4
-
-    def x(value: float) -> float:
-        return left + (WIDTH - left - 24) * math.log(value / low) / math.log(high / low)
-
+    x = Scale(low, high, left, WIDTH - 24, logarithmic=True)
     parts = legend(0, FONT, list(zip(names, _COLOURS, strict=False)))
     for tick in ticks(low, high):
         parts += [
