@@ -8,23 +8,23 @@ from typing import Any
 import torch
 
 from clcomm.errors import ArgumentError
-from clcomm.horovod.calls import Average, Operation, Sum, chosen_op, like, listed
+from clcomm.horovod.calls import Average, OperationCall, Sum, chosen_op, like, listed
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.handles import Handle
-from clcomm.horovod.movement import ReduceOp
-from clcomm.horovod.tensors import host_tensor
+from clcomm.horovod.operations import AllReduce, ReduceOp, SparseAllReduce
 from clcomm.horovod.world import ProcessSet, global_process_set
+from clcomm.tensors.arrays import on_host
 
 
-def _operation(
+def _call(
     tensors: Sequence[torch.Tensor], average: bool | None, name: str | None, op: ReduceOp | None,
     prescale_factor: float, postscale_factor: float, process_set: ProcessSet, *, in_place: bool = False,
-) -> Operation[list[torch.Tensor]]:  # fmt: skip
-    """Return the operation of the arguments of `grouped_allreduce_async`."""
+) -> OperationCall:  # fmt: skip
+    """Return the call with the arguments of `grouped_allreduce_async`."""
     wanted, given = chosen_op(op, average), listed(tensors)
-    sources = [host_tensor(each, "tensors") for each in given]
-    arguments = sources, wanted, name or "", prescale_factor, postscale_factor
-    return Operation(process_set, "all_reduce", arguments, like(given, in_place))
+    sources = [on_host(each, "tensors") for each in given]
+    operation = AllReduce(sources, name or "", wanted, prescale_factor, postscale_factor)
+    return OperationCall(process_set, operation, like(given, in_place))
 
 
 def grouped_allreduce_async(
@@ -46,7 +46,7 @@ def grouped_allreduce_async(
         prescale_factor, postscale_factor: numbers by which the operands and the result are multiplied.
         process_set: the ranks.
     """
-    return _operation(tensors, average, name, op, prescale_factor, postscale_factor, process_set).start()
+    return _call(tensors, average, name, op, prescale_factor, postscale_factor, process_set).start()
 
 
 def grouped_allreduce_async_(
@@ -59,7 +59,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start an all-reduce of several tensors in place; arguments as for `grouped_allreduce_async`."""
-    return _operation(tensors, average, name, op, prescale_factor, postscale_factor, process_set, in_place=True).start()
+    return _call(tensors, average, name, op, prescale_factor, postscale_factor, process_set, in_place=True).start()
 
 
 class _GroupedAllreduce(torch.autograd.Function):
@@ -68,11 +68,11 @@ class _GroupedAllreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, arguments: dict[str, Any], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.arguments = arguments
-        return tuple(_operation(tensors, None, **arguments).run())
+        return tuple(_call(tensors, None, **arguments).run())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        return (None, *_operation(gradients, None, **ctx.arguments).run())
+        return (None, *_call(gradients, None, **ctx.arguments).run())
 
 
 def grouped_allreduce(
@@ -90,6 +90,8 @@ def grouped_allreduce(
         "op": chosen_op(op, average), "name": name, "prescale_factor": prescale_factor,
         "postscale_factor": postscale_factor, "process_set": process_set,
     }  # fmt: skip
+    if compression is Compression.none:
+        return list(_GroupedAllreduce.apply(arguments, *listed(tensors)))
     small = [compression.compress(each) for each in listed(tensors)]
     found = _GroupedAllreduce.apply(arguments, *(each for each, _ in small))
     return [compression.decompress(each, context) for each, (_, context) in zip(found, small, strict=True)]
@@ -105,7 +107,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Reduce several tensors over the ranks, in place, and return them."""
-    return _operation(tensors, average, name, op, prescale_factor, postscale_factor, process_set, in_place=True).run()
+    return _call(tensors, average, name, op, prescale_factor, postscale_factor, process_set, in_place=True).run()
 
 
 def allreduce_async(
@@ -118,7 +120,7 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start an all-reduce; arguments as for `grouped_allreduce_async`, of one tensor."""
-    return _operation([tensor], average, name, op, prescale_factor, postscale_factor, process_set).single().start()
+    return _call([tensor], average, name, op, prescale_factor, postscale_factor, process_set).single().start()
 
 
 def allreduce_async_(
@@ -132,7 +134,7 @@ def allreduce_async_(
 ) -> Handle:
     """Start an all-reduce in place; arguments as for `grouped_allreduce_async`, of one tensor."""
     return (
-        _operation([tensor], average, name, op, prescale_factor, postscale_factor, process_set, in_place=True)
+        _call([tensor], average, name, op, prescale_factor, postscale_factor, process_set, in_place=True)
         .single()
         .start()
     )
@@ -173,14 +175,8 @@ def sparse_allreduce_async(
     """Start the sum, or with Average the mean, of sparse COO tensors: indices and values are gathered."""
     if op not in (Average, Sum):
         raise ArgumentError(f"op: expected Average or Sum for a sparse tensor, got {op}")
-    own = tensor.detach().coalesce()
 
-    def total(found: Sequence[torch.Tensor]) -> torch.Tensor:
-        indices, values = found
-        summed = torch.sparse_coo_tensor(
-            indices.t(), values, own.shape, device=own.device, check_invariants=True
-        ).coalesce()
-        return summed / process_set.size() if op is Average else summed
+    def change(total: torch.Tensor) -> torch.Tensor:
+        return (total / process_set.size() if op is Average else total).to(tensor.device)
 
-    sent = [host_tensor(own.indices().t()), host_tensor(own.values())]
-    return Operation(process_set, "all_gathers", (sent, name or ""), total).start()
+    return OperationCall(process_set, SparseAllReduce(tensor.detach(), name or ""), change).start()

@@ -1,4 +1,4 @@
-"""How Horovod's operations run and are started, and the checks of their arguments.
+"""How a program's calls become operations: checks of their arguments, and what ranks do while others have joined.
 
 Names are labels of the Communicator's stats. Unlike Horovod, which matches operations by their names, ranks call them
 in the same order; where they do not, every rank raises the same MismatchError.
@@ -13,64 +13,55 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from clcomm.errors import ArgumentError
-from clcomm.horovod import background, joined, world
+from clcomm.horovod import joined
 from clcomm.horovod.handles import Handle
-from clcomm.horovod.lost_ranks import raising_internal_errors
-from clcomm.horovod.movement import ReduceOp
+from clcomm.horovod.lost_ranks import internal_error
+from clcomm.horovod.operations import Barrier, Operation, ReduceOp
 from clcomm.horovod.world import ProcessSet, global_process_set
+from clcomm.tensors.started import Started
 
 Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
 Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
 
 
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class Operation(Generic[R]):
-    """An operation on a set's ranks: a function of `movement`, and of `background` where it can be started.
-
-    Attributes:
-        process_set: the ranks.
-        name: the function's.
-        arguments: the function's, after the Communicator.
-        change: makes the program's result of the function's.
-    """
+class OperationCall(NamedTuple):
+    """A program's call of an operation on a set's ranks; change: makes the program's result of the operation's."""
 
     process_set: ProcessSet
-    name: str
-    arguments: tuple[Any, ...]
-    change: Callable[[Any], R]
+    operation: Operation
+    change: Callable[[Any], Any]
 
-    def single(self: Operation[list[T]]) -> Operation[T]:
+    def single(self) -> OperationCall:
         """Return the same of a group of one, whose result is that tensor instead of a list."""
         return Operation(self.process_set, self.name, self.arguments, lambda found: self.change(found)[0])
 
     def start(self) -> Handle:
         """Start it in the background; it runs at once while ranks have joined."""
-        comm = self.process_set.communicator()
-        if world.some_joined():
+        ranks = self.process_set.collectives or self.process_set.require_collectives()
+        if global_process_set.some_joined:
             result = self.run()
-            return Handle(background.Started((), lambda: result))
-        return Handle(getattr(background, self.name)(comm, *self.arguments).then(self.change))
+            return Handle(Started((), lambda: result))
+        return Handle(self.operation.start(ranks).then(self.change))
 
-    @raising_internal_errors()
-    def run(self) -> R:
+    def run(self) -> Any:
         """Run it and return the result; again, if it told this rank that others have joined."""
-        comm = self.process_set.communicator()
-        if not world.some_joined():
-            try:
-                return self.change(background.run(comm, self.name, self.arguments))
-            except ArgumentError as error:
-                if not joined.is_notice(error):
-                    raise
-        if self.process_set is not global_process_set:
-            raise ArgumentError(
-                "process_set: expected all ranks while some have joined, got a set; call it after join()"
-            )
-        joined.announce(self.name, self.arguments)
-        return self.change(background.run(comm, self.name, self.arguments))
+        ranks = self.process_set.collectives or self.process_set.require_collectives()
+        try:
+            if not global_process_set.some_joined:
+                try:
+                    return self.change(self.operation.run(ranks))
+                except ArgumentError as error:
+                    if not joined.is_notice(error):
+                        raise
+            if self.process_set is not global_process_set:
+                raise ArgumentError(
+                    "process_set: expected all ranks while some have joined, got a set; call it after join()"
+                )
+            joined.announce(self.operation)
+            return self.change(self.operation.run(ranks))
+        except Exception as error:
+            found = internal_error(error)
+            raise found from found.__cause__
 
 
 def chosen_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
@@ -112,4 +103,4 @@ def root_in(process_set: ProcessSet, root_rank: int) -> int:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every rank of the set has called it."""
-    Operation(process_set, "barrier", (), lambda found: found).run()
+    OperationCall(process_set, Barrier(), lambda found: found).run()

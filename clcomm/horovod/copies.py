@@ -10,10 +10,11 @@ import torch
 from clcomm.errors import ArgumentError
 from clcomm.horovod import world
 from clcomm.horovod.all_reduces import allreduce
-from clcomm.horovod.calls import Average, Operation, like, listed, root_in
+from clcomm.horovod.calls import Average, OperationCall, like, listed, root_in
 from clcomm.horovod.handles import Handle
-from clcomm.horovod.tensors import host_tensor
+from clcomm.horovod.operations import AllGather, AllToAll, Broadcast
 from clcomm.horovod.world import ProcessSet, global_process_set
+from clcomm.tensors.arrays import on_host
 
 # --- all-gather ---
 
@@ -25,11 +26,9 @@ def allgather_async(
     return _gathering([tensor], name, process_set).single().start()
 
 
-def _gathering(
-    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet
-) -> Operation[list[torch.Tensor]]:
-    sources = [host_tensor(each, "tensors") for each in tensors]
-    return Operation(process_set, "all_gathers", (sources, name or ""), like(tensors))
+def _gathering(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet) -> OperationCall:
+    sources = [on_host(each, "tensors") for each in tensors]
+    return OperationCall(process_set, AllGather(sources, name or ""), like(tensors))
 
 
 class _Allgather(torch.autograd.Function):
@@ -85,9 +84,9 @@ def broadcast_async(
 
 def _sending(
     tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, *, in_place: bool = False
-) -> Operation[torch.Tensor]:
-    arguments = [host_tensor(tensor)], root_in(process_set, root_rank), name or ""
-    return Operation(process_set, "broadcast", arguments, like([tensor], in_place)).single()
+) -> OperationCall:
+    operation = Broadcast([on_host(tensor)], name or "", root_in(process_set, root_rank))
+    return OperationCall(process_set, operation, like([tensor], in_place)).single()
 
 
 def broadcast_async_(
@@ -141,16 +140,14 @@ def alltoall_async(
     return _exchange(tensor, splits, name, process_set).start()
 
 
-def _exchange(
-    tensor: torch.Tensor, splits: object, name: str | None, process_set: ProcessSet
-) -> Operation[tuple[torch.Tensor, torch.Tensor]]:
-    source = host_tensor(tensor)
+def _exchange(tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> OperationCall:
+    source = on_host(tensor)
     counts = _splits(source, splits, process_set.size())
 
     def change(found: tuple[torch.Tensor, list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         return found[0].to(tensor.device), torch.tensor(found[1], dtype=torch.int32)
 
-    return Operation(process_set, "all_to_all", (source, counts, name or ""), change)
+    return OperationCall(process_set, AllToAll(source, counts, name or ""), change)
 
 
 def _splits(tensor: torch.Tensor, splits: Any, ranks: int) -> list[int]:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from clcomm.errors import ArgumentError
-from clcomm.horovod.calls import Operation, like, root_in
-from clcomm.horovod.tensors import host_tensor
+from clcomm.horovod.calls import OperationCall, like, root_in
+from clcomm.horovod.operations import AllGatherObject, Broadcast, BroadcastObject
 from clcomm.horovod.world import ProcessSet, global_process_set
 from clcomm.synchronizer import PARAMETERS
+from clcomm.tensors.arrays import on_host
 
 
 def broadcast_parameters(params: object, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
@@ -31,9 +32,9 @@ def broadcast_parameters(params: object, root_rank: int, process_set: ProcessSet
 
     if tensors:
         lines = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in tensors.items()]
-        sources = [host_tensor(each) for each in tensors.values()]
+        sources = [on_host(each) for each in tensors.values()]
         change = like(list(tensors.values()), in_place=True)
-        Operation(process_set, "broadcast", (sources, root, PARAMETERS, lines), change).run()
+        OperationCall(process_set, Broadcast(sources, PARAMETERS, root, lines), change).run()
 
 
 def broadcast_optimizer_state(
@@ -56,7 +57,7 @@ def broadcast_object(
 ) -> Any:
     """Return root's object on every rank; it is pickled. Collective."""
     root = root_in(process_set, root_rank)
-    return Operation(process_set, "broadcast_object", (obj, root, name or ""), lambda found: found).run()
+    return OperationCall(process_set, BroadcastObject(obj, root, name or ""), lambda found: found).run()
 
 
 def broadcast_object_fn(
@@ -68,4 +69,4 @@ def broadcast_object_fn(
 
 def allgather_object(obj: object, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Return every rank's object, in rank order; they are pickled. Collective."""
-    return Operation(process_set, "all_gather_object", (obj, name or ""), list[Any]).run()
+    return OperationCall(process_set, AllGatherObject(obj, name or ""), lambda found: found).run()

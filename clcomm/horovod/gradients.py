@@ -22,11 +22,11 @@ from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.parameters import ParameterSpec
 from clcomm.horovod.lost_ranks import raising_internal_errors
-from clcomm.horovod.tensors import host_tensor
 from clcomm.stats.events import Collective, Phase
 from clcomm.sync.agreement import CHECKS, require_agreement
 from clcomm.sync.divergence import describe, hashes_of_arrays
 from clcomm.synchronizer import GRADIENTS
+from clcomm.tensors.arrays import on_host
 
 #: Half precision has too few bits for a sum over ranks; `Compression.fp16` asks for it all the same.
 _SUMMED_AS = {
@@ -46,7 +46,7 @@ def require_same_start(comm: Communicator, parameters: Mapping[str, torch.Tensor
 
     parameters: by name, in the same order on every rank; none on a rank that has joined.
     """
-    own = hashes_of_arrays({name: host_tensor(_bytes(each)).numpy() for name, each in parameters.items()})
+    own = hashes_of_arrays({name: on_host(_bytes(each)).numpy() for name, each in parameters.items()})
     whole = np.array([sum(own.values()) % 2**64, len(own)], np.uint64)
     rows = comm.all_gather(whole, label=CHECKS)
     present = [rank for rank in range(comm.size) if rows[rank, 1]]

@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from clcomm.errors import ArgumentError
-from clcomm.horovod.background import Started
 from clcomm.horovod.lost_ranks import raising_internal_errors
+from clcomm.tensors.started import Started
 
 
 class Handle:
     """A started operation; `poll` and `synchronize` take it."""
 
-    def __init__(self, started: Started):
-        self._started: Started | None = started
+    def __init__(self, started: Started[Any]):
+        self._started: Started[Any] | None = started
         self._result: Any = None
 
     def __call__(self) -> Any:
@@ -29,9 +29,9 @@ class Handle:
         """Advance it without blocking, and return whether it is complete."""
         if self._started is None:
             return True
-        if not all(each.done() for each in self._started.handles):
+        if not self._started.done():
             return False
-        if not any(each.failed for each in self._started.handles):  # else the one who waits gets the error
+        if not self._started.failed:  # else the one who waits gets the error
             self._finish()
         return True
 
@@ -46,9 +46,7 @@ class Handle:
     def _finish(self) -> None:
         started, self._started = self._started, None
         assert started is not None
-        for each in started.handles:
-            each.wait()
-        self._result = started.finish()
+        self._result = started.wait()
 
 
 def poll(handle: Handle) -> bool:

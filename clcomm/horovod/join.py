@@ -11,6 +11,7 @@ from clcomm.horovod import joined, world
 from clcomm.horovod.gradients import GradientBuckets
 from clcomm.horovod.lost_ranks import raising_internal_errors
 from clcomm.horovod.reduction import Numbered, live
+from clcomm.horovod.world import global_process_set
 
 #: How long a rank that has joined waits before it looks again what the others do, in seconds.
 _PAUSE_S = 1e-4
@@ -45,7 +46,7 @@ def join(device: int = -1) -> int:
             only.take_part()  # what other ranks that have joined have begun
     for reduction in reductions:
         reduction.start_over()
-    world.note_joined(False)
+    global_process_set.some_joined = False
     least = min(ends)[0]
     return max(rank for rank in range(comm.size) if ends[rank][0] == least)
 
@@ -61,8 +62,8 @@ def _follow(only: GradientBuckets | None, is_announced: bool) -> tuple[int, int]
     while True:
         try:
             with joined.waiting(comm):
-                if only and not (is_announced and world.some_joined()) and _comes_first(only, told):
-                    world.note_joined(is_announced or world.some_joined())
+                if only and not (is_announced and global_process_set.some_joined) and _comes_first(only, told):
+                    global_process_set.some_joined |= is_announced
                     has_gradients = only.take_part()
                     rounds, empty = rounds + has_gradients, empty + (not has_gradients)
                     continue

@@ -11,18 +11,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.horovod import background, world
-from clcomm.horovod.movement import ReduceOp
+from clcomm.horovod import world
+from clcomm.horovod.operations import Operation
+from clcomm.horovod.world import global_process_set
 
 #: What a rank tells the others: that it has joined, or that an operation follows; from 0 up: a step of that optimizer.
 HAS_JOINED, OPERATES = -1, -2
 _NOTICE = "join: expected operations that are waited for at once while ranks have joined, got a started one"
-#: The operations in which a rank that has joined takes part.
-_SERVED = ("all_reduce", "all_gathers", "broadcast", "broadcast_object", "barrier")
 
 
 def tell(number: int) -> Any:
@@ -41,60 +39,33 @@ def is_notice(error: Exception) -> bool:
     """Return whether an error is the notice of a rank that has joined; from now on all know of it."""
     found = isinstance(error, ArgumentError) and str(error).startswith(_NOTICE)
     if found:
-        world.note_joined(True)
+        global_process_set.some_joined = True
     return found
 
 
-def announce(name: str, arguments: Sequence[object]) -> None:
-    """Tell ranks that have joined which operation follows; collective. Raises ArgumentError on all others for some.
-
-    name, arguments: a function of `movement`, and what it takes after the Communicator.
-    """
+def announce(operation: Operation) -> None:
+    """Tell ranks that have joined which operation follows; collective. Raises ArgumentError on all others for some."""
     comm, everyone = world.communicator(), tell(OPERATES).wait().reshape(-1).tolist()
     if max(everyone) >= 0:
         raise ArgumentError(
-            f"join: expected the same call on every rank, got {name} here and an optimizer's step elsewhere"
+            f"join: expected the same call on every rank, got {operation.name} here and an optimizer's step elsewhere"
         )
     refused = ""
-    if name not in _SERVED:
-        refused = f"no {name} while ranks have joined; call it after join()"
-    elif name.startswith("broadcast") and everyone[arguments[1]] == HAS_JOINED:
-        refused = f"a root that has not joined, got rank {arguments[1]}"
-    first, *rest = arguments or (None,)
-    described = [(tuple(each.shape), each.dtype) for each in first] if isinstance(first, list) else None
-    comm.broadcast_object(None if refused else (name, described, rest), _speaker(everyone), label="join")
+    if not operation.serves_joined:
+        refused = f"no {operation.name} while ranks have joined; call it after join()"
+    elif (sender := operation.sender()) is not None and everyone[sender] == HAS_JOINED:
+        refused = f"a root that has not joined, got rank {sender}"
+    comm.broadcast_object(None if refused else operation.without_values(), _speaker(everyone), label="join")
     if refused:
         raise ArgumentError(f"join: expected {refused}")
 
 
 def take_part(everyone: Sequence[int]) -> None:
     """Contribute nothing to the operation that the others have announced: zeros, no rows, or what changes no result."""
-    comm = world.communicator()
-    announced = comm.broadcast_object(None, _speaker(everyone), label="join")
-    if announced is None:
-        return
-    name, described, rest = announced
-    if name == "all_reduce":
-        rest[2] = 1.0  # what is contributed is not scaled
-    sent = None if described is None else [_contribution(name, rest, *each) for each in described]
-    background.run(comm, name, [] if name == "barrier" else [sent, *rest])
+    announced: Operation | None = world.communicator().broadcast_object(None, _speaker(everyone), label="join")
+    if announced is not None:
+        announced.contribution().run(global_process_set.require_collectives())
 
 
 def _speaker(everyone: Sequence[int]) -> int:
     return next(rank for rank, number in enumerate(everyone) if number != HAS_JOINED)
-
-
-def _contribution(name: str, rest: Sequence[object], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    if name == "all_gathers":
-        return torch.zeros((0, *shape[1:]), dtype=dtype)
-    value: float = 0
-    if rest and rest[0] is ReduceOp.Product:
-        value = 1
-    elif rest and rest[0] in (ReduceOp.Min, ReduceOp.Max):
-        is_least = rest[0] is ReduceOp.Max
-        if dtype == torch.bool:
-            value = not is_least
-        else:
-            limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-            value = limits.min if is_least else limits.max
-    return torch.full(shape, value, dtype=dtype)

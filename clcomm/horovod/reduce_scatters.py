@@ -8,28 +8,28 @@ from typing import Any
 import torch
 
 from clcomm.errors import ArgumentError
-from clcomm.horovod.calls import Adasum, Average, Operation, Sum, chosen_op, like, listed
+from clcomm.horovod.calls import Adasum, Average, OperationCall, Sum, chosen_op, like, listed
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.copies import allgather
 from clcomm.horovod.handles import Handle
-from clcomm.horovod.movement import ReduceOp
-from clcomm.horovod.tensors import host_tensor, scaled
+from clcomm.horovod.operations import ReduceOp, ReduceScatter
 from clcomm.horovod.world import ProcessSet, global_process_set
+from clcomm.tensors.arrays import on_host, scaled
 
 
-def _operation(
+def _call(
     tensors: Sequence[torch.Tensor], name: str | None, op: ReduceOp, process_set: ProcessSet, prescale_factor: float,
     postscale_factor: float,
-) -> Operation[list[torch.Tensor]]:  # fmt: skip
+) -> OperationCall:  # fmt: skip
     wanted, given = chosen_op(op, None), listed(tensors)
-    sources = [host_tensor(each, "tensors") for each in given]
+    sources = [on_host(each, "tensors") for each in given]
     if wanted is Adasum:
         raise ArgumentError("op: expected another than Adasum for a reduce-scatter, got Adasum")
     for each in sources:
         if each.dim() == 0:
             raise ArgumentError("tensor: expected at least one dimension to scatter, got a number")
-    arguments = sources, wanted, name or "", prescale_factor, postscale_factor
-    return Operation(process_set, "reduce_scatters", arguments, like(given))
+    operation = ReduceScatter(sources, name or "", wanted, prescale_factor, postscale_factor)
+    return OperationCall(process_set, operation, like(given))
 
 
 def reducescatter_async(
@@ -41,7 +41,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start an all-reduce of which each rank gets its rows; see `reducescatter`."""
-    return _operation([tensor], name, op, process_set, prescale_factor, postscale_factor).single().start()
+    return _call([tensor], name, op, process_set, prescale_factor, postscale_factor).single().start()
 
 
 def grouped_reducescatter_async(
@@ -53,7 +53,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start `reducescatter` of several tensors; `synchronize` returns the list of results."""
-    return _operation(tensors, name, op, process_set, prescale_factor, postscale_factor).start()
+    return _call(tensors, name, op, process_set, prescale_factor, postscale_factor).start()
 
 
 class _Reducescatter(torch.autograd.Function):
@@ -62,7 +62,7 @@ class _Reducescatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
         ctx.arguments = arguments
-        return _operation([tensor], **arguments).single().run()
+        return _call([tensor], **arguments).single().run()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:

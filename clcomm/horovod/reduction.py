@@ -12,17 +12,17 @@ import numpy as np
 import torch
 
 from clcomm.errors import ArgumentError
-from clcomm.horovod import joined, movement, world
-from clcomm.horovod.calls import Adasum
+from clcomm.horovod import joined, world
+from clcomm.horovod.calls import Adasum, ReduceOp
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.gradients import GradientBuckets, require_same_start
 from clcomm.horovod.lost_ranks import raising_internal_errors
-from clcomm.horovod.movement import ReduceOp
-from clcomm.horovod.tensors import host_tensor
+from clcomm.horovod.operations import AllReduce
 from clcomm.horovod.world import ProcessSet, global_process_set
 from clcomm.stats.events import Phase
 from clcomm.stats.now import count_step
 from clcomm.synchronizer import GRADIENTS
+from clcomm.tensors.arrays import on_host
 
 #: Reductions of live optimizers, for `join`.
 live: weakref.WeakSet[Reduction] = weakref.WeakSet()
@@ -202,11 +202,11 @@ class Reduction:
             self.require_same_start()
             self._reduce_compressed()
             return
-        if self._number >= 0 and (Numbered.several or world.some_joined()):
+        if self._number >= 0 and (Numbered.several or global_process_set.some_joined):
             _stepping(self._number)
         self._buckets.finish()
         if self.is_numbered:
-            world.note_joined(not self._buckets.all_took_part)
+            global_process_set.some_joined = not self._buckets.all_took_part
 
     def require_same_start(self) -> None:
         """Compare the ranks' parameters before the first reduction without buckets; collective then."""
@@ -230,8 +230,9 @@ class Reduction:
     def _compressed(self, tensors: Sequence[torch.Tensor], op: ReduceOp) -> list[torch.Tensor]:
         """Return tensors that were reduced in their compressed form."""
         small = [self.compression.compress(each) for each in tensors]
-        comm, sent = self._process_set.communicator(), [host_tensor(each) for each, _ in small]
-        found = movement.all_reduce(comm, sent, op, GRADIENTS, 1.0 / self._predivide, self._predivide)
+        sent = [on_host(each) for each, _ in small]
+        operation = AllReduce(sent, GRADIENTS, op, 1.0 / self._predivide, self._predivide)
+        found = operation.run(self._process_set.require_collectives())
         return [
             self.compression.decompress(each.to(like.device), context)
             for each, (like, context) in zip(found, small, strict=True)

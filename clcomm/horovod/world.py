@@ -13,6 +13,7 @@ from clcomm.horovod import environment
 from clcomm.job import endings
 from clcomm.report.recording import Recording
 from clcomm.sync.agreement import require_agreement
+from clcomm.tensors.collectives import TensorCollectives
 from clcomm.transport.mpi_communicators import checked
 
 
@@ -22,7 +23,6 @@ class _World:
     comm: Communicator | None = None
     generation = 0
     is_homogeneous = True
-    some_joined = False
     recording: Recording | None = None
     registers_exit = False
 
@@ -56,9 +56,15 @@ def init(comm: object = None, process_sets: Iterable[ProcessSet] | str | None = 
 
 
 def _open(comm: Communicator) -> None:
-    _World.comm, _World.generation, _World.some_joined = comm, _World.generation + 1, False
+    _World.comm, _World.generation = comm, _World.generation + 1
+    global_process_set.collectives, global_process_set.some_joined = _collectives_of(comm), False
     _World.is_homogeneous = len(set(comm.all_gather_object(comm.local_size, label="init"))) == 1
     _World.recording = Recording.wanted(comm, "HOROVOD_TIMELINE")
+
+
+def _collectives_of(comm: Communicator) -> TensorCollectives:
+    """Return the collectives of Horovod's calls: tensors are summed in their own dtype, halves too."""
+    return TensorCollectives(comm, summed_in={}, moves_buffers=False)
 
 
 def replace_communicator(comm: Communicator) -> None:
@@ -78,23 +84,13 @@ def shutdown() -> None:
     for each in list(_sets()):
         each._close()
     _World.comm.finalize()
-    _World.comm = None
+    _World.comm = global_process_set.collectives = None
 
 
 def _at_exit() -> None:
     """Write what was asked for, at the end of a program that did not call `shutdown`."""
     if _World.comm is not None and _World.recording is not None and not endings.is_reported():
         _World.recording.write()
-
-
-def note_joined(some_joined: bool) -> None:
-    """Note whether ranks have joined, which have to be told what the others do."""
-    _World.some_joined = some_joined
-
-
-def some_joined() -> bool:
-    """Return whether ranks are known to have joined; the same on all others."""
-    return _World.some_joined
 
 
 def communicator() -> Communicator:
@@ -178,9 +174,11 @@ class ProcessSet:
 
     Attributes:
         ranks: the numbers; of a communicator, once it is added, in its order.
+        collectives: its collectives on tensors; None on ranks that do not belong to it, and before it is added.
     """
 
     process_set_id: int | None = None
+    collectives: TensorCollectives | None = None
 
     def __init__(self, ranks_or_comm: object):
         self.ranks: list[int] | None = None
@@ -194,7 +192,6 @@ class ProcessSet:
             self.mpi_comm = checked(ranks_or_comm)
         else:
             raise ArgumentError(f"process set: expected numbers of ranks or a communicator, got {ranks_or_comm!r}")
-        self._comm: Communicator | None = None
         self._made: set[frozenset[int]] = set()  # the sets that the ranks added in the same call
 
     def _require_added(self) -> list[int]:
@@ -216,18 +213,22 @@ class ProcessSet:
 
     def communicator(self) -> Communicator:
         """Return its Communicator; ArgumentError for a rank that does not belong to it."""
+        return self.require_collectives().comm
+
+    def require_collectives(self) -> TensorCollectives:
+        """Return `collectives`; ArgumentError for a rank that does not belong to it."""
         ranks = self._require_added()
-        if self._comm is None:
+        if self.collectives is None:
             raise ArgumentError(f"process_set: expected a call by its ranks {ranks} alone, got one by rank {rank()}")
-        return self._comm
+        return self.collectives
 
     def _drop(self) -> None:
-        self.process_set_id, self._comm = None, None
+        self.process_set_id, self.collectives = None, None
         _ADDED.pop(id(self), None)
 
     def _close(self) -> None:
-        if self._comm is not None:
-            self._comm.finalize()
+        if self.collectives is not None:
+            self.collectives.comm.finalize()
         self._drop()
 
     def __str__(self) -> str:
@@ -235,8 +236,13 @@ class ProcessSet:
 
 
 class _GlobalSet(ProcessSet):
-    """All ranks; none before `init`."""
+    """All ranks; none before `init`.
 
+    Attributes:
+        some_joined: whether ranks are known to have joined, which have to be told what the others do; the others agree.
+    """
+
+    some_joined = False
     process_set_id = 0
 
     def __init__(self) -> None:
@@ -279,11 +285,11 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         if known in made:
             raise ArgumentError(f"process_set: expected ranks of no other set, got a duplicate of {sorted(known)}")
     if added.mpi_comm is not None:
-        added._comm = Communicator(added.mpi_comm, **comm.settings())
+        added.collectives = _collectives_of(Communicator(added.mpi_comm, **comm.settings()))
     else:
         part = comm.comm.Split(int(comm.rank in ranks), comm.rank)
         if comm.rank in ranks:
-            added._comm = Communicator(part, **comm.settings())
+            added.collectives = _collectives_of(Communicator(part, **comm.settings()))
         else:
             part.Free()
     added.ranks, added._made, added.process_set_id = ranks, made, next(_numbers)

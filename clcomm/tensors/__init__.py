@@ -1,1 +1,1 @@
-"""PyTorch's tensors as the arrays that a Communicator moves."""
+"""PyTorch's tensors as the arrays that a Communicator moves, and their collectives."""

@@ -1,8 +1,9 @@
-"""Contiguous PyTorch tensors in the host's memory as NumPy arrays, and back; copies between tensors."""
+"""PyTorch's tensors in the host's memory, as NumPy arrays and back; copies of them, and their arithmetic."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,12 +12,39 @@ import torch
 from clcomm.bfloat16 import BFLOAT16
 from clcomm.errors import ArgumentError
 from clcomm.stats.call import describe_shapes
+from clcomm.tensors.private_torch import private_backend_name
 
+#: Types of devices whose tensors collectives take; all but the CPU's are copied to the host and back.
+DEVICES = ("cpu", "cuda", "xpu", "privateuseone")
 #: The dtypes of fractions and complex numbers in which a Communicator computes.
 _SUMMABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 #: Of other dtypes NumPy has none: their bits travel as integers.
 _AS_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _HOST = torch.device("cpu")
+#: Half precision is summed in float32 and rounded once.
+HALVES_IN_FLOAT32 = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def on_host(tensor: torch.Tensor, name: str = "tensor") -> torch.Tensor:
+    """Return a tensor's values as a contiguous one in the host's memory, without gradients: itself, or a copy.
+
+    Raises ArgumentError, which calls it `name`, for another device, and for what is no dense tensor.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+    device = tensor.device.type
+    if device not in DEVICES and device != private_backend_name():
+        raise ArgumentError(f"{name}: expected one on {', '.join(DEVICES)}, got one on {device}")
+    if tensor.layout != torch.strided:
+        raise ArgumentError(f"{name}: expected a dense tensor, got layout {tensor.layout}; use to_dense()")
+    return tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+
+
+def give_back(values: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copy values to the tensor that they came from, unless they are in it already."""
+    is_same_memory = tensor.device.type == "cpu" and values.data_ptr() == tensor.data_ptr() and tensor.is_contiguous()
+    if not is_same_memory:
+        copy_values(tensor.detach(), values.view(tensor.shape))
 
 
 def array_of(values: torch.Tensor) -> np.ndarray:
@@ -83,4 +111,64 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def described(tensors: Sequence[torch.Tensor]) -> str:
     """Return what ranks compare of tensors of one dtype: their shapes and it."""
-    return f"{describe_shapes([tuple(each.shape) for each in tensors])} {dtype_name(tensors[0].dtype)}"
+    return _described(tuple(tuple(each.shape) for each in tensors), tensors[0].dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def _described(shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> str:
+    return f"{describe_shapes(shapes)} {dtype_name(dtype)}"
+
+
+def by_dtype(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Return the places of the tensors of each dtype."""
+    dtypes = dict.fromkeys(tensor.dtype for tensor in tensors)
+    return [[index for index, tensor in enumerate(tensors) if tensor.dtype == dtype] for dtype in dtypes]
+
+
+# --- arithmetic ---
+
+
+def is_mean_of_integers(op: str, dtype: torch.dtype) -> bool:
+    """Return whether a reduction is a mean that is summed and then cut to an integer, as NCCL's and Lightning's are."""
+    return op == "mean" and not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """Return a tensor times a number in its own dtype; integers are cut towards zero."""
+    if factor == 1.0:
+        return tensor
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return tensor * factor
+    return (tensor.to(torch.float64) * factor).trunc().to(tensor.dtype)
+
+
+def divide_by(ranks: int, tensor: torch.Tensor) -> None:
+    """Divide integers by the number of ranks, in place, cut towards zero."""
+    tensor.div_(ranks, rounding_mode="trunc")
+
+
+def adaptive_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which Adasum adds tensors; ArgumentError where it cannot."""
+    if not dtype.is_floating_point:
+        raise ArgumentError(f"op: Adasum needs a real floating dtype, got {dtype}")
+    require_summable(dtype)
+    return torch.float32 if dtype == torch.bfloat16 else dtype
+
+
+class Together:
+    """Tensors of one dtype as one, `values`, and room for the ranks' reduction of it, `reduced`; flat, on the host."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]):
+        flattened = [flat(tensor) for tensor in tensors]
+        self._tensors = tensors
+        self.values = flattened[0] if len(flattened) == 1 else torch.cat(flattened)
+        self.reduced = torch.empty_like(self.values)
+
+    def compared(self, label: str) -> str:
+        """Return the text that ranks compare: the label, shapes and the dtype."""
+        return f"{label} {described(self._tensors)}".lstrip()
+
+    def parts(self) -> list[torch.Tensor]:
+        """Return each tensor's part of the result."""
+        parts = self.reduced.split([tensor.numel() for tensor in self._tensors])
+        return [part.reshape(tensor.shape) for part, tensor in zip(parts, self._tensors, strict=True)]

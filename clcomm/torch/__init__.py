@@ -11,12 +11,12 @@ from clcomm.errors import needed
 with needed("torch"):
     import torch
 
+from clcomm.tensors.arrays import DEVICES
 from clcomm.tensors.private_torch import backend_plugins
 from clcomm.torch.interruptions import GroupTimeoutError
 from clcomm.torch.launch import prepare_environment
 from clcomm.torch.memory import communicator, empty, share
 from clcomm.torch.process_group import ClcommProcessGroup
-from clcomm.torch.tensors import DEVICES
 
 __all__ = ["ClcommProcessGroup", "GroupTimeoutError", "communicator", "empty", "share"]
 

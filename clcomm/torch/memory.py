@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.torch import sharing
+from clcomm.tensors import sharing
 from clcomm.torch.process_group import ClcommProcessGroup
 
 

@@ -16,9 +16,8 @@ import torch
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.stats.events import Collective
-from clcomm.tensors.arrays import bytes_of, described
+from clcomm.tensors.arrays import bytes_of, described, give_back, on_host
 from clcomm.torch.interruptions import Interruptions
-from clcomm.torch.tensors import give_back, on_host
 from clcomm.torch.untraced import untraced
 from clcomm.torch.work import OwnWork
 from clcomm.transport.described_messages import DescribedMessages, Received, Sent

@@ -179,7 +179,7 @@ def test_what_ranks_that_have_joined_cannot_do_is_an_error_of_one_line(hvd):
     if hvd.rank():
         for call, said in (
             (lambda: hvd.alltoall(torch.ones(hvd.size())), "no all_to_all while ranks have joined"),
-            (lambda: hvd.reducescatter(torch.ones(hvd.size())), "no reduce_scatters while ranks have joined"),
+            (lambda: hvd.reducescatter(torch.ones(hvd.size())), "no reduce_scatter while ranks have joined"),
             (lambda: hvd.allgather_object(1), "no all_gather_object while ranks have joined"),
             (lambda: hvd.broadcast(torch.ones(2), 0), "a root that has not joined, got rank 0"),
         ):

@@ -11,6 +11,7 @@ from clcomm.errors import ArgumentError  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
 from tests.horovod.values import FLOATS, INTEGERS, SHAPES, folded, same_bits, spread, tensor_of  # noqa: E402
 from tests.sync.adaptive_sum import adaptive_sum  # noqa: E402
+from tests.test_gradient_path import FILES, WAITING, traced  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=1)
 OPS = ("Average", "Sum", "Min", "Max", "Product")
@@ -47,6 +48,13 @@ def test_all_reduces_are_folds_in_rank_order(hvd, dtype, layout):
         found = call(own, getattr(hvd, op))
         assert same_bits(found, folded(everyone, op)), (shape, op, way)
         assert same_bits(own, everyone[hvd.rank()] if keeps else found), (shape, op, way)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_all_reduce_crosses_few_files(hvd):
+    tensor = torch.ones(1000)
+    crossed = [set(traced(lambda: hvd.allreduce(tensor)).files) - WAITING for _ in range(5)]
+    assert min(map(len, crossed)) == FILES["hvd.allreduce"]  # the first ones get memory
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int32])

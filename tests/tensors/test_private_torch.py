@@ -38,7 +38,7 @@ def is_private(node):
     return of_torch or (node.attr.startswith("_") and node.attr in LISTED)
 
 
-@pytest.mark.parametrize("module", ["clcomm.torch", "clcomm.torch.sharing"])
+@pytest.mark.parametrize("module", ["clcomm.torch", "clcomm.tensors.sharing"])
 def test_a_release_without_one_is_named(module):
     code = f"import torch; torch.__version__ = '9.8.7'; del torch._C._storage_Use_Count; import {module}"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import threading
 from datetime import timedelta
 
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch.distributed as dist  # noqa: E402
 
 from clcomm.errors import ClcommError, MismatchError  # noqa: E402
+from tests.test_gradient_path import FILES, WAITING, traced  # noqa: E402
 from tests.torch.references import drawn, folded, same  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -31,6 +33,21 @@ def test_many_at_once_are_waited_for_in_any_order(world):
         assert works[at].wait()
         assert works[at].is_completed() and works[at].is_success()
         assert same(tensors[at], folded(rows[at], "SUM"))
+
+
+@pytest.mark.timeout(60)
+def test_a_profiled_program_goes_on(world):
+    """Unlike with an interpreter that a collective leaves looking for exceptions from other threads."""
+    profile = cProfile.Profile()
+    for _ in range(2):
+        profile.runcall(dist.all_reduce, torch.ones(3))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_all_reduce_crosses_few_files(world):
+    tensor = torch.ones(1000)
+    crossed = [set(traced(lambda: dist.all_reduce(tensor)).files) - WAITING for _ in range(5)]
+    assert min(map(len, crossed)) == FILES["dist.all_reduce"]  # the first ones get memory
 
 
 def test_groups_may_start_in_different_orders(groups):

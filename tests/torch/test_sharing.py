@@ -16,8 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: E402
 
 import clcomm.torch  # noqa: E402
 from clcomm.errors import ArgumentError, MismatchError  # noqa: E402
-from clcomm.tensors import staging  # noqa: E402
-from clcomm.torch import collectives, sharing  # noqa: E402
+from clcomm.tensors import collectives, sharing, staging  # noqa: E402
 from clcomm.torch.process_group import ClcommProcessGroup  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=1)

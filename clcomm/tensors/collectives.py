@@ -1,19 +1,37 @@
-"""The collectives on tensors, as calls of a Communicator on arrays."""
+"""Collectives on PyTorch's tensors, as calls of a Communicator on arrays: backend "clcomm"'s and Horovod's.
+
+Most change tensors in place, as torch.distributed's do; `..._together` and `..._rows` return new ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError, ClcommError
-from clcomm.tensors.arrays import array_of, bytes_of, changed, described, dtype_name, flat
+from clcomm.errors import ClcommError
+from clcomm.tensors import background
+from clcomm.tensors.arrays import (
+    HALVES_IN_FLOAT32,
+    Together,
+    array_of,
+    as_tensor,
+    bytes_of,
+    changed,
+    described,
+    divide_by,
+    dtype_name,
+    flat,
+    give_back,
+    is_mean_of_integers,
+    on_host,
+    require_summable,
+)
+from clcomm.tensors.sharing import LastingBuffers
 from clcomm.tensors.staging import MOST_BYTES, Staging
-from clcomm.torch.sharing import LastingBuffers
-from clcomm.torch.tensors import give_back, is_mean_of_integers, on_host, summed_as
 
 _Converted = TypeVar("_Converted")
 
@@ -22,93 +40,100 @@ class TensorCollectives:
     """Collectives on tensors of any supported device, dtype and stride; each blocks until it is complete.
 
     Args:
-        comm: the group's Communicator.
+        comm: the ranks' Communicator.
+        summed_in: the dtypes in which tensors of others are summed, and then rounded once; all others in their own.
+        moves_buffers: whether buffers that backward after backward reduces are moved to shared memory.
     """
 
-    def __init__(self, comm: Communicator):
-        self.comm = comm
-        self._staging, self._lasting = Staging(comm), LastingBuffers(comm)
+    def __init__(
+        self,
+        comm: Communicator,
+        summed_in: Mapping[torch.dtype, torch.dtype] = HALVES_IN_FLOAT32,
+        moves_buffers: bool = True,
+    ):
+        self.comm, self._summed_in, self._shares_memory = comm, summed_in, comm.shares_memory
+        self._staging, self._lasting = Staging(comm), LastingBuffers(comm) if moves_buffers else None
 
     # --- sums ---
 
     def all_reduce(self, tensor: torch.Tensor, op: str, label: str = "", bucket: int = -1) -> None:
         """Reduce a tensor over the ranks, in place; a mean of integers is cut towards zero.
 
-        Half precision is summed in float32 and rounded once. Where the tensor is in shared memory no byte is copied; a
-        buffer that backward after backward reduces is moved there.
+        Where the tensor is in shared memory no byte is copied; a buffer that backward after backward reduces is moved
+        there. A rank that has joined (DistributedDataParallel.join) calls the others' outside of a backward, so that
+        ranks compare shape and dtype instead of label and bucket.
         """
         values = self._checked(on_host, tensor)
-        self._reduce(values, op, label, bucket)
+        self._reduce_in_place(values, op, label, bucket)
         give_back(values, tensor)
 
-    def _reduce(self, values: torch.Tensor, op: str, label: str = "", bucket: int = -1, compared: str = "") -> None:
-        """compared: what ranks compare; "": the tensor's shape and dtype."""
-        summed = self._checked(summed_as, values.dtype)
-        if not compared:
-            compared = dtype_name(values.dtype) if values.dim() == 1 else described([values])
-        if is_mean_of_integers(op, values.dtype):
-            self._reduce(values, "sum", label, bucket, f"{compared} for a mean")
-            values.div_(self.comm.size, rounding_mode="trunc")
-            return
-        # A rank that has joined (DistributedDataParallel.join) calls the others' all-reduces outside of a backward.
-        call: dict[str, Any] = {"op": op, "label": label, "bucket": bucket, "compared": compared}
+    def _reduce_in_place(self, values: torch.Tensor, op: str, label: str, bucket: int = -1) -> None:
+        compared = dtype_name(values.dtype) if values.dim() == 1 else described([values])
         values = flat(values)
-        if self.comm.shares_memory and values.numel():
-            if bucket >= 0:
-                self._lasting.note(values)
-            self._lasting.move(f"all_reduce of {values.numel():,} {dtype_name(values.dtype)}")
-            self._staging.all_reduce(values, values, summed=summed, **call)
-        elif summed is values.dtype:
-            self.comm.all_reduce(array_of(values), **call)
-            changed(values)
-        else:
-            wide = values.to(summed)
-            self.comm.all_reduce(array_of(wide), nbytes=values.nbytes, **call)
-            values.copy_(wide)
+        self._reduce(values, values, op, label, bucket, compared)
 
     def all_reduce_coalesced(self, tensors: Sequence[torch.Tensor], op: str) -> None:
         """Reduce several tensors of one dtype in one all-reduce."""
-        values = [flat(self._checked(on_host, tensor)) for tensor in tensors]
+        values = [self._checked(on_host, tensor) for tensor in tensors]
         if len({each.dtype for each in values}) > 1:
             self.comm.refuse(f"tensors: expected one dtype, got {', '.join(dtype_name(each.dtype) for each in values)}")
-        together = torch.cat(values)
-        self._reduce(together, op, compared=described(tensors))
-        for part, tensor in zip(together.split([each.numel() for each in values]), tensors, strict=True):
+        for part, tensor in zip(self.all_reduce_together(values, op), tensors, strict=True):
             give_back(part, tensor)
+
+    def all_reduce_together(self, tensors: Sequence[torch.Tensor], op: str, label: str = "") -> list[torch.Tensor]:
+        """Return tensors of one dtype, contiguous on the host, reduced in one all-reduce; ranks compare the label."""
+        together = Together(tensors)
+        self._reduce(together.values, together.reduced, op, label, -1, together.compared(label))
+        return together.parts()
+
+    def _reduce(self, source: torch.Tensor, out: torch.Tensor, op: str, label: str, bucket: int, compared: str) -> None:
+        """Reduce a flat tensor on the host into `out`, which may be the source; compared: what ranks compare."""
+        self._checked(require_summable, source.dtype)
+        if is_mean_of_integers(op, source.dtype):
+            self._reduce(source, out, "sum", label, bucket, f"{compared} for a mean")
+            divide_by(self.comm.size, out)
+            return
+        summed = self._summed_in.get(source.dtype, source.dtype)
+        call: dict[str, Any] = {"op": op, "label": label, "bucket": bucket, "compared": compared}
+        if self._shares_memory and source.numel():
+            self._note_and_move(source, bucket)
+            self._staging.all_reduce(source, out, summed=summed, **call)
+        elif summed is source.dtype:
+            self.comm.all_reduce(array_of(source), out=array_of(out), **call)
+            changed(out)
+        else:
+            wide = source.to(summed)
+            self.comm.all_reduce(array_of(wide), nbytes=source.nbytes, **call)
+            out.copy_(wide)
+
+    def _note_and_move(self, values: torch.Tensor, bucket: int) -> None:
+        if self._lasting is None:
+            return
+        if bucket >= 0:
+            self._lasting.note(values)
+        self._lasting.move(f"all_reduce of {values.numel():,} {dtype_name(values.dtype)}")
 
     def all_reduce_sparse(self, tensor: torch.Tensor, op: str) -> None:
         """Sum a sparse COO tensor over the ranks, in rank order; its indices may differ between ranks."""
         if op != "sum":
             self.comm.refuse(f"op: expected sum for a sparse tensor, got {op}")
-        own = tensor.detach().to("cpu").coalesce()
-        parts = self.comm.all_gather_object((own.indices().numpy(), own.values().numpy(), tuple(own.shape)))
-        if len({shape for *_, shape in parts}) > 1:
-            raise ArgumentError(f"tensor: expected one shape on all ranks, got {[shape for *_, shape in parts]}")
-        total = None
-        for indices, values, shape in parts:
-            part = torch.sparse_coo_tensor(
-                torch.from_numpy(indices), torch.from_numpy(values), shape, check_invariants=True
-            )
-            total = part if total is None else total + part
-        assert total is not None
         with torch.no_grad():
-            tensor.copy_(total.coalesce())
+            tensor.copy_(background.sparse_sum(self.comm, tensor).wait())
 
     def reduce(self, tensor: torch.Tensor, op: str, root: int) -> None:
         """Reduce a tensor over the ranks into root's; the others' stay as they are."""
         values = self._checked(on_host, tensor)
         if self.comm.rank != root:
             values = values.clone()
-        self._reduce(values, op, "reduce")
+        self._reduce_in_place(values, op, "reduce")
         if self.comm.rank == root:
             give_back(values, tensor)
 
     def reduce_scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], op: str) -> None:
         """Reduce block r of the ranks' inputs into the output of rank r; inputs: one for each rank, of any lengths."""
         blocks = [flat(self._checked(on_host, each)) for each in inputs]
-        summed = self._checked(summed_as, output.dtype)
         together = torch.cat(blocks) if len(blocks) > 1 else blocks[0].clone()
-        self._reduce_blocks(output, together.to(summed), [each.numel() for each in blocks], op)
+        self._reduce_blocks(output, self._to_sum(together), [each.numel() for each in blocks], op)
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, op: str) -> None:
         """Reduce block r of the ranks' tensors into the output of rank r; world_size blocks of equal length."""
@@ -118,14 +143,29 @@ class TensorCollectives:
                 f"input: expected {self.comm.size} times the {output.numel():,} elements of output, "
                 f"got {values.numel():,}"
             )
-        summed = self._checked(summed_as, values.dtype)
-        self._reduce_blocks(output, values.to(summed), [output.numel()] * self.comm.size, op)
+        self._reduce_blocks(output, self._to_sum(values), [output.numel()] * self.comm.size, op)
 
-    def _reduce_blocks(self, output: torch.Tensor, values: torch.Tensor, lengths: list[int], op: str) -> None:
+    def reduce_scatter_rows(self, tensor: torch.Tensor, op: str, label: str = "") -> torch.Tensor:
+        """Return this rank's rows of the ranks' reduced tensors; see `rows_of`. tensor: contiguous on the host."""
+        size, (start, stop) = self.comm.size, rows_of(len(tensor), self.comm.rank, self.comm.size)
+        if len(tensor) % size or not tensor.numel():
+            return self.all_reduce_together([tensor], op, label)[0][start:stop].clone()
+        output = tensor.new_empty((stop - start, *tensor.shape[1:]))
+        self._reduce_blocks(output, self._to_sum(flat(tensor)), [output.numel()] * size, op, label)
+        return output
+
+    def _to_sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return values in the dtype in which they are summed."""
+        self._checked(require_summable, values.dtype)
+        return values.to(self._summed_in.get(values.dtype, values.dtype))
+
+    def _reduce_blocks(
+        self, output: torch.Tensor, values: torch.Tensor, lengths: list[int], op: str, label: str = ""
+    ) -> None:
         size, rank = self.comm.size, self.comm.rank
         if is_mean_of_integers(op, values.dtype):
-            self._reduce_blocks(output, values, lengths, "sum")
-            output.div_(size, rounding_mode="trunc")
+            self._reduce_blocks(output, values, lengths, "sum", label)
+            divide_by(size, output)
             return
         if output.numel() != lengths[rank]:
             self.comm.refuse(f"output: expected {lengths[rank]:,} elements as input {rank}, got {output.numel():,}")
@@ -136,7 +176,7 @@ class TensorCollectives:
             return
         mine = torch.empty(lengths[0], dtype=values.dtype)
         source, reduced = array_of(values).reshape(size, *output.shape), array_of(mine).reshape(1, *output.shape)
-        self.comm.reduce_scatter(source, op, out=reduced, nbytes=size * output.nbytes)
+        self.comm.reduce_scatter(source, op, out=reduced, label=label, nbytes=size * output.nbytes)
         give_back(mine.to(output.dtype), output)
 
     # --- copies ---
@@ -147,6 +187,15 @@ class TensorCollectives:
         self.comm.broadcast(array_of(values).reshape(values.shape), root)
         if self.comm.rank != root:
             give_back(values, tensor)
+
+    def broadcast_together(self, tensors: Sequence[torch.Tensor], root: int, label: str = "") -> list[torch.Tensor]:
+        """Return root's tensors of one dtype, sent in one broadcast; every rank's: contiguous on the host."""
+        whole = np.concatenate([array_of(each) for each in tensors])
+        if len(tensors) == 1:
+            whole = whole.reshape(tensors[0].shape)  # which ranks compare
+        sent = as_tensor(self.comm.broadcast(whole, root, label=label), tensors[0])
+        parts = sent.reshape(-1).split([each.numel() for each in tensors])
+        return [part.reshape(each.shape) for part, each in zip(parts, tensors, strict=True)]
 
     def all_gather(self, outputs: Sequence[torch.Tensor], source: torch.Tensor) -> None:
         """Copy rank r's tensor to output r on every rank; their shapes may differ."""
@@ -178,7 +227,7 @@ class TensorCollectives:
     def _gather_all(self, own: torch.Tensor, gathered: torch.Tensor) -> None:
         """Copy all ranks' tensors to one, of which `own` may be a part (as FullyShardedDataParallel calls it)."""
         sent = bytes_of(own)
-        if self.comm.shares_memory and 0 < sent.nbytes <= MOST_BYTES:
+        if self._shares_memory and 0 < sent.nbytes <= MOST_BYTES:
             pair = self._staging.pair(sent.nbytes, torch.uint8, lambda: f"all_gather of {sent.nbytes:,} bytes")
             pair.row_array[: sent.nbytes] = sent
             sent = pair.row_array[: sent.nbytes]
@@ -221,6 +270,19 @@ class TensorCollectives:
         self._exchange("all_to_all", sends, self._blocks("output", received, output_rows))
         give_back(received, output)
 
+    def all_to_all_rows(
+        self, tensor: torch.Tensor, splits: Sequence[int], label: str = ""
+    ) -> tuple[torch.Tensor, list[int]]:
+        """Return the rows that the other ranks have for this one, in rank order, and how many are of each.
+
+        tensor: contiguous on the host. splits: how many of its rows go to each rank; their sum is all of them.
+        """
+        kind = f"{label} {described([tensor[:0]])}".lstrip()
+        counts = self.comm.all_gather(np.array(splits, np.int64), label=kind)[:, self.comm.rank].tolist()
+        found = tensor.new_empty((sum(counts), *tensor.shape[1:]))
+        self._exchange("all_to_all", tensor.split(list(splits)), found.split(counts), label)
+        return found, counts
+
     def _blocks(self, name: str, values: torch.Tensor, rows: Sequence[int]) -> list[torch.Tensor]:
         """Return a tensor's blocks of rows, one for each rank."""
         size, length = self.comm.size, values.shape[0] if values.dim() else values.numel()
@@ -231,7 +293,11 @@ class TensorCollectives:
         return list(values.split(list(rows) or [length // size] * size)) if length else [values] * size
 
     def _exchange(
-        self, operation: str, sends: Sequence[torch.Tensor | None], receives: Sequence[torch.Tensor | None]
+        self,
+        operation: str,
+        sends: Sequence[torch.Tensor | None],
+        receives: Sequence[torch.Tensor | None],
+        label: str = "",
     ) -> None:
         dtype = next(each.dtype for each in (*sends, *receives) if each is not None)
         nothing = array_of(torch.empty(0, dtype=dtype))
@@ -239,7 +305,7 @@ class TensorCollectives:
         def arrays(tensors: Sequence[torch.Tensor | None]) -> list[np.ndarray]:
             return [nothing if each is None else array_of(each) for each in tensors]
 
-        self.comm.all_to_all(arrays(sends), arrays(receives), operation=operation)
+        self.comm.all_to_all(arrays(sends), arrays(receives), label=label, operation=operation)
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
@@ -259,3 +325,9 @@ class TensorCollectives:
             f"{name}[{self.comm.rank}]: expected {own.numel():,} {dtype_name(own.dtype)} as this rank's tensor, "
             f"got {output.numel():,} {dtype_name(output.dtype)}"
         )
+
+
+def rows_of(length: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Return the range of rows that a rank gets of `length`; of n left over the first n ranks get one more each."""
+    least, more = divmod(length, ranks)
+    return rank * least + min(rank, more), (rank + 1) * least + min(rank + 1, more)

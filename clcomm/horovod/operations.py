@@ -1,0 +1,309 @@
+"""Horovod's operations as objects: ranks run one and wait for it, or start it and complete it later.
+
+Tensors are contiguous ones on the host, and results are new ones.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from clcomm.communicator import Communicator
+from clcomm.sync.adasum import adasum, of_rows
+from clcomm.sync.agreement import require_agreement
+from clcomm.tensors import background
+from clcomm.tensors.arrays import adaptive_dtype, array_of, as_tensor, by_dtype, described, flat, scaled
+from clcomm.tensors.collectives import TensorCollectives, rows_of
+from clcomm.tensors.started import Started
+
+
+class ReduceOp(Enum):
+    """The reductions; the value of each is the Communicator's name of it."""
+
+    Average = "mean"
+    Sum = "sum"
+    Adasum = "adasum"
+    Min = "min"
+    Max = "max"
+    Product = "prod"
+
+
+class Operation(ABC):
+    """An operation of a process set's ranks."""
+
+    #: What messages call it.
+    name: str
+    #: Whether it can run while some ranks have joined, which then run its `contribution`.
+    serves_joined = False
+
+    @abstractmethod
+    def run(self, ranks: TensorCollectives) -> Any:
+        """Run it and return its result."""
+
+    def start(self, ranks: TensorCollectives) -> Started[Any]:
+        """Start it in the background."""
+        raise TypeError(f"{self.name}: runs in the foreground only")
+
+    def sender(self) -> int | None:
+        """Return the rank whose data all ranks get, which may not have joined; None: there is none."""
+        return None
+
+    def without_values(self) -> Operation:
+        """Return it with the shapes and dtypes of its tensors alone, for ranks that have joined."""
+        return self
+
+    def contribution(self) -> Operation:
+        """Return the same operation with what changes no result, from one `without_values`."""
+        return self
+
+
+@dataclass(frozen=True)
+class TensorOperation(Operation):
+    """An operation on a list of tensors; label: its name in stats and messages."""
+
+    tensors: Sequence[torch.Tensor]
+    label: str
+
+    def without_values(self) -> Operation:
+        return replace(self, tensors=[each.to("meta") for each in self.tensors])
+
+    def contribution(self) -> Operation:
+        return replace(self, tensors=[self._neutral(each) for each in self.tensors])
+
+    def _neutral(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(like.shape, dtype=like.dtype)
+
+
+@dataclass(frozen=True)
+class AllReduce(TensorOperation):
+    """An all-reduce, of the tensors of each dtype together; prescale, postscale: factors of operands and results."""
+
+    op: ReduceOp
+    prescale: float = 1.0
+    postscale: float = 1.0
+    name = "all_reduce"
+    serves_joined = True
+
+    def run(self, ranks: TensorCollectives) -> list[torch.Tensor]:
+        groups = by_dtype(self.tensors)
+        return self._results(groups, [self._reduced(ranks, self._operands(places)) for places in groups])
+
+    def start(self, ranks: TensorCollectives) -> Started[list[torch.Tensor]]:
+        groups = by_dtype(self.tensors)
+        started = Started.together([self._start(ranks, self._operands(places)) for places in groups])
+        return started.then(partial(self._results, groups))
+
+    def _operands(self, places: Sequence[int]) -> list[torch.Tensor]:
+        return [_times(self.tensors[index], self.prescale) for index in places]
+
+    def _results(
+        self, groups: Sequence[Sequence[int]], reduced: Sequence[Sequence[torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        return [_times(each, self.postscale) for each in _in_order(groups, reduced)]
+
+    def _reduced(self, ranks: TensorCollectives, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if self.op is ReduceOp.Adasum:
+            return _adaptive_sums(ranks, tensors, self.label)
+        return ranks.all_reduce_together(tensors, self.op.value, self.label)
+
+    def _start(self, ranks: TensorCollectives, tensors: Sequence[torch.Tensor]) -> Started[list[torch.Tensor]]:
+        if self.op is ReduceOp.Adasum:
+            return _start_adaptive_sums(ranks.comm, tensors, self.label)
+        return background.all_reduce(ranks.comm, tensors, self.op.value, self.label)
+
+    def contribution(self) -> Operation:
+        return replace(super().contribution(), prescale=1.0)  # type: ignore[type-var]
+
+    def _neutral(self, like: torch.Tensor) -> torch.Tensor:
+        value: float = int(self.op is ReduceOp.Product)
+        if self.op in (ReduceOp.Min, ReduceOp.Max):
+            is_least = self.op is ReduceOp.Max
+            if like.dtype == torch.bool:
+                value = not is_least
+            else:
+                limits = torch.finfo(like.dtype) if like.dtype.is_floating_point else torch.iinfo(like.dtype)
+                value = limits.min if is_least else limits.max
+        return torch.full(like.shape, value, dtype=like.dtype)
+
+
+def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    return tensor if factor == 1.0 else scaled(tensor, factor)
+
+
+def _in_order(groups: Sequence[Sequence[int]], found: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    """Return the tensors of `by_dtype`'s groups in the order of their places."""
+    pairs = [pair for places, each in zip(groups, found, strict=True) for pair in zip(places, each, strict=True)]
+    return [tensor for _, tensor in sorted(pairs, key=lambda pair: pair[0])]
+
+
+def _adaptive_sums(ranks: TensorCollectives, tensors: Sequence[torch.Tensor], label: str) -> list[torch.Tensor]:
+    """Return the adaptive sum of each tensor: of whole tensors, as they are vectors of their own."""
+    summed = adaptive_dtype(tensors[0].dtype)
+    results = [flat(tensor).to(summed, copy=True) for tensor in tensors]
+    vectors = [array_of(each) for each in results]
+    move = partial(adasum, ranks.comm, vectors, f"Adasum of {described(tensors)}", label)
+    ranks.comm.run_as_all_reduce(move, label=label, nbytes=sum(each.nbytes for each in tensors))
+    return [each.to(tensor.dtype).reshape(tensor.shape) for each, tensor in zip(results, tensors, strict=True)]
+
+
+def _start_adaptive_sums(
+    comm: Communicator, tensors: Sequence[torch.Tensor], label: str
+) -> Started[list[torch.Tensor]]:
+    """Start `_adaptive_sums`; long tensors' have other bits, as scalar products are summed in another order."""
+    summed, compared = adaptive_dtype(tensors[0].dtype), f"Adasum of {described(tensors)}"
+    started = [
+        background.gather_rows(comm, each.to(summed), label, compared, shape=tuple(each.shape)) for each in tensors
+    ]
+
+    def added(everyone: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+        with np.errstate(all="ignore"):
+            found = [as_tensor(of_rows([array_of(row) for row in rows]), rows[0]) for rows in everyone]
+        return [each.to(like.dtype).reshape(like.shape) for each, like in zip(found, tensors, strict=True)]
+
+    return Started.together(started).then(added)
+
+
+@dataclass(frozen=True)
+class SparseAllReduce(Operation):
+    """The sum of a sparse COO tensor over the ranks."""
+
+    tensor: torch.Tensor
+    label: str
+    name = "sparse all_reduce"
+    serves_joined = True
+
+    def run(self, ranks: TensorCollectives) -> torch.Tensor:
+        return self.start(ranks).wait()
+
+    def start(self, ranks: TensorCollectives) -> Started[torch.Tensor]:
+        return background.sparse_sum(ranks.comm, self.tensor, self.label)
+
+    def without_values(self) -> Operation:
+        return replace(self, tensor=torch.zeros_like(self.tensor))  # which has no values
+
+
+@dataclass(frozen=True)
+class AllGather(TensorOperation):
+    """The ranks' tensors after one another, along their first dimension, in which they may differ."""
+
+    name = "all_gather"
+    serves_joined = True
+
+    def run(self, ranks: TensorCollectives) -> list[torch.Tensor]:
+        return self.start(ranks).wait()
+
+    def start(self, ranks: TensorCollectives) -> Started[list[torch.Tensor]]:
+        return Started.together([background.all_gather(ranks.comm, each, self.label) for each in self.tensors])
+
+    def _neutral(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.zeros((0, *like.shape[1:]), dtype=like.dtype)
+
+
+@dataclass(frozen=True)
+class Broadcast(TensorOperation):
+    """Root's tensors; those of one dtype are sent together. lines: about a model, which ranks compare first."""
+
+    root: int
+    lines: Sequence[str] = ()
+    name = "broadcast"
+    serves_joined = True
+
+    def run(self, ranks: TensorCollectives) -> list[torch.Tensor]:
+        if self.lines:
+            require_agreement(ranks.comm, "parameters", self.lines, "build the same model on every rank")
+        groups = by_dtype(self.tensors)
+        sent = [
+            ranks.broadcast_together([self.tensors[index] for index in places], self.root, self.label)
+            for places in groups
+        ]
+        return _in_order(groups, sent)
+
+    def sender(self) -> int:
+        return self.root
+
+    def start(self, ranks: TensorCollectives) -> Started[list[torch.Tensor]]:
+        return background.broadcast(ranks.comm, self.tensors, self.root, self.label)
+
+
+@dataclass(frozen=True)
+class AllToAll(Operation):
+    """Rows of a tensor to each rank: the rows received, and how many of each rank; splits: how many go to each."""
+
+    tensor: torch.Tensor
+    splits: Sequence[int]
+    label: str
+    name = "all_to_all"
+
+    def run(self, ranks: TensorCollectives) -> tuple[torch.Tensor, list[int]]:
+        return ranks.all_to_all_rows(self.tensor, self.splits, self.label)
+
+    def start(self, ranks: TensorCollectives) -> Started[tuple[torch.Tensor, list[int]]]:
+        return background.all_to_all(ranks.comm, self.tensor, self.splits, self.label)
+
+
+@dataclass(frozen=True)
+class ReduceScatter(AllReduce):
+    """An all-reduce of which each rank gets its rows, of tensors by themselves."""
+
+    name = "reduce_scatter"
+    serves_joined = False
+
+    def run(self, ranks: TensorCollectives) -> list[torch.Tensor]:
+        operands = [_times(each, self.prescale) for each in self.tensors]
+        found = [ranks.reduce_scatter_rows(each, self.op.value, self.label) for each in operands]
+        return [_times(each, self.postscale) for each in found]
+
+    def start(self, ranks: TensorCollectives) -> Started[list[torch.Tensor]]:
+        parts = [slice(*rows_of(len(each), ranks.comm.rank, ranks.comm.size)) for each in self.tensors]
+        whole = super().start(ranks)
+        return whole.then(lambda found: [each[part].clone() for each, part in zip(found, parts, strict=True)])
+
+
+@dataclass(frozen=True)
+class Barrier(Operation):
+    """No data: all ranks are here."""
+
+    name = "barrier"
+    serves_joined = True
+
+    def run(self, ranks: TensorCollectives) -> None:
+        ranks.barrier()
+
+
+@dataclass(frozen=True)
+class BroadcastObject(Operation):
+    """Root's object, pickled."""
+
+    obj: Any
+    root: int
+    label: str
+    name = "broadcast_object"
+    serves_joined = True
+
+    def run(self, ranks: TensorCollectives) -> Any:
+        return ranks.comm.broadcast_object(self.obj, self.root, label=self.label)
+
+    def sender(self) -> int:
+        return self.root
+
+    def without_values(self) -> Operation:
+        return replace(self, obj=None)
+
+
+@dataclass(frozen=True)
+class AllGatherObject(Operation):
+    """All ranks' objects, pickled."""
+
+    obj: Any
+    label: str
+    name = "all_gather_object"
+
+    def run(self, ranks: TensorCollectives) -> list[Any]:
+        return ranks.comm.all_gather_object(self.obj, label=self.label)
