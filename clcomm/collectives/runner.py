@@ -71,6 +71,7 @@ class CollectiveRunner(Notifier):
         self._finalized, self._closed_by = False, ""
         self._sequence = 0
         self._sent = 0, 0  # messages and their bytes in the collective that runs, where they are counted
+        self._unraised: Exception | None = None  # of ranks in different collectives, found while this one polled
         self._refusal = ""  # the reason for which `refuse` ends the others' collective; "" if none
         self._calls: dict[Arguments, Call] = {}
         self._address = address_of if self.comm is None else address_function()
@@ -121,7 +122,7 @@ class CollectiveRunner(Notifier):
 
     def _run_counted(self, call: Call, move: Callable[..., T], *args: object) -> T:
         """Run a collective, notify the observers and return what `move` returns."""
-        if self._pending or self._finalized or self._completes_first:
+        if self._pending or self._finalized or self._completes_first or self._unraised is not None:
             self._complete_in_flight()
         self._sequence = sequence = self._sequence + 1
         return self._run_numbered(call, sequence, perf_counter(), move, args)
@@ -143,6 +144,7 @@ class CollectiveRunner(Notifier):
         computes: Callable[[], bool] | None = None,
     ) -> Handle:
         self._require_open()
+        self._require_agreement()
         self._sequence = sequence = self._sequence + 1
         begin = perf_counter()
         guard = self._guard(call, sequence)
@@ -182,7 +184,7 @@ class CollectiveRunner(Notifier):
         transport, bucket = call.transport, call.bucket
 
         def run() -> None:
-            if self._pending or self._finalized:
+            if self._pending or self._finalized or self._unraised is not None:
                 self._complete_in_flight()
             self._sequence = sequence = self._sequence + 1
             begin_ns = perf_counter_ns()
@@ -272,6 +274,8 @@ class CollectiveRunner(Notifier):
             error = disagreement([text for _, text, _ in calls], self.name_ranks)
         while self._pending:
             self._pending[0].withdraw(error)
+        if how:
+            self._unraised = error
         return error
 
     def _report(self, call: Call, sequence: int, begin: float, failed: bool = False) -> None:
@@ -330,6 +334,7 @@ class CollectiveRunner(Notifier):
         another call first, ranks that wait for the all-reduce before that call would deadlock with it.
         """
         self._require_open()
+        self._require_agreement()
         if self._completes_first:
             complete_started()
         if self._pending:
@@ -340,6 +345,12 @@ class CollectiveRunner(Notifier):
                 while self._pending:
                     self._pending[0].wait()
             self._in_flight.add_call(begin, perf_counter())
+
+    def _require_agreement(self) -> None:
+        """Raise the error of ranks in different collectives that only a poll has met; the others have raised it."""
+        found, self._unraised = self._unraised, None
+        if found is not None and found.__traceback__ is None:  # no handle has raised it
+            raise found
 
     def _require_open(self) -> None:
         if self._finalized:

@@ -161,13 +161,14 @@ def backward(root: Tensor, gradient: Tensor | float | None = None) -> None:
     if not root._requires_grad:
         raise ArgumentError("backward: this tensor needs no gradient (no leaf with requires_grad, or no_grad() is on)")
     seed = _seed(root, gradient)
-    outer, _modes.backward = _modes.backward, next(_backwards)
+    number = next(_backwards)
+    outer, _modes.backward = _modes.backward, number
     try:
         _backpropagate(root, seed)
     finally:
         _modes.backward = outer
     for end in tuple(root.device.backward_ends):
-        action = end()
+        action = end(number)
         if action is not None:
             root.device.on_host(action)
 

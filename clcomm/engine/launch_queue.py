@@ -53,9 +53,9 @@ class LaunchQueue:
         self.in_turn = self.launching if runs_in_caller else nullcontext()
         self.revision = 0  # grows when memory, hooks or requires_grad of tensors change, which voids recordings
         self.note: Callable[[LaunchEvent], None] | None = None  # called with each launch
-        #: Called at the end of each backward, without arguments, like planned hooks: what they return runs next, also
+        #: Called with its number at the end of each backward, like planned hooks: what they return runs next, also
         #: in replays.
-        self.backward_ends: list[Callable[[], Callable[[], Any] | None]] = []
+        self.backward_ends: list[Callable[[int], Callable[[], Any] | None]] = []
         self._kept_arrays: deque[tuple[Any, np.ndarray]] = deque()  # see keep_while_queued
         self._recorders: dict[int, Recorder] = {}  # by the thread whose run they record
         self._enqueue, self._enqueue_marker = cl.enqueue_nd_range_kernel, cl.enqueue_marker

@@ -39,7 +39,8 @@ class _Distributed:
         if reducing and reduction.should_synchronize and closure is None:
             if reduction.synchronized:
                 warnings.warn(
-                    "optimizer.step() after optimizer.synchronize(): use it within optimizer.skip_synchronize()",
+                    "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): the "
+                    "gradients are not reduced again; call step() within that block",
                     stacklevel=2,
                 )
             else:

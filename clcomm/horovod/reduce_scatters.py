@@ -17,6 +17,10 @@ from clcomm.horovod.world import ProcessSet, global_process_set
 from clcomm.tensors.arrays import on_host, scaled
 
 
+class UnsupportedError(ArgumentError, RuntimeError):
+    """An operation that Horovod does not have either, and for which it raises RuntimeError."""
+
+
 def _call(
     tensors: Sequence[torch.Tensor], name: str | None, op: ReduceOp, process_set: ProcessSet, prescale_factor: float,
     postscale_factor: float,
@@ -24,7 +28,7 @@ def _call(
     wanted, given = chosen_op(op, None), listed(tensors)
     sources = [on_host(each, "tensors") for each in given]
     if wanted is Adasum:
-        raise ArgumentError("op: expected another than Adasum for a reduce-scatter, got Adasum")
+        raise UnsupportedError("op: expected another than Adasum for a reduce-scatter, got Adasum")
     for each in sources:
         if each.dim() == 0:
             raise ArgumentError("tensor: expected at least one dimension to scatter, got a number")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.communicator import Communicator
+from clcomm.engine.autograd import current_backward
 from clcomm.engine.device import Device
 from clcomm.engine.grad_blocks import GradUnit
 from clcomm.engine.grad_slot import NONE
@@ -25,6 +26,9 @@ from clcomm.sync.agreement import CHECKS
 from clcomm.sync.bucket_plan import GRADIENTS
 from clcomm.sync.finiteness import NonFinite, first_non_finite, raise_found
 from clcomm.sync.shared_space import SharedSpace
+
+#: The number of no backward.
+_NONE = -1
 
 
 class GradientShards:
@@ -74,11 +78,11 @@ class GradientShards:
         self._missing = {unit.index: {place.name for place in unit.ranges} for unit in self._order}
         self._unit_of = {place.name: unit.index for unit in self._order for place in unit.ranges}
         self._next = 0
-        self._is_round = False
+        self._backward = _NONE
 
     def _complete(self, name: str) -> Callable[[], None] | None:
         """Note a complete gradient, and return what reduces the units whose turn it is."""
-        self._is_round = True
+        self._backward = current_backward()
         self._missing[self._unit_of[name]].discard(name)
         begin = self._next
         while self._next < len(self._order) and not self._missing[self._order[self._next].index]:
@@ -86,11 +90,14 @@ class GradientShards:
         ready = self._order[begin : self._next]
         return partial(self._reduce, ready) if ready else None
 
-    def _end_round(self) -> Callable[[], None] | None:
-        """Return what reduces the units that a backward left, None for a backward of other models."""
-        if not self._is_round:
+    def _end_round(self, backward: int) -> Callable[[], None] | None:
+        """Return what reduces the units that a backward left, None for one of another model, also after a failed one.
+
+        backward: its number, as `current_backward` gives it.
+        """
+        if backward != self._backward:
             return None
-        self._is_round = False
+        self._backward = _NONE
         return partial(self._finish_round, self._order[self._next :])
 
     def _finish_round(self, left: Sequence[Unit]) -> None:
@@ -206,9 +213,9 @@ def _call_at_end(device: Device, shards: GradientShards) -> None:
     """Call `_end_round` at the end of each backward on the device, which outlives the model, until it is dropped."""
     end = weakref.WeakMethod(shards._end_round)
 
-    def call() -> Callable[[], None] | None:
+    def call(backward: int) -> Callable[[], None] | None:
         method = end()
-        return None if method is None else method()
+        return None if method is None else method(backward)
 
     device.backward_ends.append(call)
     weakref.finalize(shards, device.backward_ends.remove, call)

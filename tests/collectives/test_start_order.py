@@ -98,6 +98,25 @@ def test_what_is_behind_the_difference_ends_with_its_error(auto):
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("call", ["P", "V", "r", "b", "o"])
+def test_a_rank_that_only_polls_gets_the_error_in_its_next_call(auto, call):
+    """The others have raised it, and may never come to that call."""
+    program = Program(auto)
+    if auto.rank:
+        with pytest.raises(MismatchError):
+            program.calls["r"]()
+    else:
+        handle = program.calls["Q"]()
+        while not handle.done():
+            pass
+        with pytest.raises(MismatchError, match=r"rank 0 in all_reduce 'Q'.*in the background"):
+            program.calls[call]()
+        with pytest.raises(MismatchError):
+            handle.wait()
+    program.require_sums()
+
+
+@pytest.mark.mpi(min_size=2)
 def test_equal_orders_are_no_error_however_late_ranks_are(auto):
     """No rank that is behind is taken for one that does something else."""
     program, draw = Program(auto), random.Random(auto.rank)

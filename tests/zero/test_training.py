@@ -103,6 +103,27 @@ def test_a_rank_without_a_backward_counts_as_zeros(comm, stage):
     assert_same_bits(*results)
 
 
+@pytest.mark.mpi(min_size=1)
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_failed_backward_reduces_nothing_in_the_next_one_of_another_model(auto, stage):
+    job = ZeroJob(auto, "mlp", stage)
+
+    def fail(_):
+        raise KeyError("of the program")
+
+    remove = next(job.model.parameters()).register_post_accumulate_grad_hook(fail)  # after the other layers' gradients
+    with pytest.raises(KeyError):
+        job.backward(0)
+    remove()
+    begun = auto.sequence
+    Linear(3, 2, device=job.device)(Tensor(np.ones((1, 3), np.float32), job.device)).backward(
+        Tensor(np.ones((1, 2), np.float32), job.device)
+    )
+    assert auto.sequence == begun
+    job.optimizer.zero_grad()
+    job.step(0)
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_step_without_a_backward_waits_for_the_update_before(auto, monkeypatch, stage):
     job = ZeroJob(auto, "mlp", stage)
