@@ -46,7 +46,7 @@ from clcomm.horovod.functions import (
 )
 from clcomm.horovod.handles import poll, synchronize
 from clcomm.horovod.join import join
-from clcomm.horovod.movement import ReduceOp
+from clcomm.horovod.operations import ReduceOp
 from clcomm.horovod.optimizer import DistributedOptimizer
 from clcomm.horovod.reduce_scatters import (
     grouped_reducescatter,

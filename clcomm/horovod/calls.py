@@ -7,8 +7,7 @@ in the same order; where they do not, every rank raises the same MismatchError.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,7 +32,7 @@ class OperationCall(NamedTuple):
 
     def single(self) -> OperationCall:
         """Return the same of a group of one, whose result is that tensor instead of a list."""
-        return Operation(self.process_set, self.name, self.arguments, lambda found: self.change(found)[0])
+        return self._replace(change=lambda found: self.change(found)[0])
 
     def start(self) -> Handle:
         """Start it in the background; it runs at once while ranks have joined."""

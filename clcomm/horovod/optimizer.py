@@ -13,7 +13,7 @@ import torch
 from clcomm.errors import ArgumentError
 from clcomm.horovod.calls import Adasum, Average, Sum
 from clcomm.horovod.compression import Compression
-from clcomm.horovod.movement import ReduceOp
+from clcomm.horovod.operations import ReduceOp
 from clcomm.horovod.reduction import Reduction, UsageError
 from clcomm.horovod.world import ProcessSet, global_process_set
 

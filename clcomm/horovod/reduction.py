@@ -13,11 +13,11 @@ import torch
 
 from clcomm.errors import ArgumentError
 from clcomm.horovod import joined, world
-from clcomm.horovod.calls import Adasum, ReduceOp
+from clcomm.horovod.calls import Adasum
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.gradients import GradientBuckets, require_same_start
 from clcomm.horovod.lost_ranks import raising_internal_errors
-from clcomm.horovod.operations import AllReduce
+from clcomm.horovod.operations import AllReduce, ReduceOp
 from clcomm.horovod.world import ProcessSet, global_process_set
 from clcomm.stats.events import Phase
 from clcomm.stats.now import count_step

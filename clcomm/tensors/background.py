@@ -47,10 +47,8 @@ def all_reduce(
 def sparse_sum(comm: Communicator, tensor: torch.Tensor, label: str = "") -> Started[torch.Tensor]:
     """Start the sum of sparse COO tensors of one shape: indices and values are gathered, and added in rank order."""
     own = tensor.detach().to("cpu").coalesce()
-    compared = {"operation": "all_reduce", "shape": tuple(own.shape)}
-    started = [
-        gather_rows(comm, each.contiguous(), label, **compared) for each in (own.indices(), own.values().resolve_conj())
-    ]
+    parts = own.indices(), own.values().resolve_conj()
+    started = [gather_rows(comm, each.contiguous(), label, "all_reduce", shape=tuple(own.shape)) for each in parts]
 
     def added(found: list[list[torch.Tensor]]) -> torch.Tensor:
         total = torch.zeros_like(own)
