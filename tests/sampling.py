@@ -8,8 +8,12 @@ from __future__ import annotations
 import os
 import zlib
 from collections import defaultdict
+from collections.abc import Sequence
+from typing import TypeVar
 
 import pytest
+
+_Value = TypeVar("_Value")
 
 #: From how many cases on a test's cases are divided between numbers of ranks.
 DIVIDED_FROM = 2
@@ -24,7 +28,17 @@ def is_whole_suite(config: pytest.Config) -> bool:
     if hasattr(config, "workerinput"):
         return config.workerinput["is_whole_suite"]
     named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS or config.option.keyword
-    return not named and os.environ.get("CLCOMM_ALL_CASES") != "1"
+    return not named and not runs_all_cases()
+
+
+def runs_all_cases() -> bool:
+    """Return whether CLCOMM_ALL_CASES asks for every case."""
+    return os.environ.get("CLCOMM_ALL_CASES") == "1"
+
+
+def some(values: Sequence[_Value], count: int) -> Sequence[_Value]:
+    """Return so many of a test's values, evenly spread, or all of them where every case is to run."""
+    return values if runs_all_cases() else [values[index * len(values) // count] for index in range(count)]
 
 
 def sampled(items: list[pytest.Item]) -> list[pytest.Item]:

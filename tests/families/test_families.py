@@ -25,7 +25,7 @@ from tests.families.family import Family, leaf, whole_numbers
 from tests.families.memory import GuardedMemory, guarded
 from tests.helpers import cpu_device
 
-CASES = int(os.environ.get("CLCOMM_FAMILY_CASES", 30))
+CASES = int(os.environ.get("CLCOMM_FAMILY_CASES", 16))
 LONGEST = 34
 pytestmark = pytest.mark.timeout(0 if CASES > 30 else 600)
 

@@ -37,6 +37,7 @@ def assert_one_line(ended: subprocess.CompletedProcess, pattern: str, code: int 
     assert ended.returncode == code
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", ["0", "-1", "abc", "1.5"])
 def test_bucket_sizes(size: str) -> None:
     pattern = rf"bucket_size: expected a positive number of bytes such as .*, got '{re.escape(size)}'"
@@ -57,6 +58,7 @@ def test_help_is_printed_once() -> None:
     assert ended.stdout.count("usage: python -m examples.mnist") == 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [0, 3])
 def test_unknown_device(ranks: int) -> None:
     ended = run(*QUICK, "--device", "gpu:7", ranks=ranks)

@@ -29,6 +29,7 @@ def two_hosts():
     assert not any(name in listed for name in hosts.names)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("ranks", "total", "expected"),
     [
@@ -101,6 +102,7 @@ def test_another_hosts_clock_is_measured(two_hosts: TwoHosts, tmp_path):
         assert first["offset_ns"] == second["offset_ns"]  # one clock: the more certain of its ranks' measurements
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("ranks", "told"),
     [

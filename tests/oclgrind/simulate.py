@@ -22,6 +22,7 @@ from clcomm.engine.tuning import Tuning, choices
 from tests.families import convolutions, host, products
 from tests.families.every import FAMILIES, WIDE, WIDE_FAMILIES
 from tests.families.memory import ExactMemory
+from tests.sampling import some
 
 #: The start of a line with the name of the next case.
 CASE = "case: "
@@ -67,7 +68,7 @@ RUNS = {
     ),
     "gpu": Run("gpu"),
     "gpu, blocks": Run(
-        "gpu", (), [replace(SMALL, gemm_block=each) for each in choices("gpu")["gemm_block"]],
+        "gpu", (), [replace(SMALL, gemm_block=each) for each in some(choices("gpu")["gemm_block"], 2)],
         [*PRODUCTS, ("batch of products", SMALL_BATCH)],
     ),
     "gpu, outputs": Run(

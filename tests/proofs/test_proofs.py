@@ -18,10 +18,10 @@ from clcomm.schedules import ALGORITHMS
 from tests.faults.launch import ROOT, memory_environment, mpiexec
 
 LAYOUTS = int(os.environ.get("CLCOMM_PROOF_LAYOUTS", "0"))
-ARRIVALS = int(os.environ.get("CLCOMM_PROOF_ARRIVALS", "300"))
+ARRIVALS = int(os.environ.get("CLCOMM_PROOF_ARRIVALS", "100"))
 SEED = os.environ.get("CLCOMM_PROOF_SEED", "0")
 #: Models drawn in the sample, by the number of ranks: more ranks than cores take their time.
-SAMPLE = {2: 40, 3: 12, 4: 8, 5: 4, 8: 2}
+SAMPLE = {2: 16, 3: 8, 4: 6, 5: 3, 8: 2}
 #: More than any of it takes: what a hang is told by.
 LIMIT_S = 120 + LAYOUTS * 8 + ARRIVALS / 20
 SPARE_BYTES = 1 << 20

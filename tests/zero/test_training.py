@@ -22,7 +22,7 @@ alone = functools.cache(trained_alone)
 STEPS = 50
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("micro", [1, 3])
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("kind", MODELS)
@@ -31,7 +31,7 @@ def test_ranks_equal_one_rank_on_the_same_samples(comm, kind, stage, micro):
     require_close(job.run(STEPS, micro=micro), alone(kind, comm.size, STEPS, micro))
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("make_device", [cpu, discrete])
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("kind", MODELS)
@@ -62,7 +62,7 @@ def crossed(draws: int = 12):
         yield {name: rng.choice(choices) for name, choices in OPTIONS.items()}
 
 
-@pytest.mark.sampled(36)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("kind", ["mlp", "gpt"])
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("number", range(12))
@@ -196,7 +196,7 @@ def test_ranks_may_leave_out_different_layers_and_complete_them_in_any_order(aut
 # --- replays ---
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("micro", [1, 2])
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("kind", MODELS)

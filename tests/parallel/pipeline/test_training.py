@@ -57,7 +57,7 @@ def train(pipeline: Pipeline, case: Case, samples: int, steps: int, ddp=None, re
     return losses
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
 def test_stages_equal_one_rank_on_the_same_samples(several, name, schedule):
@@ -75,6 +75,7 @@ def test_stages_equal_one_rank_on_the_same_samples(several, name, schedule):
         assert pipeline.module.parameter_count() < sum(each.size for each in expected.values())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
 def test_data_parallel_pipelines_equal_one_rank_on_all_samples(auto, name, schedule):
@@ -108,6 +109,7 @@ def test_buckets_that_begin_in_the_last_backward_have_the_bits_of_others(auto, n
     mesh.close()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("layout", ["", "halves", "interleaved"])
 @pytest.mark.parametrize("name", CASES)
