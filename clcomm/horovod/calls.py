@@ -13,7 +13,7 @@ import torch
 
 from clcomm.errors import ArgumentError
 from clcomm.horovod import joined
-from clcomm.horovod.handles import Handle
+from clcomm.horovod.handles import Handle, run_ended
 from clcomm.horovod.lost_ranks import internal_error
 from clcomm.horovod.operations import Barrier, Operation, ReduceOp
 from clcomm.horovod.world import ProcessSet, global_process_set
@@ -40,7 +40,8 @@ class OperationCall(NamedTuple):
         if global_process_set.some_joined:
             result = self.run()
             return Handle(Started((), lambda: result))
-        return Handle(self.operation.start(ranks).then(self.change))
+        started = self.operation.start(ranks).then(self.change)
+        return Handle(started, self.run if self.process_set is global_process_set else None)
 
     def run(self) -> Any:
         """Run it and return the result; again, if it told this rank that others have joined."""
@@ -52,6 +53,7 @@ class OperationCall(NamedTuple):
                 except ArgumentError as error:
                     if not joined.is_notice(error):
                         raise
+                    run_ended()
             if self.process_set is not global_process_set:
                 raise ArgumentError(
                     "process_set: expected all ranks while some have joined, got a set; call it after join()"

@@ -6,19 +6,33 @@ the same order. A started operation advances in every call that waits for other 
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from clcomm.errors import ArgumentError
+from clcomm.horovod import joined
 from clcomm.horovod.lost_ranks import raising_internal_errors
 from clcomm.tensors.started import Started
 
+_numbers = itertools.count()
+
 
 class Handle:
-    """A started operation; `poll` and `synchronize` take it."""
+    """A started operation; `poll` and `synchronize` take it.
 
-    def __init__(self, started: Started[Any]):
+    Args:
+        started: the operation.
+        run: runs it and waits, where a rank that has joined has ended it; None: nothing does.
+    """
+
+    def __init__(self, started: Started[Any], run: Callable[[], Any] | None = None):
         self._started: Started[Any] | None = started
-        self._result: Any = None
+        self._run, self._result = run, None
+        self._error: ArgumentError | None = None
+        if run is not None:
+            _unfinished[next(_numbers)] = self
 
     def __call__(self) -> Any:
         """Return `synchronize` of it: Horovod's handle of a sparse all-reduce is a function."""
@@ -40,13 +54,40 @@ class Handle:
         """Wait for it and return its result, or raise its error; both once."""
         if self._started is not None:
             self._finish()
-        result, self._result = self._result, None
+        result, error, self._result, self._error = self._result, self._error, None, None
+        if error is not None:
+            raise error
         return result
 
     def _finish(self) -> None:
-        started, self._started = self._started, None
-        assert started is not None
-        self._result = started.wait()
+        assert self._started is not None
+        try:
+            self._result = self._started.wait()
+        except ArgumentError as error:
+            if self._run is None or not joined.is_notice(error):
+                raise
+            run_ended()
+        finally:
+            self._started = None
+
+    def run_ended(self) -> None:
+        """Run the operation, if its result is not there yet; `result` raises its error."""
+        if self._started is not None and self._run is not None:
+            self._started = None
+            try:
+                self._result = self._run()
+            except ArgumentError as error:
+                self._error = error
+
+
+#: Handles of started operations of all ranks, by the order of the starts.
+_unfinished: WeakValueDictionary[int, Handle] = WeakValueDictionary()
+
+
+def run_ended() -> None:
+    """Run what was started, in the order of the starts, after a rank that has joined has ended all of it."""
+    for _, handle in sorted(_unfinished.items()):
+        handle.run_ended()
 
 
 def poll(handle: Handle) -> bool:

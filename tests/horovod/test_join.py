@@ -191,11 +191,28 @@ def test_what_ranks_that_have_joined_cannot_do_is_an_error_of_one_line(hvd):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_started_operations_end_with_the_notice_of_a_rank_that_joins(hvd):
+@pytest.mark.parametrize("how", ["in order", "last first", "poll", "operate"])
+def test_operations_that_were_started_before_a_rank_joined_leave_it_out(hvd, how):
+    others = hvd.size() - 1
     if hvd.rank():
-        handles = [hvd.allreduce_async(torch.ones(1)) for _ in range(2)]
-        for handle in handles:
-            with pytest.raises(ArgumentError) as caught:
-                hvd.synchronize(handle)
-            assert "expected operations that are waited for at once while ranks have joined" in one_line(caught)
+        values = torch.arange(3.0)
+        handles = [
+            hvd.allreduce_async(values, op=hvd.Sum),
+            hvd.alltoall_async(torch.ones(hvd.size())),
+            hvd.allgather_async(values),
+            hvd.allreduce_async_(values.clone(), op=hvd.Sum),
+        ]
+        if how == "operate":
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == others
+        if how == "poll" and hvd.rank() == 1:
+            while not hvd.poll(handles[2]):
+                pass
+        order = [3, 2, 1, 0] if how == "last first" and hvd.rank() == 1 else range(4)
+        for at in order:
+            if at == 1:
+                with pytest.raises(ArgumentError, match="no all_to_all while ranks have joined"):
+                    hvd.synchronize(handles[at])
+            else:
+                found = hvd.synchronize(handles[at])
+                assert torch.equal(found, values.repeat(others) if at == 2 else values * others)
     assert hvd.join() == hvd.size() - 1
