@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -149,7 +149,7 @@ def invalid_entry(entry: str, expected: str, value: object) -> CheckpointError:
     return CheckpointError(f"checkpoint: {entry}: expected {expected}, got {found}; use an earlier checkpoint")
 
 
-def _write(file: Any, checkpoint: Checkpoint) -> None:
+def _write(file: BinaryIO, checkpoint: Checkpoint) -> None:
     facts = {"format": FORMAT, "version": VERSION, **checkpoint.facts}
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(_FACTS, json.dumps(facts, indent=1, sort_keys=True))

@@ -31,6 +31,7 @@ from clcomm.transport import mpi_communicators, mpi_runtime
 from clcomm.transport.mapped_files import MappedFile
 from clcomm.transport.memory_transport import MemoryTransport
 from clcomm.transport.mpi_resources import MpiResources, closed, free_dropped
+from clcomm.transport.mpi_runtime import Intracomm
 from clcomm.units import format_size, parse_size
 
 #: In place of a bucket size: the Synchronizer looks for the fastest.
@@ -74,7 +75,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
 
     def __init__(
         self,
-        comm: object = None,
+        comm: Intracomm | None = None,
         use_bucketing: bool = True,
         *,
         bucket_size: int | str = _DEFAULT_BUCKET_SIZE,

@@ -77,7 +77,7 @@ def _measured(entry: Any) -> MeasuredFit:
 
 
 def _one_of(names: Sequence[str], expected: str) -> Check:
-    def check(value: Any, name: str) -> str:
+    def check(value: object, name: str) -> str:
         if value not in names:
             raise ValueError(f"expected {expected}")
         return str(value)

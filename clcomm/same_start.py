@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
 from itertools import takewhile
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from clcomm._version import __version__
 from clcomm.errors import MismatchError, name_ranks
 from clcomm.job.time_limits import Limits
 from clcomm.transport import mpi_communicators, mpi_runtime
+from clcomm.transport.mpi_runtime import Intracomm
 
 #: Options that may differ: each rank computes on a device of its own.
 OF_EACH_RANK = ("device",)
@@ -76,7 +77,7 @@ def declared(program: str, options: object) -> Iterator[None]:
         _Job.facts = before
 
 
-def require_same_start(comm: Any, arguments: Mapping[str, object], limits: Limits) -> None:
+def require_same_start(comm: Intracomm, arguments: Mapping[str, object], limits: Limits) -> None:
     """Raise the same MismatchError on every rank unless all were started alike; log suspicious differences once.
 
     comm: an mpi4py communicator. arguments: its Communicator's arguments. Collective.

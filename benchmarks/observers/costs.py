@@ -83,7 +83,8 @@ def _phases(comm: Communicator) -> None:
 
 def _launches(device: Device, trace: Trace | None = None) -> None:
     """Queue small kernels as a replayed step does, 25 a step."""
-    kernel, size = device.kernel("elementwise", "fill"), np.int32(64)
+    kernel: Any = device.kernel("elementwise", "fill")
+    size = np.int32(64)
     kernel.set_args(device.allocate(256), np.float32(0), size)
     launches = [(kernel, *device.grid(64))] * 25
     for _ in range(_EVENTS // len(launches)):

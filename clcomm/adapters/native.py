@@ -117,8 +117,8 @@ class NativeAdapter:
         space = self.flat_space
         latest: tuple[int, Any] = -1, None  # number of the last backward, and its recorder
 
-        def hook_of(name: str) -> Callable[[Any], Any]:
-            def hook(_: object) -> Any:
+        def hook_of(name: str) -> Callable[[object], object]:
+            def hook(_: object) -> object:
                 nonlocal latest
                 backward, recorder = current_backward(), space.device.recorder
                 if backward != latest[0]:

@@ -115,7 +115,7 @@ def named_tensors(module: Any) -> Iterator[NetclParameter]:
             yield NetclParameter(f"parameter{index}", tensor, False)
 
 
-def _walk(owner: Any, prefix: str, seen: set[int]) -> Iterator[NetclParameter]:
+def _walk(owner: object, prefix: str, seen: set[int]) -> Iterator[NetclParameter]:
     from netcl.core.tensor import Tensor
     from netcl.nn import Linear
     from netcl.nn.layers import Module

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakMethod
 
 import numpy as np
@@ -138,9 +138,7 @@ class TorchAdapter:
         """Copy these gradients from the flat space into the model."""
         for name in names:
             slot = self._slots[name]
-            gradient = slot.parameter.grad
-            assert gradient is not None
-            real(gradient).copy_(slot.own)
+            real(slot.parameter.grad).copy_(slot.own)  # type: ignore[arg-type]  # written gradients are there
 
     def moves_in_place(self) -> None:
         """Return None: the mean is copied, and most gradients are."""
@@ -216,7 +214,7 @@ def _spec(name: str, parameter: torch.nn.Parameter) -> ParameterSpec:
     return ParameterSpec(name, tuple(values.shape), _FLAT_DTYPES[values.dtype])
 
 
-_SAME_SIZE: dict[int, Any] = {1: torch.uint8, 2: torch.int16}
+_SAME_SIZE: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16}
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from clcomm.collectives.arguments import address_of, check_op, flat, writable
-from clcomm.collectives.handle import Handle
+from clcomm.collectives.handle import Handle, T
 from clcomm.collectives.runner import KEPT_CALLS, CollectiveRunner
 from clcomm.collectives.world import World
 from clcomm.errors import ArgumentError, RankNames
@@ -321,7 +320,7 @@ class AllReduces(CollectiveRunner):
         return source, target, finish
 
 
-def _with_references(prepared: Callable[..., object], *arrays: np.ndarray) -> Callable[..., Any]:
+def _with_references(prepared: Callable[..., T], *arrays: np.ndarray) -> Callable[..., T]:
     """Keep references to a prepared call's arrays: shared memory is freed when no array refers to it."""
     prepared.arrays = arrays  # type: ignore[attr-defined]
     return prepared

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from clcomm.collectives.arguments import check_root, scatter_header
+from clcomm.collectives.handle import T
 from clcomm.collectives.runner import CollectiveRunner
 from clcomm.errors import ArgumentError
-
-T = TypeVar("T")
 
 
 class ObjectCollectives(CollectiveRunner):

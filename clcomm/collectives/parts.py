@@ -5,9 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, RankNames
 from clcomm.stats.events import Collective, Phase
 
 
@@ -30,7 +30,7 @@ class Wanted(NamedTuple):
         return cls(None if color is None else int(color), int(key), name)
 
 
-def members_of(everyone: Sequence[Wanted | ArgumentError], rank: int, name_of: Any) -> list[int]:
+def members_of(everyone: Sequence[Wanted | ArgumentError], rank: int, name_of: RankNames) -> list[int]:
     """Return the ranks of `rank`'s part in their order there; empty for none.
 
     Raises the same ArgumentError on every rank where one asks for something invalid.

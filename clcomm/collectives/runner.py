@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from functools import partial
 from pickle import UnpicklingError
 from time import perf_counter, perf_counter_ns
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from clcomm.collectives.arguments import address_of
-from clcomm.collectives.handle import Handle
+from clcomm.collectives.handle import Handle, T
 from clcomm.collectives.notifier import Notifier
 from clcomm.collectives.start_guard import StartGuard
 from clcomm.collectives.world import World
@@ -43,7 +43,6 @@ from clcomm.transport.shared import SharedTransport
 #: Bounds the memory for different calls; no program makes so many.
 KEPT_CALLS = 4096
 
-T = TypeVar("T")
 Arguments = tuple[object, ...]
 
 _new = tuple.__new__  # makes a named tuple of all its fields, in half the time

@@ -24,6 +24,7 @@ from clcomm.transport.hosts import Hosts
 from clcomm.transport.meeting import Meeting, NoMeeting, WorldMeeting
 from clcomm.transport.memory_transport import MemoryTransport
 from clcomm.transport.mpi_resources import free_dropped, next_number
+from clcomm.transport.mpi_runtime import Intracomm
 from clcomm.transport.mpi_transport import MpiTransport
 from clcomm.transport.reduction import prepared_reduction_by_hosts
 from clcomm.transport.shared import SharedTransport
@@ -53,7 +54,7 @@ class World:
     #: The private duplicate of the mpi4py communicator; None without MPI.
     comm: Any = None
     #: That one and its host's, in which ranks may wait until the world is open.
-    made: list[Any] = field(default_factory=list)
+    made: list[Intracomm] = field(default_factory=list)
     #: Moves any array between all ranks.
     base: Transport = field(default_factory=SoloTransport)
     #: Reduces arrays that it allocated itself; None without shared memory.
@@ -78,7 +79,7 @@ class World:
     elsewhere: OtherHosts | None = None
 
 
-def open_world(comm: object, transport: str, limits: Limits, arguments: Mapping[str, object]) -> World:
+def open_world(comm: Intracomm | None, transport: str, limits: Limits, arguments: Mapping[str, object]) -> World:
     """Return the world of an mpi4py communicator, of COMM_WORLD if it is None; collective.
 
     All traffic goes through a private duplicate of it.
@@ -169,7 +170,7 @@ def _connect_ranks(world: World, comm: Any, transport: str, limits: Limits, argu
         host.Free()
 
 
-def _open_memory(world: World, base: MpiTransport, host: object, hosts: Hosts) -> str:
+def _open_memory(world: World, base: MpiTransport, host: Intracomm, hosts: Hosts) -> str:
     """Open the transport in the hosts' shared memory; return the reason where that fails, else ""; collective."""
     comm = world.comm
     can_open = HierarchicalTransport.can_open(comm, host) if hosts.nested else SharedTransport.can_open(host)
@@ -184,14 +185,14 @@ def _open_memory(world: World, base: MpiTransport, host: object, hosts: Hosts) -
     return ""
 
 
-def _share_of_cores(comm: Any) -> int:
+def _share_of_cores(comm: Intracomm | None) -> int:
     """Return this rank's share of the cores that it may run on."""
     mine = (os.uname().nodename, tuple(sorted(usable_cores())))
     sharers = 1 if comm is None else comm.allgather(mine).count(mine)
     return max(1, len(mine[1]) // sharers)
 
 
-def _wants_checks(comm: Any) -> bool:
+def _wants_checks(comm: Intracomm | None) -> bool:
     """Return whether ranks compare their calls: they do unless all have CLCOMM_CHECKS=off. The same on every rank."""
     wants = variables.is_on("CLCOMM_CHECKS")
     return wants if comm is None else any(comm.allgather(wants))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
 
 from clcomm.commands.command import Command
 from clcomm.console.table import Column, TextTable
@@ -56,7 +55,7 @@ def comparison(cpus: Sequence[selection.Candidate], rates: Sequence[float], core
 
 def row(candidate: selection.Candidate, is_taken: bool) -> tuple[str, ...]:
     """Return a device's cells, in the order of COLUMNS; a mark before the device that this rank takes."""
-    device: Any = candidate.cl_device
+    device = candidate.cl_device
     return (
         f"{'*' if is_taken else ' '} {candidate.label}",
         device.name.strip(),

@@ -62,10 +62,8 @@ def parse_compression(text: str) -> CommHook | None:
     name, _, argument = text.partition(":") if isinstance(text, str) else ("", "", "")
     plain: dict[str, Callable[[], CommHook]] = {"fp16": Float16, "bf16": BFloat16, "int8": Int8}
     try:
-        if text == "none":
-            return None
-        if text in plain:
-            return plain[text]()
+        if name in ("none", *plain) and text == name:
+            return plain[name]() if name in plain else None
         if name == "topk" and 0 < float(argument) <= 1:
             return TopK(float(argument))
         if name == "powersgd" and int(argument) >= 1:

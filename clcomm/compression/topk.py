@@ -49,12 +49,12 @@ class TopK(PreparedHook):
         decode = partial(coding.mean_of_largest, out=task.out)
         size, dtype = gradient.size, gradient.dtype
         key, chosen = (model_of(gradient, task.bucket), task.bucket.start), 0
-        exchange: Work | None = None
+        exchange: Work = lambda: None  # noqa: E731
 
         def run() -> None:
             nonlocal chosen, exchange
             count = math.ceil(self._next_share(key) * size)
-            if exchange is None or count != chosen:
+            if count != chosen:
                 chosen, nbytes = count, largest_nbytes(count, dtype)
                 exchange = prepare_exchange(task.ranks, nbytes, np.uint8, encode, decode)
             exchange()

@@ -24,10 +24,7 @@ from clcomm.errors import ArgumentError
 ALGORITHMS = ("ring", "recursive", "best")
 _HUBER = 1.345  # residuals beyond so many standard deviations get less weight (P. Huber, 1964)
 _MOST_ROUNDS_OF_FIT = 50
-
-
-#: A number of bytes and its seconds, or arrays of them.
-Bytes = TypeVar("Bytes", float, np.ndarray)
+Bytes = TypeVar("Bytes", float, np.ndarray)  # a number of bytes and its seconds, or arrays of them
 
 
 @dataclass(frozen=True)

@@ -55,10 +55,10 @@ class Replicas(list[list[Parameter]]):
         #: Of each device, where netcl's words made them.
         self.optimizers: list[Optimizer] | None = None
         #: Of each device, the function of the latest recorded steps, and their Replay.
-        self.recorded: dict[int, tuple[Any, Replay]] = {}
+        self.recorded: dict[int, tuple[object, Replay]] = {}
 
     @staticmethod
-    def checked(given: Any) -> Replicas:
+    def checked(given: object) -> Replicas:
         """Return what was given; raises ArgumentError unless it is what prepare_replicas returns."""
         if not isinstance(given, Replicas):
             raise ArgumentError(
@@ -246,6 +246,6 @@ def _place_of(tensor: Tensor) -> dict[str, Any]:
     return {name: getattr(tensor, name) for name in names}
 
 
-def _move(tensor: Tensor, place: dict[str, Any]) -> None:
+def _move(tensor: Tensor, place: dict[str, object]) -> None:
     for name, value in place.items():
         setattr(tensor, name, value)

@@ -39,9 +39,9 @@ def data_parallel_step(
     *,
     sizes: Sequence[int] | None = None,
     replay: bool = False,
-    pre_shard_hook: Callable[..., Any] | None = None,
-    post_sync_hook: Callable[[Replicas], Any] | None = None,
-    post_step_hook: Callable[[int], Any] | None = None,
+    pre_shard_hook: Callable[..., object] | None = None,
+    post_sync_hook: Callable[[Replicas], object] | None = None,
+    post_step_hook: Callable[[int], object] | None = None,
 ) -> float:
     """Train one step with a shard of the batch on each device, and return the mean loss of this rank's samples.
 

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from clcomm import variables
 from clcomm.doctor.finding import Finding, note, ok, problem
@@ -20,7 +19,7 @@ _SEAL = re.compile(r"clcomm-[0-9a-f]{32}")
 _LEAST_BYTES = 64 << 20
 
 
-def probe() -> dict[str, Any]:
+def probe() -> dict[str, object]:
     """Return the caches' directories, why they can't be used, and the damaged programs in them; nothing is made."""
     wanted = own_directory()
     reason, pocl = _unfit(wanted), os.environ.get("POCL_CACHE_DIR", "")

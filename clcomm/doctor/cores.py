@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from clcomm.doctor.finding import Finding, note, ok, problem
-from clcomm.doctor.job import Job
+from clcomm.doctor.job import Facts, Job
 from clcomm.usable_cores import usable_cores
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
-def probe() -> dict[str, Any]:
+def probe() -> dict[str, object]:
     """Return the cores that this process may use, those of the host, its container's quota and its threads."""
     return {
         "usable": sorted(usable_cores()),
@@ -42,7 +41,7 @@ def check(job: Job) -> Iterator[Finding]:
             yield from _on_host(job.on(host), own, job.launched)
 
 
-def _on_host(where: str, own: dict[int, Any], launched: bool) -> Iterator[Finding]:
+def _on_host(where: str, own: dict[int, Facts], launched: bool) -> Iterator[Finding]:
     first = next(iter(own.values()))
     usable = sorted({core for facts in own.values() for core in facts["usable"]})
     quota, present = first["quota"], first["present"]
@@ -74,7 +73,7 @@ def _on_host(where: str, own: dict[int, Any], launched: bool) -> Iterator[Findin
     yield from _threads(where, own, cores)
 
 
-def _threads(where: str, own: dict[int, Any], cores: int) -> Iterator[Finding]:
+def _threads(where: str, own: dict[int, Facts], cores: int) -> Iterator[Finding]:
     """Yield a note where NumPy's threads outnumber the cores; without OMP_NUM_THREADS each rank has one for each."""
     counts = [_thread_count(facts) for facts in own.values()]
     if len(own) > 1 and sum(counts) > max(cores, len(own)):
@@ -85,7 +84,7 @@ def _threads(where: str, own: dict[int, Any], cores: int) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _thread_count(facts: Any) -> int:
+def _thread_count(facts: Facts) -> int:
     given = facts["threads"].split(",")[0]
     return min(int(given), 4096) if given.isdigit() and int(given) else len(facts["usable"])
 

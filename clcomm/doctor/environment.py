@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
 from clcomm import variables
 from clcomm.doctor.finding import Finding, note, ok, problem
@@ -14,7 +13,7 @@ _REMEDY = "correct it, or unset it for its default (docs/environment.md)"
 _PAGE = "docs/environment.md lists clcomm's"
 
 
-def probe() -> dict[str, Any]:
+def probe() -> dict[str, object]:
     """Return the variables that are set, what is wrong with values, and the names that nothing reads."""
     given = {name: variables.text(name) for name in variables.VARIABLES if name in os.environ}
     wrong = {name: variables.problem(name) or _unusable(name) for name in given}

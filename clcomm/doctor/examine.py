@@ -29,7 +29,7 @@ from clcomm.doctor import (
 )
 from clcomm.doctor.finding import Finding, note, problem
 from clcomm.doctor.guard import Guard
-from clcomm.doctor.job import FAILED, Job
+from clcomm.doctor.job import FAILED, Facts, Job
 
 Probe = Callable[[], dict[str, Any]]
 #: How long a probe may take; those that wait for other programs have limits of their own below this.
@@ -71,8 +71,8 @@ def look(given: Mapping[str, Probe], limit_s: float = LIMIT_S) -> dict[str, Any]
     return {name: _facts(probe, limit_s) for name, probe in given.items()}
 
 
-def _facts(probe: Probe, limit_s: float) -> dict[str, Any]:
-    found: dict[str, Any] = {FAILED: f"no answer within {limit_s:g} s"}
+def _facts(probe: Probe, limit_s: float) -> dict[str, object]:
+    found: dict[str, object] = {FAILED: f"no answer within {limit_s:g} s"}
 
     def run() -> None:
         try:
@@ -88,7 +88,7 @@ def _facts(probe: Probe, limit_s: float) -> dict[str, Any]:
     return dict(found)
 
 
-def lacks_numpy(facts: Mapping[str, Any]) -> bool:
+def lacks_numpy(facts: Facts) -> bool:
     """Return whether this rank cannot use NumPy, without which ranks cannot exchange what they found."""
     return bool(facts["modules"].get("numpy"))
 

@@ -26,7 +26,7 @@ class Finding:
     level: str
     what: str
     remedy: str = ""
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, object] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields in JSON-compatible form."""
@@ -43,6 +43,6 @@ def note(check: str, what: str, remedy: str, **evidence: object) -> Finding:
     return Finding(check, NOTE, what, remedy, evidence)
 
 
-def problem(check: str, what: str, remedy: str, **evidence: Any) -> Finding:
+def problem(check: str, what: str, remedy: str, **evidence: object) -> Finding:
     """Return a finding for what fails, or gives wrong results."""
     return Finding(check, PROBLEM, what, remedy, evidence)

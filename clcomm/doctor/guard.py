@@ -40,7 +40,7 @@ class Guard:
         self._process.stdin.close()
         self._process.wait()
 
-    def _tell(self, what: dict[str, Any]) -> None:
+    def _tell(self, what: dict[str, object]) -> None:
         stream = self._process.stdin
         assert stream is not None
         stream.write(json.dumps(what).encode() + b"\n")

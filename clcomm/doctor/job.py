@@ -54,7 +54,7 @@ class Job:
 
     def alike(self, probe: str, value: Callable[[Facts], object]) -> dict[Any, list[int]]:
         """Return the ranks by what `value` makes of their facts."""
-        found: dict[Any, list[int]] = {}
+        found: dict[object, list[int]] = {}
         for rank, facts in self.of(probe).items():
             found.setdefault(value(facts), []).append(rank)
         return found

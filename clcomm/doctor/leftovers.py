@@ -8,7 +8,6 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from clcomm.doctor.finding import Finding, note, ok
 from clcomm.doctor.job import Job
@@ -26,7 +25,7 @@ _SHARED = Path("/dev/shm")
 _MOST_NAMED = 4
 
 
-def probe() -> dict[str, Any]:
+def probe() -> dict[str, object]:
     """Return this user's files of MPI that no process has mapped or opened: path and bytes."""
     used = _used_files()
     windows = [
@@ -114,7 +113,7 @@ def check(job: Job) -> Iterator[Finding]:
             yield ok("leftovers", f"none of other jobs{where}")
 
 
-def _removal(command: str, found: Any) -> str:
+def _removal(command: str, found: list[tuple[str, int]]) -> str:
     """Return the command that removes what was found; of many it shows some, as JSON lists all."""
     paths = " ".join(path for path, _ in found[:_MOST_NAMED])
     return f"{command} {paths}" + ("; clcomm doctor --json lists the others" if len(found) > _MOST_NAMED else "")

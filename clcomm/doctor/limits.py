@@ -6,7 +6,6 @@ import errno
 import os
 import resource
 from collections.abc import Iterator
-from typing import Any
 
 from clcomm.doctor.finding import Finding, note, ok, problem
 from clcomm.doctor.job import Facts, Job
@@ -25,7 +24,7 @@ def temporary() -> str:
     return next((os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)), "/tmp")
 
 
-def probe() -> dict[str, Any]:
+def probe() -> dict[str, object]:
     """Return the limits of open files and of a file's bytes (None: none), the temporary directory, its room."""
     (files, most), (size, _) = (resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE))
     path = temporary()
@@ -34,7 +33,7 @@ def probe() -> dict[str, Any]:
     return {**found, **_room(path)}
 
 
-def _room(path: str) -> dict[str, Any]:
+def _room(path: str) -> dict[str, object]:
     try:
         room = os.statvfs(path)
         if not os.path.isdir(path):

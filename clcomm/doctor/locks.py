@@ -8,7 +8,6 @@ import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from clcomm.doctor.finding import Finding, note, ok, problem
 from clcomm.doctor.job import Job
@@ -18,7 +17,7 @@ _HOLDER = re.compile(r"process (\d+) on (\S+)")
 _MOST_BYTES, _MOST_FILES = 200, 1000
 
 
-def probe(directory: str) -> dict[str, Any]:
+def probe(directory: str) -> dict[str, object]:
     """Return the lock files in a directory: path, process and host that they name, and whether they are locked."""
     found = []
     for path in sorted(Path(directory).glob(".*.lock"))[:_MOST_FILES]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clcomm.doctor.finding import Finding, ok, problem
-from clcomm.doctor.job import Job
+from clcomm.doctor.job import Facts, Job
 
 #: The packages of every installation, as they are imported and as they are called.
 PACKAGES = {"numpy": "NumPy", "mpi4py": "mpi4py", "pyopencl": "PyOpenCL", "rich": "Rich", "pooch": "Pooch"}
@@ -22,7 +22,7 @@ _NEED = {
 }  # fmt: skip
 
 
-def probe(directory: str) -> dict[str, Any]:
+def probe(directory: str) -> dict[str, object]:
     """Return where each package is imported from and where it is installed, and what would hide one in a directory.
 
     directory: in which programs are started, so that their modules come before those that are installed.
@@ -108,7 +108,7 @@ def check(job: Job) -> Iterator[Finding]:
         yield ok("modules", f"imported from {', '.join(sorted(folders)) or 'where they are installed'}")
 
 
-def _statements(facts: Any) -> Iterator[tuple[str, str]]:
+def _statements(facts: Facts) -> Iterator[tuple[str, str]]:
     hidden = set()
     for name, its in facts["packages"].items():
         if not its["from"]:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
-from typing import Any
 
 from clcomm.doctor.finding import Finding, note, ok, problem
 from clcomm.doctor.job import Facts, Job
@@ -27,9 +26,9 @@ _ANSWER_S = 30.0
 _INSTALL = "pip install 'clcomm[mpich]', or make the system's MPI known (docs/mpi.md)"
 
 
-def probe() -> dict[str, Any]:
+def probe() -> dict[str, object]:
     """Return the library, the launchers that are found in order, the shell's mpiexec and the installed MPI wheels."""
-    found: dict[str, Any] = {"wheels": _wheels(), "library": "", "kind": None, "reason": ""}
+    found: dict[str, object] = {"wheels": _wheels(), "library": "", "kind": None, "reason": ""}
     asked = subprocess.run(
         [sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=_ANSWER_S, check=False,
         stdin=subprocess.DEVNULL,

@@ -31,7 +31,7 @@ def named_hosts(hosts: str, hostfile: str) -> list[str]:
     return list(dict.fromkeys(name if name.count(":") > 1 else name.partition(":")[0] for name in names))
 
 
-def probe(names: list[str]) -> dict[str, Any]:
+def probe(names: list[str]) -> dict[str, object]:
     """Return for each host why it can't be reached, "" where it can: its name is resolved and its ssh is called."""
     with ThreadPoolExecutor(16) as threads:
         return {"reasons": dict(zip(names, threads.map(_unreachable, names), strict=True))}
@@ -62,7 +62,7 @@ def measure(world: Any, hosts: list[str]) -> dict[str, Any]:
         world: an mpi4py communicator of all ranks.
         hosts: each rank's.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for host in dict.fromkeys(hosts):
         peer = hosts.index(host)
         if host != hosts[0] and world.Get_rank() in (0, peer):

@@ -30,14 +30,14 @@ _LAUNCHERS = ("PMI_", "PMIX_", "MPI_LOCAL", "OMPI_", "PRTE_", "HYDRA", "HYDI_", 
 _NO_DEVICE = "pip install 'clcomm[pocl]' for a CPU device, or the GPU vendor's driver (docs/mpi.md)"
 
 
-def probe() -> dict[str, Any]:
+def probe() -> dict[str, object]:
     """Return what the process in `opencl_probe` found, the CPU's peak, or the reason why it did not answer."""
     from clcomm.engine import selection
 
     local_rank, local_size = selection.local_place()
     cores = max(1, selection.core_share(local_size))
     command = [sys.executable, "-m", "clcomm.doctor.opencl_probe", str(local_rank), str(local_size), str(cores)]
-    found: dict[str, Any] = {"cores": cores, "peak": cores * core_peak()}
+    found: dict[str, object] = {"cores": cores, "peak": cores * core_peak()}
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
     with _caches_apart() as apart:
         try:
@@ -139,7 +139,7 @@ def _without(job: Job) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _few_units(job: Job, having: dict[int, Any]) -> Iterator[Finding]:
+def _few_units(job: Job, having: dict[int, Facts]) -> Iterator[Finding]:
     """Yield a problem where a CPU device uses fewer cores than its rank has: half of them give half of the speed."""
     few = {rank: facts for rank, facts in having.items() if facts["kind"] == "cpu" and facts["units"] < facts["cores"]}
     for (units, cores), ranks in _alike(few, lambda facts: (facts["units"], facts["cores"])).items():
@@ -152,7 +152,7 @@ def _few_units(job: Job, having: dict[int, Any]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _speed(job: Job, having: dict[int, Any]) -> Iterator[Finding]:
+def _speed(job: Job, having: dict[int, Facts]) -> Iterator[Finding]:
     """Compare the speed of devices that are alike, and with the CPU's peak."""
     timed = {rank: facts for rank, facts in having.items() if facts.get("flops")}
     for (name, units), ranks in _alike(timed, lambda facts: (facts["name"], facts["units"])).items():
@@ -170,7 +170,7 @@ def _speed(job: Job, having: dict[int, Any]) -> Iterator[Finding]:
             yield _share_of_peak(job, [rank for rank in ranks if rank not in slow], timed, units)
 
 
-def _share_of_peak(job: Job, ranks: list[int], timed: dict[int, Any], units: int) -> Finding:
+def _share_of_peak(job: Job, ranks: list[int], timed: dict[int, Facts], units: int) -> Finding:
     rate = statistics.median(timed[rank]["flops"] for rank in ranks)
     facts = timed[ranks[0]]
     each = "each " if len(ranks) > 1 else ""

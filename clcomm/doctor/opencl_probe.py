@@ -21,7 +21,7 @@ def main(local_rank: int, local_size: int, cores: int) -> dict[str, Any]:
     from clcomm.engine.device import Device
     from clcomm.errors import ClcommError
 
-    found: dict[str, Any] = {"platforms": [], "devices": [], "device": "", "reason": ""}
+    found: dict[str, object] = {"platforms": [], "devices": [], "device": "", "reason": ""}
     try:
         selection.prepare_environment(cores)
         candidates = selection.candidates()

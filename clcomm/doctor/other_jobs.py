@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
 from clcomm.doctor.finding import Finding, note, ok
 from clcomm.doctor.job import Job
 
 
-def probe() -> dict[str, Any]:
+def probe() -> dict[str, object]:
     """Return the jobs that run, and what is wrong with the boards of those that cannot be read."""
     from clcomm.job.running_jobs import find_jobs
 

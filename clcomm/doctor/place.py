@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from clcomm.doctor.finding import Finding, ok
 from clcomm.doctor.job import Job
 from clcomm.launcher import launched_rank
 
 
-def probe() -> dict[str, Any]:
+def probe() -> dict[str, object]:
     """Return this process's host, rank by its launcher's variables, process number, user and Python."""
     return {
         "host": os.uname().nodename,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
 from clcomm.doctor.finding import Finding, note, ok, problem
 from clcomm.doctor.job import FAILED, Facts, Job
@@ -15,9 +14,9 @@ LEAST_BYTES, AMPLE_BYTES = 4 << 20, 256 << 20
 _ENLARGE = "enlarge it: docker run --shm-size=1g, or mount -o remount,size=2G /dev/shm"
 
 
-def probe() -> dict[str, Any]:
+def probe() -> dict[str, object]:
     """Return the size of /dev/shm and its free room; "reason": why it can't be written to."""
-    found: dict[str, Any] = {"bytes": 0, "free": 0, "reason": ""}
+    found: dict[str, object] = {"bytes": 0, "free": 0, "reason": ""}
     try:
         room = os.statvfs("/dev/shm")
         found |= {"bytes": room.f_blocks * room.f_frsize, "free": room.f_bavail * room.f_frsize}

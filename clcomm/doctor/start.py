@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from clcomm.doctor.finding import Finding, ok, problem
 from clcomm.doctor.job import Job
@@ -19,7 +18,7 @@ RANKS = 2
 _LIMIT_S = 60.0
 
 
-def probe() -> dict[str, Any]:
+def probe() -> dict[str, object]:
     """Start RANKS ranks and return how many MPI sees, whether they share a window, and the seconds until their end."""
     launcher = mpiexec.find_mpiexec()
     command = [*launcher.command(RANKS, "", ""), sys.executable, "-m", "clcomm.doctor.trial_rank"]

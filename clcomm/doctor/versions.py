@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
-from typing import Any
 
 from clcomm._version import __version__
 from clcomm.doctor.finding import Finding, note, ok, problem
@@ -22,7 +21,7 @@ _REQUIRED = {"clcomm": 9, "Python": 2, "NumPy": 2, "mpi4py": 1}
 _REMEDY = "install the same versions for all ranks, for instance from one requirements file: pip install -r"
 
 
-def probe() -> dict[str, Any]:
+def probe() -> dict[str, object]:
     """Return versions by name; "none" for a package that is not installed."""
     found = {"clcomm": __version__, "Python": platform.python_version(), "machine": os.uname().machine}
     for name, package in _PACKAGES.items():

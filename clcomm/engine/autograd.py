@@ -198,7 +198,7 @@ def _seed(root: Tensor, gradient: Tensor | float | None) -> Tensor:
     return expand(value, root.shape)
 
 
-def _nodes_before(root: Any) -> tuple[list[Any], dict[int, int]]:
+def _nodes_before(root: Any) -> tuple[list[Context], dict[int, int]]:
     """Return the nodes from which `root` was computed, latest first, and the number of uses of each leaf with hooks.
 
     The uses are by the leaf's id.
@@ -223,7 +223,7 @@ def _nodes_before(root: Any) -> tuple[list[Any], dict[int, int]]:
     return nodes, uses
 
 
-def _run_node(node: Any, uses: dict[int, int]) -> None:
+def _run_node(node: Context, uses: dict[int, int]) -> None:
     """Run one node's backward, pass the gradients on, and release the saved tensors."""
     inputs = node.inputs
     grads = node.op.backward(node, node.grad) if node.grad is not None else (None,) * len(inputs)
@@ -259,7 +259,7 @@ def _accumulate(leaf: Tensor, grad: Tensor) -> None:
     copy_into(claimed, grad)
 
 
-def _add_to_node(node: Any, grad: Tensor) -> None:
+def _add_to_node(node: Node, grad: Tensor) -> None:
     if node.grad is None:
         node.grad = grad
         return

@@ -16,7 +16,6 @@ import platform
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -44,7 +43,7 @@ class _Place(ctypes.Structure):
 class _Words(np.ndarray):
     """A call's words, with what has to live as long as they do."""
 
-    used: Sequence[Any] = ()
+    used: Sequence[object] = ()
 
 
 #: For as long as the process: of each function's address its definition, and the library that keeps it there.

@@ -9,6 +9,7 @@ import numpy as np
 
 from clcomm.engine.device import Device
 from clcomm.engine.host_kernels import HostKernels, HostLaunch
+from clcomm.engine.program import Kernel
 
 #: Elements that share a scale; codec.cl has the same number.
 BLOCK = 256
@@ -90,7 +91,7 @@ class DeviceCodec:
         return self._kernels.prepare(launches)
 
 
-def _kernel(device: Device, file: str, name: str) -> Any:
+def _kernel(device: Device, file: str, name: str) -> Kernel:
     return device.kernel(file, name, fast_math=name == "times")
 
 

@@ -15,6 +15,7 @@ from clcomm.engine import host_addresses, intel_runtime, program, selection, sub
 from clcomm.engine.launch_queue import LaunchQueue
 from clcomm.engine.memory import Memory
 from clcomm.engine.pocl_target import name_processor
+from clcomm.engine.program import Kernel
 from clcomm.engine.timing import KernelLog, Profile
 from clcomm.engine.tuning import Tuning
 from clcomm.engine.tuning import load as _load_tuning
@@ -71,11 +72,11 @@ class Device(LaunchQueue):
         self.memory = Memory(self.context, self.queue, self.name)
         self.memory.on_release = self.keep_while_queued
         self.buffer_alignment = max(128, cl_device.mem_base_addr_align // 8)  # bytes, of sub-buffers
-        self._programs: dict[tuple[Any, ...], Any] = {}
-        self._kernels: dict[tuple[Any, ...], Any] = {}
-        self.spare_kernels: dict[Any, list[Any]] = {}  # of released recordings, by the kernel that they are copies of
+        self._programs: dict[tuple[object, ...], cl.Program] = {}
+        self._kernels: dict[tuple[object, ...], Kernel] = {}
+        self.spare_kernels: dict[Kernel, list[cl.Kernel]] = {}  # released recordings' copies of each kernel
         self._grids: dict[int, tuple[tuple[int], tuple[int]]] = {}
-        self.kept: dict[Any, Any] = {}  # buffers of constant values, by key
+        self.kept: dict[object, cl.Buffer] = {}  # buffers of constant values, by key
         self.random_stream: Any = None  # see random_stream.py
 
     @staticmethod
@@ -110,7 +111,7 @@ class Device(LaunchQueue):
     def __copy__(self) -> Device:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Device:
+    def __deepcopy__(self, memo: dict[int, object]) -> Device:
         return self
 
     def __reduce__(self) -> NoReturn:
@@ -119,7 +120,7 @@ class Device(LaunchQueue):
     def __repr__(self) -> str:
         return f"Device({self.kind}: {self.name}, {self.compute_units} compute units)"
 
-    def kernel(self, file: str, name: str, *, fast_math: bool = False, **defines: Any) -> Any:
+    def kernel(self, file: str, name: str, *, fast_math: bool = False, **defines: object) -> Kernel:
         """Return kernel `name` of `kernels/<file>.cl`, built once with `-D<define>=<value>` for each define.
 
         `fast_math` adds -cl-fast-relaxed-math, under which a compiler may assume that NaN and Inf never occur: only for
@@ -131,7 +132,7 @@ class Device(LaunchQueue):
             kernel = self._kernels[key] = program.typed_kernel(self._program(file, fast_math, defines), name)
         return kernel
 
-    def _program(self, file: str, fast_math: bool, defines: dict[str, Any]) -> Any:
+    def _program(self, file: str, fast_math: bool, defines: dict[str, object]) -> cl.Program:
         key = (file, fast_math, *sorted(defines.items()))
         if key not in self._programs:
             defines = {**self.tuning.defines(file), **defines}
@@ -209,7 +210,7 @@ class Device(LaunchQueue):
         """Return whether a buffer of `upload` lies on top of this array."""
         return getattr(buffer, "array", None) is array
 
-    def keep(self, key: object, make: Callable[[], np.ndarray]) -> Any:
+    def keep(self, key: object, make: Callable[[], np.ndarray]) -> cl.Buffer:
         """Return the buffer of the constant values of a key, which `make()` returns; uploaded at first use."""
         buffer = self.kept.get(key)
         if buffer is None:
@@ -223,7 +224,7 @@ class Device(LaunchQueue):
             self.kept[key] = buffer
         return buffer
 
-    def write(self, buffer: Any, array: np.ndarray, offset: int = 0) -> None:
+    def write(self, buffer: cl.Buffer, array: np.ndarray, offset: int = 0) -> None:
         """Copy a C-contiguous host array into a buffer at byte `offset`.
 
         Waits on devices that share the host's memory; from others it returns once the array may change.
@@ -237,7 +238,7 @@ class Device(LaunchQueue):
         with self.in_turn:
             cl.enqueue_copy(self.queue, buffer, array, dst_offset=offset, is_blocking=True)
 
-    def read(self, buffer: Any, array: np.ndarray, offset: int = 0) -> None:
+    def read(self, buffer: cl.Buffer, array: np.ndarray, offset: int = 0) -> None:
         """Fill a C-contiguous host array from a buffer, from byte `offset` on; waits."""
         self.not_replayable("brings values to the host")
         with self.in_turn:
@@ -253,15 +254,13 @@ class Device(LaunchQueue):
         self.not_replayable("hands memory to the host")
         flags: Any = cl.map_flags.READ | cl.map_flags.WRITE
         with self.in_turn:
-            array, _ = cl.enqueue_map_buffer(
-                self.queue, buffer, flags, 0, (nbytes,), np.dtype(np.uint8), is_blocking=True
-            )
+            array, _ = cl.enqueue_map_buffer(self.queue, buffer, flags, 0, (nbytes,), np.dtype("u1"), is_blocking=True)
             address: int = array.__array_interface__["data"][0]
             array.base.release(self.queue)
             self.queue.finish()
         return address
 
-    def copy(self, target: Any, source: Any, nbytes: int) -> None:
+    def copy(self, target: cl.Buffer, source: cl.Buffer, nbytes: int) -> None:
         """Queue a copy of the first `nbytes` of one buffer to another."""
         import pyopencl as cl
 

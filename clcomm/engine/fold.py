@@ -12,6 +12,7 @@ from clcomm.bfloat16 import BFLOAT16
 from clcomm.engine import called
 from clcomm.engine.device import Device
 from clcomm.engine.host_kernels import ONE_ITEM, HostKernels, HostLaunch
+from clcomm.engine.program import Kernel
 from clcomm.host_arrays import aligned_empty
 
 #: Words of a call that DeviceFold sets, as kernels/fold.cl has them: the part's ends, whether stores stream, addresses
@@ -173,7 +174,7 @@ def _factor(divisor: int) -> float:
     return float(divisor) if divisor & (divisor - 1) else 1 / divisor
 
 
-def _kernel(device: Device, rows: int, divisor: int, name: str = "fold", file: str = "fold") -> tuple[Any, float]:
+def _kernel(device: Device, rows: int, divisor: int, name: str = "fold", file: str = "fold") -> tuple[Kernel, float]:
     """Return a kernel for this number of rows, and its factor or divisor."""
     options: dict[str, Any] = {"ROWS": rows} | ({"IN_CALLER": 1} if device.runs_in_caller else {})
     options |= {"DATA": called.DATA} if file == "fold_called" else {}

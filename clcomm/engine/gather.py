@@ -9,6 +9,7 @@ import numpy as np
 
 from clcomm.engine.device import HOST_POINTER_ALIGNMENT, Device
 from clcomm.engine.host_kernels import HostKernels, HostLaunch
+from clcomm.engine.program import Kernel
 from clcomm.host_arrays import aligned_empty
 
 
@@ -73,6 +74,6 @@ def rehearse(device: Device) -> None:
         device.launch(_kernel(device), (1,), (1,), *[memory] * 5, 1, 1, 1, 1)
 
 
-def _kernel(device: Device) -> Any:
+def _kernel(device: Device) -> Kernel:
     options: dict[str, Any] = {"IN_CALLER": 1} if device.runs_in_caller else {}
     return device.kernel("gather", "gather_pixels", **options)

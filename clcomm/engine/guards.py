@@ -84,7 +84,7 @@ class _Identical:
         return other is self._value
 
 
-def _comparable(value: object) -> Any:
+def _comparable(value: object) -> object:
     """Return what later values are compared with: plain values are equal by value, others by identity.
 
     Of tuples and of a module's attributes the elements are compared.
@@ -96,7 +96,7 @@ def _comparable(value: object) -> Any:
     return _comparable_element(value)
 
 
-def _comparable_element(value: object) -> Any:
+def _comparable_element(value: object) -> object:
     if type(value) is tuple:
         return _comparable(value)
     return value if isinstance(value, PLAIN) or type(value).__eq__ is _BY_IDENTITY else _Identical(value)

@@ -56,7 +56,7 @@ class HostExchange:
         return self._as_host_array().__dlpack__(**options)
 
     @property
-    def __array_interface__(self) -> dict[str, Any]:
+    def __array_interface__(self) -> dict[str, object]:
         """NumPy's array interface, version 3; AttributeError for a device with memory of its own."""
         if not self.device.shares_host_memory:
             raise AttributeError("__array_interface__: the tensor is in a device's own memory; use numpy()")

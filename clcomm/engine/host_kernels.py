@@ -18,7 +18,7 @@ ONE_ITEM = (1,), (1,)
 class HostLaunch(NamedTuple):
     """A kernel, its arguments, and its global and local size; for an array the kernel gets a buffer on top of it."""
 
-    kernel: Any
+    kernel: program.Kernel
     arguments: Sequence[Any]
     sizes: tuple[tuple[int, ...], tuple[int, ...]] = ONE_ITEM
     #: Arrays whose addresses the kernel has.

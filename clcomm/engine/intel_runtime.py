@@ -15,12 +15,9 @@ import sys
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from clcomm.errors import ClcommError
-
-if TYPE_CHECKING:
-    import pyopencl as cl
 from clcomm.storage.cache import cache_directory
 from clcomm.storage.files import read_regular, write_whole
 from clcomm.storage.private import first_private
@@ -36,9 +33,9 @@ _VENDORS, _SYSTEM_VENDORS = "OCL_ICD_VENDORS", "/etc/OpenCL/vendors"
 _MOST_BYTES = 4096  # of an .icd file
 
 
-def is_intel(cl_device: cl.Device) -> bool:
+def is_intel(cl_device: Any) -> bool:
     """Return whether a device is that of this runtime."""
-    return cl_device.platform.name.strip() == PLATFORM
+    return bool(cl_device.platform.name.strip() == PLATFORM)
 
 
 def library() -> Path | None:
@@ -57,14 +54,14 @@ def limit(cores: int) -> None:
         os.environ.setdefault("CL_CONFIG_ENABLE_PARALLEL_COPY", "False")
 
 
-def compute_units(cl_device: cl.Device) -> int:
+def compute_units(cl_device: Any) -> int:
     """Return the number of cores that a device of this runtime uses: those it has, or those it was limited to."""
     limited = os.environ.get(_WORKERS, "")
-    units = cl_device.max_compute_units
+    units: int = cl_device.max_compute_units
     return min(units, int(limited)) if limited.isdigit() and int(limited) > 0 else units
 
 
-def can_run_in_caller(cl_device: cl.Device) -> bool:
+def can_run_in_caller(cl_device: Any) -> bool:
     """Return whether kernels can run in the thread that queues them."""
     return is_intel(cl_device) and _EXTENSION in cl_device.extensions.split()
 

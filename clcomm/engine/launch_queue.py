@@ -12,6 +12,7 @@ from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Any
 
 from clcomm.engine import pocl_cache, program
+from clcomm.engine.program import Kernel
 from clcomm.engine.recorder import Recorder
 from clcomm.engine.transfers import Transfers
 from clcomm.errors import DeviceError, ShortageError
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     import numpy as np
     import pyopencl as cl
 
+Size = tuple[int, ...]
 #: A launch as observers get it: the kernel, its global size and the event.
-LaunchEvent = tuple[Any, tuple[int, ...], Any]
+LaunchEvent = tuple[Kernel, tuple[int, ...], "cl.Event"]
 
 _MOST_KEPT_ARRAYS = 64
 
@@ -63,7 +65,7 @@ class LaunchQueue:
         self._complete = cl.command_execution_status.COMPLETE
         self._error = cl.Error
 
-    def launch(self, kernel: Any, global_size: tuple[int, ...], local_size: tuple[int, ...] | None, *args: Any) -> None:
+    def launch(self, kernel: Kernel, global_size: Size, local_size: Size | None, *args: Any) -> None:
         """Queue a kernel; `args` are buffers, tensors and plain or NumPy numbers."""
         values = [getattr(arg, "buffer", arg) for arg in args]
         try:
@@ -80,7 +82,7 @@ class LaunchQueue:
         """Return a function like `launch`, for a kernel that is launched again and again with few changes."""
         return RepeatedLaunch(self)
 
-    def launch_all(self, launches: Iterable[tuple[Any, tuple[int, ...], tuple[int, ...] | None]]) -> None:
+    def launch_all(self, launches: Iterable[tuple[Any, Size, Size | None]]) -> None:
         """Queue kernels whose arguments are set: (kernel, global size, local size) of each."""
         enqueue, queue, note = self._enqueue, self.queue, self.note
         try:
@@ -94,7 +96,7 @@ class LaunchQueue:
         except self._error as error:
             raise self._failed(kernel, error) from None
 
-    def _failed(self, kernel: Any, error: BaseException) -> DeviceError:
+    def _failed(self, kernel: Kernel, error: BaseException) -> DeviceError:
         text = " | ".join(line.strip() for line in str(error).splitlines() if line.strip())
         shortage = pocl_cache.shortage()  # PoCL compiles a kernel for its sizes when it is first queued
         if shortage:
@@ -166,7 +168,7 @@ class LaunchQueue:
         else:
             self._recorders[get_ident()] = recorder
 
-    def on_host(self, function: Callable[..., Any], *args: Any) -> None:
+    def on_host(self, function: Callable[..., object], *args: object) -> None:
         """Run `function`; while a step is recorded, note that each replay has to run it at this point.
 
         Kernels that `function` queues are not recorded.
@@ -205,13 +207,11 @@ class RepeatedLaunch:
         import pyopencl as cl
 
         self._device, self._kernel_class = device, cl.Kernel
-        self._kernel: Any = None  # the one of which `_bound` is a copy
+        self._kernel: Kernel | None = None  # the one of which `_bound` is a copy
         self._bound: Any = None
-        self._args: tuple[Any, ...] = ()
+        self._args: tuple[object, ...] = ()
 
-    def __call__(
-        self, kernel: Any, global_size: tuple[int, ...], local_size: tuple[int, ...] | None, *args: object
-    ) -> None:
+    def __call__(self, kernel: Kernel, global_size: Size, local_size: Size | None, *args: object) -> None:
         """Queue the kernel; `args` are buffers and numbers."""
         device = self._device
         if device.is_observed or not isinstance(kernel, self._kernel_class):

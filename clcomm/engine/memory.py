@@ -71,13 +71,13 @@ class Memory:
         """Bytes allocated on the device, in use or not."""
         return self._exact_bytes + self._pool.managed_bytes
 
-    def allocate(self, nbytes: int) -> Any:
+    def allocate(self, nbytes: int) -> cl.Buffer:
         """Return a pooled buffer of at least `nbytes`, which returns to the pool with its last reference.
 
         Raises DeviceError if the device has no memory for it.
         """
         try:
-            buffer = self._pool.allocate(nbytes)
+            buffer: cl.Buffer = self._pool.allocate(nbytes)  # type: ignore[assignment]  # used as one
         except (self._error, MemoryError) as error:
             raise self._out_of_memory(nbytes, error) from None
         self._note_peak()

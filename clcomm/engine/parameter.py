@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -78,7 +78,7 @@ class Parameter(Tensor):
     def gradient_for_update(self) -> Tensor:
         return super().gradient_for_update() if self.slot is None else self.slot.for_update()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+    def __deepcopy__(self, memo: dict[int, object]) -> Tensor:
         copied = super().__deepcopy__(memo)
         assert isinstance(copied, Parameter)
         copied.part = self.part

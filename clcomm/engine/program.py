@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from clcomm.engine import pocl_cache, program_cache
 from clcomm.errors import DeviceError, ShortageError
@@ -128,7 +128,15 @@ def _save(file: str, text: str) -> str:
         return f"source and log could not be saved: {error.strerror}"
 
 
-def typed_kernel(program: cl.Program, name: str) -> Any:
+class Kernel(Protocol):
+    """A kernel that takes Python numbers for its scalar arguments."""
+
+    function_name: str
+
+    def __call__(self, queue: cl.CommandQueue, *sizes_and_args: Any) -> cl.Event: ...
+
+
+def typed_kernel(program: cl.Program, name: str) -> Kernel:
     """Return a kernel that takes Python numbers for its scalar arguments, the fastest way to set them."""
     import pyopencl as cl
 
@@ -142,7 +150,7 @@ def typed_kernel(program: cl.Program, name: str) -> Any:
         except cl.Error:  # the driver has no argument information
             return _UntypedKernel(kernel)
         kernel.set_arg_types(types)
-    return kernel
+    return kernel  # type: ignore[return-value]  # has a function_name, which the stub leaves out
 
 
 def argument_types(kernel: Any) -> list[Any]:
@@ -205,11 +213,12 @@ class _UntypedKernel:
         self.kernel = kernel
         self.function_name = kernel.function_name
 
-    def __call__(self, queue: Any, global_size: Any, local_size: Any, *args: Any) -> Any:
-        return self.kernel(queue, global_size, local_size, *[_as_argument(arg) for arg in args])
+    def __call__(self, queue: cl.CommandQueue, *sizes_and_args: object) -> cl.Event:
+        event: cl.Event = self.kernel(queue, *map(_as_argument, sizes_and_args))
+        return event
 
 
-def _as_argument(arg: object) -> Any:
+def _as_argument(arg: object) -> object:
     import numpy as np
 
     return np.int32(arg) if type(arg) is int else np.float32(arg) if type(arg) is float else arg

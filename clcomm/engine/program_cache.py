@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import cache
 from hashlib import blake2b, sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clcomm.engine import intel_runtime
 from clcomm.engine.kernel_cache import TOUCHED
@@ -30,7 +30,7 @@ _DIGEST_BYTES = 32
 _VARIABLES = ("CL_CONFIG_", "PYOPENCL_BUILD_OPTIONS")
 
 
-def serves(cl_device: Any) -> bool:
+def serves(cl_device: cl.Device) -> bool:
     """Return whether programs of a device are kept here: Intel's runtime has no cache of its own."""
     return intel_runtime.is_intel(cl_device)
 

@@ -34,7 +34,7 @@ class QueueMark:
         """Wait until the mark is reached."""
         self._event.wait()
 
-    def read(self, buffer: object, array: np.ndarray, offset: int) -> None:
+    def read(self, buffer: Any, array: np.ndarray, offset: int) -> None:
         """Fill a C-contiguous host array from a buffer, from byte `offset` on, once the mark is reached; waits.
 
         The copy is in another queue: kernels queued after the mark continue, and must not write to that range.

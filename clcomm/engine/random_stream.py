@@ -6,7 +6,7 @@ device or its number of cores.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 from weakref import WeakSet
 
 import numpy as np
@@ -78,7 +78,7 @@ class RandomStream:
         self._rank = state[RANK_WORD] = rank
         self.load(state)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> RandomStream:
+    def __deepcopy__(self, memo: dict[int, object]) -> RandomStream:
         return self
 
     def ticket(self) -> Tensor:

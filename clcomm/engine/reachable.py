@@ -38,7 +38,7 @@ _MOST_ELEMENTS, _MOST_BYTES = 256, 4096
 class Source(NamedTuple):
     """Reads values: a tuple of those that `names` name, or a dict of all attributes of what `names[0]` names."""
 
-    read: Callable[[], Any]
+    read: Callable[[], object]
     names: Sequence[str]
 
 
@@ -67,7 +67,7 @@ class ReachableValues:
         self.followed: set[CodeType] = set()
         self._code = code
         self.sources: list[Source] = []
-        self.generators: list[tuple[str, Callable[[], Any]]] = []
+        self.generators: list[tuple[str, Callable[[], object]]] = []
         self.unreadable: str | None = None
         self._seen: dict[int, Any] = {}  # by id; values are kept, so that no id is reused
         for name, value in roots:
@@ -136,7 +136,7 @@ class ReachableValues:
 
     def _visit_object(self, value: object) -> None:
         kind, owner = type(value), type(value).__name__
-        held: dict[str, Any] = getattr(value, "__dict__", {})
+        held: dict[str, object] = getattr(value, "__dict__", {})
         if isinstance(value, Module):  # the engine's own code, which reads attributes too, is not followed
             self.sources.append(Source(partial(getattr, value, "__dict__"), (owner,)))
             self._visit_mapping(owner, held, held.keys() - BOOKKEEPING, watch=False)
@@ -212,7 +212,7 @@ def _names_in(code: CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*nested)
 
 
-def _state_of(generator: Any) -> Callable[[], Any]:
+def _state_of(generator: Any) -> Callable[[], object]:
     """Return a function that reads a random generator's state."""
     if isinstance(generator, random.Random):
         return generator.getstate

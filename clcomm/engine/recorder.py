@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from clcomm.engine.memory import Memory
+from clcomm.engine.program import Kernel
 
 
 class Stateful(Protocol):
@@ -47,7 +48,7 @@ class InputIndex(int):
 class RecordedLaunch:
     """A kernel, its (global, local) size, and its arguments: an Allocation, an InputIndex, or the value itself."""
 
-    def __init__(self, kernel: Any, sizes: tuple[object, object], args: list[Any]):
+    def __init__(self, kernel: Kernel, sizes: tuple[object, object], args: list[object]):
         self.kernel, self.sizes, self.args = kernel, sizes, args
 
 
@@ -57,8 +58,8 @@ class Segment:
     def __init__(self) -> None:
         self.launches: list[RecordedLaunch] = []
         self.states: list[tuple[Stateful, int]] = []
-        self.function: Callable[..., Any] | None = None
-        self.args: tuple[Any, ...] = ()
+        self.function: Callable[..., object] | None = None
+        self.args: tuple[object, ...] = ()
 
 
 class Recorder:
@@ -91,9 +92,9 @@ class Recorder:
         self.allocations[buffer.int_ptr] = Allocation(buffer, nbytes)
         return buffer
 
-    def launch(self, kernel: Any, sizes: tuple[object, object], args: Iterable[object]) -> None:
+    def launch(self, kernel: Kernel, sizes: tuple[object, object], args: Iterable[object]) -> None:
         """Note a launch."""
-        noted: list[Any] = []
+        noted: list[object] = []
         for arg in args:
             address = getattr(arg, "int_ptr", None)
             allocation = self.allocations.get(address) if address is not None else None

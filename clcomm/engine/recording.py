@@ -19,7 +19,7 @@ from clcomm.engine.tensor import Tensor, wrap
 Results = Tensor | tuple[Tensor, ...] | None
 
 
-def record(device: Device, function: Callable[..., Any], args: Sequence[Any]) -> tuple[Recorder, Results]:
+def record(device: Device, function: Callable[..., Any], args: Sequence[object]) -> tuple[Recorder, Results]:
     """Run a function once; return the Recorder of its launches, and its results without the tape."""
     # Copies, so that each input differs by its address from the others and from all that the function uses.
     own = [_duplicate(arg) if isinstance(arg, Tensor) else arg for arg in args]
@@ -121,7 +121,7 @@ class Recording:
         self._bound = []
         self._inputs: dict[int, list[tuple[Any, int]]] = {}
         self._outputs: dict[int, list[tuple[Any, int]]] = {}
-        self._kept: list[Any] = []  # a kernel does not keep its arguments alive
+        self._kept: list[object] = []  # a kernel does not keep its arguments alive
 
     __del__ = release
 
@@ -144,7 +144,7 @@ class Recording:
                 launches.append((kernel, *_fewest_sizes(*launch.sizes)))
             self._bound.append((launches, segment.states, segment.function, segment.args))
 
-    def _note_varying(self, kernel: Any, args: list[Any]) -> None:
+    def _note_varying(self, kernel: Any, args: list[object]) -> None:
         for index, arg in enumerate(args):
             if isinstance(arg, InputIndex):
                 self._inputs.setdefault(int(arg), []).append((kernel, index))

@@ -74,7 +74,7 @@ def _identity(function: Any) -> Any:
 class _Roles:
     """The pairs of corresponding memory in two runs."""
 
-    def __init__(self, constants: dict[int, Any], new_constants: dict[int, Any]):
+    def __init__(self, constants: dict[int, object], new_constants: dict[int, object]):
         self._constants, self._new_constants = constants, new_constants
         self._pairs: dict[int, Allocation] = {}
         self._taken: set[int] = set()

@@ -17,7 +17,7 @@ from typing import Any
 from clcomm.engine import program, program_cache
 from clcomm.engine.device import Device
 
-Program = tuple[Any, ...]
+Program = tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class _UnbuiltKernel:
     file: str
     name: str
     fast_math: bool
-    defines: tuple[tuple[str, Any], ...]
+    defines: tuple[tuple[str, object], ...]
 
     @property
     def function_name(self) -> str:
@@ -46,7 +46,7 @@ class _FirstLaunch:
     wanted: _UnbuiltKernel
     global_size: tuple[int, ...]
     local_size: tuple[int, ...] | None
-    args: list[Any] = field(repr=False)
+    args: list[object] = field(repr=False)
 
 
 class Rehearsal(Device):
@@ -62,10 +62,10 @@ class Rehearsal(Device):
         self._peak_bytes = device.memory.peak_bytes
         self.kept = {}
         self.random_stream = None
-        self._wanted: dict[Any, _UnbuiltKernel] = {}
-        self._launches: dict[Any, _FirstLaunch] = {}
+        self._wanted: dict[object, _UnbuiltKernel] = {}
+        self._launches: dict[object, _FirstLaunch] = {}
 
-    def kernel(self, file: str, name: str, *, fast_math: bool = False, **defines: Any) -> Any:
+    def kernel(self, file: str, name: str, *, fast_math: bool = False, **defines: object) -> Any:
         """Return a placeholder for the kernel."""
         wanted = _UnbuiltKernel(file, name, fast_math, tuple(defines.items()))
         return self._wanted.setdefault(wanted, wanted)

@@ -77,7 +77,7 @@ class Replay:
         self.enabled = variables.is_on("CLCOMM_REPLAY")
         self.recorded = self.replayed = self.checked = 0
         self.refusal: str | None = None
-        self._signatures: OrderedDict[Any, _Signature] = OrderedDict()
+        self._signatures: OrderedDict[object, _Signature] = OrderedDict()
         self._code: frozenset[CodeType] | None = frozenset()  # code that ran in the function; None: not known
         self._arena: Any = None
         self._busy = False

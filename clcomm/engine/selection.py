@@ -115,7 +115,7 @@ def _devices_of(platform: Any) -> list[Any]:
         return []
 
 
-def device_kind(cl_device: Any) -> str:
+def device_kind(cl_device: cl.Device) -> str:
     """Return "gpu", "cpu" or "accelerator"."""
     import pyopencl as cl
 
@@ -124,7 +124,7 @@ def device_kind(cl_device: Any) -> str:
     return "cpu" if cl_device.type & cl.device_type.CPU else "accelerator"
 
 
-def compute_units(cl_device: Any) -> int:
+def compute_units(cl_device: cl.Device) -> int:
     """Return the compute units that a device may use: of a CPU, as far as that is known, the process's share."""
     if intel_runtime.is_intel(cl_device):
         return intel_runtime.compute_units(cl_device)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from clcomm.engine.launch_queue import LaunchEvent, LaunchQueue
+from clcomm.engine.program import Kernel
 
 
 class KernelTime(NamedTuple):
@@ -98,7 +99,7 @@ class KernelLog:
         self._marker, self._times = cl.enqueue_marker, cl.profiling_info
         self._status, self._complete = cl.event_info.COMMAND_EXECUTION_STATUS, cl.command_execution_status.COMPLETE
         self._launches: deque[LaunchEvent] = deque()
-        self._names: dict[Any, str] = {}
+        self._names: dict[Kernel, str] = {}
         self._marks: deque[tuple[int, int, Any]] = deque(maxlen=self._MARKERS)
         self._offsets: deque[tuple[int, int]] = deque(maxlen=self._MARKERS)  # (uncertainty, offset)
         self.note = self._launches.append
@@ -120,7 +121,7 @@ class KernelLog:
         taken = []
         for _ in range(self._completed()):
             kernel, global_size, event = launches.popleft()
-            read = event.get_profiling_info
+            read: Callable[..., Any] = event.get_profiling_info
             taken.append((self._name(kernel), global_size, read(start) + offset, read(end) + offset))
         return taken
 
@@ -138,7 +139,7 @@ class KernelLog:
     def _is_complete(self, event: Any) -> bool:
         return bool(event.get_info(self._status) == self._complete)
 
-    def _name(self, kernel: Any) -> str:
+    def _name(self, kernel: Kernel) -> str:
         name = self._names.get(kernel)
         if name is None:
             if len(self._names) >= self._MOST_NAMES:

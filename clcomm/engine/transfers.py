@@ -49,14 +49,14 @@ class Transfers:
         self._read_pieces: list[np.ndarray] = []
         self._writing, self._reading = Lock(), Lock()
 
-    def write(self, buffer: object, array: np.ndarray, offset: int = 0) -> None:
+    def write(self, buffer: cl.Buffer, array: np.ndarray, offset: int = 0) -> None:
         """Queue a copy of a C-contiguous array into a buffer from byte `offset` on; the array may change afterwards."""
         values = _bytes_of(array)
         with self._writing, self._in_turn:
             for first in range(0, values.size, PIECE_NBYTES):
                 self._send(buffer, values[first : first + PIECE_NBYTES], offset + first)
 
-    def _send(self, buffer: Any, values: np.ndarray, offset: int) -> None:
+    def _send(self, buffer: cl.Buffer, values: np.ndarray, offset: int) -> None:
         piece, enqueue = self._free_piece(), self._cl.enqueue_copy
         pinned = piece.pinned[: values.size]
         pinned[...] = values
@@ -80,13 +80,13 @@ class Transfers:
         piece.sent.wait()
         return piece
 
-    def read(self, buffer: Any, array: np.ndarray, offset: int, after: list[cl.Event]) -> None:
+    def read(self, buffer: cl.Buffer, array: np.ndarray, offset: int, after: list[cl.Event]) -> None:
         """Fill a C-contiguous array from a buffer, from byte `offset` on, once the events `after` are complete; waits.
 
         Kernels continue, and must not write to that range.
         """
         values = _bytes_of(array)
-        coming: deque[tuple[Any, np.ndarray, np.ndarray]] = deque()
+        coming: deque[tuple[cl.Event, np.ndarray, np.ndarray]] = deque()
         with self._reading:
             for number, first in enumerate(range(0, values.size, PIECE_NBYTES)):
                 if len(coming) == _MOST_READ:
@@ -116,7 +116,7 @@ class _Piece:
         self.pinned = _pinned(context, queue)
         self.landing = cl.Buffer(context, cl.mem_flags.READ_WRITE, PIECE_NBYTES)
         self.sent: Any = None
-        self.placed: Any = None
+        self.placed: list[cl.Event] = []
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:
@@ -136,6 +136,6 @@ def _pinned(context: cl.Context, queue: cl.CommandQueue) -> np.ndarray:
     return array
 
 
-def _take(event: Any, pinned: np.ndarray, target: np.ndarray) -> None:
+def _take(event: cl.Event, pinned: np.ndarray, target: np.ndarray) -> None:
     event.wait()
     target[...] = pinned

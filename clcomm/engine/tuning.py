@@ -174,7 +174,7 @@ def parse(text: str, identity: Identity) -> dict[str, Any]:
     return {name: _checked(name, value, allowed[name]) for name, value in table["choices"].items()}
 
 
-def _checked(name: str, value: Any, allowed: tuple[Value, ...]) -> Value:
+def _checked(name: str, value: object, allowed: tuple[Value, ...]) -> Value:
     numbers = value if isinstance(value, list) else [value]
     if all(type(number) is int for number in numbers):
         candidate = tuple(numbers) if isinstance(value, list) else value

@@ -27,7 +27,7 @@ class _World:
     registers_exit = False
 
 
-def init(comm: object = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
+def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
     """Create the Communicator of all ranks; collective. A second call does nothing.
 
     Args:

@@ -26,6 +26,7 @@ from clcomm.job.rank_board import Progress, ProgressBoard
 from clcomm.job.source_location import place_of_thread, stack_of_thread
 from clcomm.job.stall_message import LEFT, describe, is_lowest, left_while_awaited
 from clcomm.job.time_limits import Limits
+from clcomm.stats.call import Call
 from clcomm.stats.flight_recorder import FlightRecorder, new_dump_folder
 from clcomm.transport.mpi_resources import MpiResources
 
@@ -65,7 +66,7 @@ class Watchdog:
         self._names = RankNames() if resources is None else resources.names
         self._ranks = watched.size
         self._program = threading.get_ident()
-        self._warned_of: tuple[Any, int, float] | None = None
+        self._warned_of: tuple[Call, int, float] | None = None
         self._has_dumped = False
         self._interrupt: Callable[[str, float, Callable[[], None]], bool] | None = None
         self._figures = Figures(recorder) if board.is_public else None
@@ -104,7 +105,7 @@ class Watchdog:
                 _log.exception("the watchdog of rank %d ends; the job goes on unwatched", self._board.own)
                 return
 
-    def look(self, current: tuple[Any, int, float] | None, figures: str = "") -> None:
+    def look(self, current: tuple[Call, int, float] | None, figures: str = "") -> None:
         """Write this rank's line, and act if its collective has taken too long or another rank ends the job."""
         if current is None:
             elsewhere = "" if self._resources is None else self._resources.others_wait()
@@ -131,7 +132,7 @@ class Watchdog:
         self.stop()
         self._board.write(0, sequence, LEFT, "")
 
-    def _end_if_left(self, call: Any, sequence: int, text: str) -> None:
+    def _end_if_left(self, call: Call, sequence: int, text: str) -> None:
         """End the job if this rank waits for one of this host that has left the program."""
         lines, last_ns = self._board.read(), perf_counter_ns() - AWAITED_S * 1e9
         left = {line.rank: line.began_ns for line in lines if line.text == LEFT and line.beat_ns < last_ns}

@@ -40,7 +40,7 @@ from clcomm.job.exit_monitor_process import (
     launcher_of,
 )
 from clcomm.launcher import launched_rank_in_words
-from clcomm.transport.mpi_runtime import launched_ranks
+from clcomm.transport.mpi_runtime import Intracomm, launched_ranks
 
 
 class _Own:
@@ -158,7 +158,7 @@ def watch_start() -> None:
         _run_monitor("start", launched_rank_in_words(), job, *map(str, numbers), descriptors=(handle, reading))
 
 
-def watch_host(host: Any, rank: int) -> None:
+def watch_host(host: Intracomm, rank: int) -> None:
     """Start the exit monitor of the ranks of `host`; collective, once.
 
     A rank that is already watched keeps its monitor; its number may have changed after losses. Where a system call

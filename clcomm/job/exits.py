@@ -30,8 +30,8 @@ class _Process:
     """This process's hooks and Communicators. `pid`: the rank's process; 0 without hooks."""
 
     pid = 0
-    excepthook: Any = sys.excepthook
-    threading_excepthook: Any = threading.excepthook
+    excepthook = sys.excepthook
+    threading_excepthook = threading.excepthook
     was_open = False
     is_looking_back = False
     hooks_forks = False
@@ -126,7 +126,7 @@ def _excepthook(kind: type[BaseException], error: BaseException, trace: Tracebac
         _Process.excepthook(kind, error, trace)
 
 
-def _threading_excepthook(arguments: Any) -> None:
+def _threading_excepthook(arguments: threading.ExceptHookArgs) -> None:
     error = arguments.exc_value
     if os.getpid() != _Process.pid or error is None or isinstance(error, SystemExit) or endings.is_reported():
         _Process.threading_excepthook(arguments)

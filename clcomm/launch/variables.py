@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 
 from clcomm.transport import mpi_communicators
+from clcomm.transport.mpi_runtime import Intracomm
 
 #: The names, in torchrun's documentation under "Environment Variables".
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def torch_variables(world: object) -> dict[str, str]:
+def torch_variables(world: Intracomm | None) -> dict[str, str]:
     """Return the variables of this rank; collective.
 
     MASTER_ADDR and MASTER_PORT are rank 0's host, and a port that is free on it now.

@@ -156,7 +156,7 @@ def measure_all(
     return rows
 
 
-def as_document(rows: Sequence[Row], control: Communicator, schedule: Schedule) -> dict[str, Any]:
+def as_document(rows: Sequence[Row], control: Communicator, schedule: Schedule) -> dict[str, object]:
     """Return the content of --json's file: the job, then the rows; docs/bench.md names the fields."""
     return {
         "schema": SCHEMA,

@@ -19,6 +19,7 @@ from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.measure.collective_cases import CASES, AllReduce, Case
 from clcomm.stats.comm_stats import Collective, bus_factor
+from clcomm.transport.mpi_runtime import Intracomm
 from clcomm.transport.reduction import Fold
 
 
@@ -31,7 +32,7 @@ class MeasuredTransport:
         fold: sums floats in shared memory; None: NumPy does.
     """
 
-    def __init__(self, transport: str, comm: object = None, fold: Fold | None = None):
+    def __init__(self, transport: str, comm: Intracomm | None = None, fold: Fold | None = None):
         self.name, self.moved_by, self.fold = transport, "", fold
         self.comm = Communicator(comm, transport=transport, observers=[self])
         self.comm.fold_with(fold)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from clcomm.errors import ArgumentError
 from clcomm.optim.optimizer import Optimizer, Params
@@ -31,7 +31,7 @@ class SGD(Optimizer):
             raise ArgumentError("nesterov: expected a momentum above 0 with it, got momentum 0")
         return ("velocity",) if hyper["momentum"] else ()
 
-    def _kernel_call(self, hyper: Mapping[str, float], steps: int) -> tuple[str, tuple[Any, ...]]:
+    def _kernel_call(self, hyper: Mapping[str, float], steps: int) -> tuple[str, tuple[object, ...]]:
         if not hyper["momentum"]:
             return "sgd", (hyper["lr"], hyper["weight_decay"])
         numbers = (hyper["lr"], hyper["weight_decay"], hyper["momentum"], int(hyper["nesterov"]))
@@ -58,7 +58,7 @@ class Adam(Optimizer):
     def _buffers_for(cls, hyper: Mapping[str, float]) -> tuple[str, ...]:
         return "mean", "square"
 
-    def _kernel_call(self, hyper: Mapping[str, float], steps: int) -> tuple[str, tuple[Any, ...]]:
+    def _kernel_call(self, hyper: Mapping[str, float], steps: int) -> tuple[str, tuple[object, ...]]:
         lr, beta1, beta2, decay = hyper["lr"], hyper["beta1"], hyper["beta2"], hyper["weight_decay"]
         step_size = lr / (1.0 - beta1**steps)
         root_correction = math.sqrt(1.0 - beta2**steps)
@@ -106,7 +106,7 @@ class RMSProp(Optimizer):
     def _buffers_for(cls, hyper: Mapping[str, float]) -> tuple[str, ...]:
         return ("square", *["mean"] * bool(hyper["centered"]), *["velocity"] * bool(hyper["momentum"]))
 
-    def _kernel_call(self, hyper: Mapping[str, float], steps: int) -> tuple[str, tuple[Any, ...]]:
+    def _kernel_call(self, hyper: Mapping[str, float], steps: int) -> tuple[str, tuple[object, ...]]:
         state, names = self._state, self._buffers_for(hyper)
         square = state["square"]
         buffers = (square, *[state[name] if name in names else square for name in ("mean", "velocity")])

@@ -53,7 +53,7 @@ class ParamGroup(MutableMapping[str, Any]):
             return dict(self.given.named_parameters())
         return {str(index): parameter for index, parameter in enumerate(self.given)}
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, object]:
         return {name: self[name] for name in self if name != PARAMS}
 
     def __getitem__(self, name: str) -> Any:
@@ -88,7 +88,7 @@ class ParamGroup(MutableMapping[str, Any]):
         return f"ParamGroup({len(self.members())} parameters, {self._arguments()})"
 
 
-def groups_of(rules: Rules, params: Any, defaults: Mapping[str, Any]) -> list[ParamGroup]:
+def groups_of(rules: Rules, params: Any, defaults: Mapping[str, object]) -> list[ParamGroup]:
     """Return an optimizer's groups from its first argument; a dict stands for a group, defaults fill what it lacks."""
     if not isinstance(params, Parameter):
         require_parameters(params)

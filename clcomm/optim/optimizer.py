@@ -209,7 +209,7 @@ class Optimizer:
             self._missed[parameter] = self.steps
         self.space, self._state = space, self._state.moved_to(space)
 
-    def _kernel_call(self, hyper: Mapping[str, float], steps: int) -> tuple[str, tuple[Any, ...]]:
+    def _kernel_call(self, hyper: Mapping[str, float], steps: int) -> tuple[str, tuple[object, ...]]:
         """Return the kernel's name, and its arguments between gradients and range, for step number `steps`.
 
         hyper: of the parameters' group.

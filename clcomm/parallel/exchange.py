@@ -30,8 +30,7 @@ ACTIVATIONS, INPUT_GRADIENTS, PARAMETER_GRADIENTS = "activations", "input gradie
 _ALIGNED = ALIGNMENT // 4
 
 T = TypeVar("T")
-#: Two tensors in regions, and the collective between them.
-Prepared = tuple[Tensor, Tensor, Callable[[], None]]
+Prepared = tuple[Tensor, Tensor, Callable[[], None]]  # in regions, and the collective between them
 
 
 class Exchange:
@@ -58,7 +57,7 @@ class Exchange:
         self._read_after: dict[str, int] = {}  # by region: the collective after which other ranks read it
         comm.fold_with(DeviceFold.on(device))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Exchange:
+    def __deepcopy__(self, memo: dict[int, object]) -> Exchange:
         return self
 
     # --- sums ---

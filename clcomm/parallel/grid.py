@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ def in_words(axes: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={size!r}" for name, size in axes.items()) or "none"
 
 
-def checked_sizes(axes: Mapping[str, Any], ranks: int) -> dict[str, int]:
+def checked_sizes(axes: Mapping[str, int], ranks: int) -> dict[str, int]:
     """Return the sizes of a mesh's axes, whose product is the number of ranks; ArgumentError with the numbers."""
     given = in_words(axes)
     if not axes:

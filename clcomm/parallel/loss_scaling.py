@@ -62,7 +62,7 @@ class GradScaler:
         self._settings = _checked(init_scale, growth_factor, backoff_factor, growth_interval)
         self._scale, self._steps = self._settings.pop("scale"), 0
         self._device: Device | None = None  # of the losses
-        self._found: dict[int, tuple[Any, bool, bool]] = {}  # by id: optimizer, whether it overflowed, has stepped
+        self._found: dict[int, tuple[object, bool, bool]] = {}  # by id: optimizer, whether it overflowed, has stepped
         if self._enabled:
             self._refuse_settings()
 
@@ -197,7 +197,7 @@ class GradScaler:
         self._found.clear()
 
 
-def _checked(scale: Any, growth: Any, backoff: Any, interval: Any) -> dict[str, Any]:
+def _checked(scale: float, growth: float, backoff: float, interval: int) -> dict[str, Any]:
     """Return the settings by name; ArgumentError for one outside its range."""
     settings: dict[str, Any] = {
         "scale": _positive("init_scale", scale),
@@ -212,7 +212,7 @@ def _checked(scale: Any, growth: Any, backoff: Any, interval: Any) -> dict[str, 
     return settings
 
 
-def _above(name: str, value: Any) -> float:
+def _above(name: str, value: float) -> float:
     """Return a number above 0; ArgumentError for anything else, and for what float32 does not hold."""
     is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     with np.errstate(over="ignore"):
@@ -221,11 +221,11 @@ def _above(name: str, value: Any) -> float:
     return float(value)
 
 
-def _positive(name: str, value: Any) -> np.float32:
+def _positive(name: str, value: float) -> np.float32:
     return np.float32(_above(name, value))
 
 
-def _whole(name: str, value: Any, least: int) -> int:
+def _whole(name: str, value: int, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ArgumentError(f"{name}: expected a whole number of at least {least}, got {value!r}")
     return int(value)

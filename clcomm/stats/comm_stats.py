@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clcomm.stats.events import Collective, Observer, Phase
+from clcomm.stats.events import Collective, Observer, Phase, Row
 from clcomm.stats.histogram import Histogram
 from clcomm.stats.tally import Fields, Tally, to_ns
 
@@ -177,13 +177,13 @@ class CommStats:
             whole = self.phases.get((phase, name, -1), [0] * len(counts))
             self.phases[phase, name, -1] = _merged(whole, counts)
 
-    def total(self, operation: str, label: str | None = None) -> dict[str, Any]:
+    def total(self, operation: str, label: str | None = None) -> Row:
         """Return an operation's counts, for one label or (None) for all; zeros if it never ran."""
         self.flush()
         keys = [key for key in self.tallies if key[0] == operation and label in (None, key[1])]
         return self._row(operation, label or "", keys)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Row:
         """Return all counts as JSON-compatible values; docs/reports.md lists the fields."""
         self.flush()
         names = sorted({(key[0], key[1], key[3]) for key in self.tallies})
@@ -203,7 +203,7 @@ class CommStats:
     def _keys_of(self, operation: str, label: str, part: str) -> list[Key]:
         return [key for key in self.tallies if (key[0], key[1], key[3]) == (operation, label, part)]
 
-    def _row(self, operation: str, label: str, keys: list[Key], part: str = "") -> dict[str, Any]:
+    def _row(self, operation: str, label: str, keys: list[Key], part: str = "") -> Row:
         total = Tally()
         for key in keys:
             total.absorb(self.tallies[key])
@@ -247,7 +247,7 @@ class CommStats:
         reductions = {(phase, key[1], key[2]) for key in keys if key[0] in ("all_reduce", "reduce_scatter")}
         return sum(self.phases[key][1] for key in reductions if key in self.phases) / 1e9 / self.ranks
 
-    def _phase_rows(self) -> list[dict[str, Any]]:
+    def _phase_rows(self) -> list[dict[str, object]]:
         merged: dict[tuple[str, str], list[int]] = {}
         for (name, label, _), counts in sorted(self.phases.items()):
             merged[name, label] = _merged(merged.get((name, label), [0, 0, 0, 0]), counts)
@@ -259,7 +259,7 @@ class CommStats:
             for (name, label), (calls, ns, within_ns, max_ns) in merged.items()
         ]  # fmt: skip
 
-    def _straggler_rows(self) -> list[dict[str, Any]]:
+    def _straggler_rows(self) -> list[dict[str, object]]:
         known = sum(counts[0] for counts in self.late.values())
         return [
             {
@@ -269,7 +269,7 @@ class CommStats:
             for rank, (last, ns, max_ns) in sorted(self.late.items())
         ]  # fmt: skip
 
-    def _overhead(self) -> dict[str, Any]:
+    def _overhead(self) -> dict[str, object]:
         seconds = self.counting_ns / 1e9 / self.ranks
         events = _mean(self.events, self.ranks)
         return {"events": events, "event_s": seconds / events if events else 0.0, "seconds": seconds}
@@ -287,7 +287,7 @@ class CommStats:
 
     # --- several ranks ---
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Row:
         """Return the counts in JSON-compatible form, which `merged` takes; docs/reports.md lists the fields."""
         self.flush()
         return {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from clcomm.stats.now import Now
+
+Row = dict[str, Any]  # what tables and files tell of a kind of collectives, by name
 
 
 class Collective(NamedTuple):

@@ -6,10 +6,9 @@ import json
 import os
 import tempfile
 from collections import deque
-from typing import Any
 
 from clcomm import variables
-from clcomm.stats.events import Collective
+from clcomm.stats.events import Collective, Row
 
 SCHEMA = 1
 #: How many operations the recorder keeps, and how many of them a message names.
@@ -27,7 +26,7 @@ class FlightRecorder:
         """Return the kept operations, oldest first."""
         return [*self._ring.copy()]
 
-    def operations(self) -> list[dict[str, Any]]:
+    def operations(self) -> list[Row]:
         """Return the kept operations, oldest first, in JSON-compatible form."""
         return [event._asdict() for event in self._ring.copy()]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clcomm.console.table import Column, TextTable
+from clcomm.stats.events import Row
 from clcomm.units import format_number
 
 
@@ -13,25 +14,25 @@ class Figure(NamedTuple):
     """A column's heading, the function that formats its cell of a row, and whether cells are aligned right."""
 
     heading: str
-    write: Callable[[dict[str, Any]], str]
+    write: Callable[[Row], str]
     right: bool = True
 
 
-def _milliseconds(key: str, places: int = 3) -> Callable[[dict[str, Any]], str]:
+def _milliseconds(key: str, places: int = 3) -> Callable[[Row], str]:
     return lambda row: format_number(row[key] * 1e3, places)
 
 
-def _bandwidth(key: str) -> Callable[[dict[str, Any]], str]:
+def _bandwidth(key: str) -> Callable[[Row], str]:
     return lambda row: format_number(row[key] / 1e9) if row[key] else "-"
 
 
-def _waiting(row: dict[str, Any]) -> str:
+def _waiting(row: Row) -> str:
     if row["wait_unknown_s"]:
         return "-"  # at least part of it was not measured apart from moving data
     return f"{row['wait_s'] / row['seconds']:.0%}" if row["wait_s"] else ""
 
 
-def named(row: dict[str, Any]) -> str:
+def named(row: Row) -> str:
     """Return the label of a row with the part of the Communicator: "gradients on dp"."""
     return f"{row['label']} on {row['part']}".strip() if row["part"] else row["label"]
 
@@ -55,7 +56,7 @@ COLUMNS = [
 DROPPED_FIRST = ("algbw", "p95", "waiting", "max", "busbw", "p50", "bytes/call", "bytes", "messages", "total")
 
 
-def make_table(operations: Sequence[dict[str, Any]], ranks: int, title: str, width: int | None) -> TextTable:
+def make_table(operations: Sequence[Row], ranks: int, title: str, width: int | None) -> TextTable:
     """Return the counts as a table, most bytes first; times in ms, bandwidths in GB/s (10^9 bytes).
 
     Args:

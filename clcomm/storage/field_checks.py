@@ -12,7 +12,7 @@ MOST_ITEMS, MOST_TEXT, MOST_COUNT, MOST_NAMES = 1 << 16, 200, 1 << 62, 100
 Check = Callable[[Any, str], Any]
 
 
-def checked_fields(value: Any, checks: Mapping[str, Check], where: str) -> dict[str, Any]:
+def checked_fields(value: object, checks: Mapping[str, Check], where: str) -> dict[str, Any]:
     """Return the checked fields of an object; fields without a check are left out, missing ones are checked as None.
 
     Args:
@@ -31,7 +31,7 @@ def refuse_constant(text: str) -> float:
     raise ValueError(f"expected finite numbers, got {text}")
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return a value for a message, in at most 40 characters."""
     text = repr(value) if isinstance(value, (str, int, float, type(None))) else type(value).__name__
     return text if len(text) <= 40 else text[:37] + "..."
@@ -60,19 +60,19 @@ def signed_number(value: Any, name: str) -> float:
     return float(value)
 
 
-def boolean(value: Any, name: str) -> bool:
+def boolean(value: object, name: str) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{name}: expected true or false, got {shown(value)}")
     return value
 
 
-def text(value: Any, name: str, most: int = MOST_TEXT) -> str:
+def text(value: object, name: str, most: int = MOST_TEXT) -> str:
     if not isinstance(value, str) or len(value) > most or not value.isprintable():
         raise ValueError(f"{name}: expected at most {most} printable characters, got {shown(value)}")
     return value
 
 
-def long_text(value: Any, name: str) -> str:
+def long_text(value: object, name: str) -> str:
     return text(value, name, 10 * MOST_TEXT)
 
 
@@ -85,7 +85,7 @@ def or_empty(check: Check) -> Check:
 
 
 def list_of(check: Check, most: int = MOST_ITEMS) -> Check:
-    def check_list(value: Any, name: str) -> list[Any]:
+    def check_list(value: object, name: str) -> list[object]:
         if not isinstance(value, list) or len(value) > most:
             raise ValueError(f"{name}: expected a list of at most {most}, got {shown(value)}")
         return [check(each, f"{name}[{index}]") for index, each in enumerate(value)]
@@ -94,7 +94,7 @@ def list_of(check: Check, most: int = MOST_ITEMS) -> Check:
 
 
 def row_of(*checks: Check) -> Check:
-    def check_row(value: Any, name: str) -> list[Any]:
+    def check_row(value: object, name: str) -> list[object]:
         if not isinstance(value, list) or len(value) != len(checks):
             raise ValueError(f"{name}: expected {len(checks)} values, got {shown(value)}")
         return [check(each, name) for check, each in zip(checks, value, strict=True)]
@@ -115,7 +115,7 @@ def instance_of(kind: type, **own: Check) -> Check:
     return lambda value, name: kind(**checked_fields(value, checks, name))
 
 
-def _of_type(kind: Any) -> Check:
+def _of_type(kind: object) -> Check:
     types = get_args(kind)
     return or_none(_of_type(types[0])) if type(None) in types else _BY_TYPE[kind]
 
@@ -123,7 +123,7 @@ def _of_type(kind: Any) -> Check:
 def by_name(check: Check) -> Check:
     """Return a check of an object with any names and values of one kind."""
 
-    def check_values(value: Any, name: str) -> dict[str, Any]:
+    def check_values(value: object, name: str) -> dict[str, object]:
         if not isinstance(value, dict) or len(value) > MOST_NAMES:
             raise ValueError(f"{name}: expected an object of at most {MOST_NAMES}, got {shown(value)}")
         return {text(key, name): check(each, f"{name}.{key}") for key, each in value.items()}
@@ -131,4 +131,4 @@ def by_name(check: Check) -> Check:
     return check_values
 
 
-_BY_TYPE: dict[Any, Check] = {int: whole(), float: number, str: text}
+_BY_TYPE: dict[object, Check] = {int: whole(), float: number, str: text}

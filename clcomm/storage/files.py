@@ -17,7 +17,6 @@ from typing import Any, BinaryIO
 from clcomm.errors import ArgumentError, CheckpointWriteError, OutputError
 
 FilePath = str | os.PathLike[str]
-
 #: Suffix of a file that is not complete yet.
 PARTIAL = ".partial"
 #: The most symbolic links that are followed, as in Linux.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.engine.autograd import Context
 from clcomm.engine.nn.module import evaluating
 from clcomm.engine.ops.attention import Attention, PackedAttention
 from clcomm.engine.ops.batched_matmul import BatchedMatMul
@@ -54,7 +55,7 @@ def _is_trained(x: Tensor, names: dict[int, str]) -> bool:
     return id(x) in names and x.requires_grad
 
 
-def _walk(result: Tensor) -> list[tuple[Any, tuple[int, ...]]]:
+def _walk(result: Tensor) -> list[tuple[Context, tuple[int, ...]]]:
     """Return the tape's nodes in order, each with the shape of its result."""
     shapes: dict[Any, tuple[int, ...]] = {result._node: result.shape}
     waiting: list[Any] = [result._node]
@@ -66,7 +67,7 @@ def _walk(result: Tensor) -> list[tuple[Any, tuple[int, ...]]]:
     return sorted(shapes.items(), key=lambda item: item[0].order)
 
 
-def _flops(node: Any, shape: tuple[int, ...]) -> int:
+def _flops(node: Context, shape: tuple[int, ...]) -> int:
     """Return the arithmetic of a node's forward pass over a whole batch, with a result of `shape`."""
     factors: tuple[int, ...] = (0,)
     if node.op in (Conv2dOp, ConvReluPoolOp, ConvTranspose2dOp):
@@ -83,12 +84,12 @@ def _flops(node: Any, shape: tuple[int, ...]) -> int:
     return 2 * math.prod(factors)
 
 
-def _kind(node: Any) -> str:
+def _kind(node: Context) -> str:
     if node.op is ConvReluPoolOp:
         return "Conv2d+ReLU+Pool"
     if node.op is LinearOp and node.saved[2] is not None:
         return "Linear+ReLU"
-    return str(node.op.__name__).removesuffix("Op")
+    return node.op.__name__.removesuffix("Op")
 
 
 def _common_prefix(names: list[str]) -> str:

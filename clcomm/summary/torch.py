@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -12,7 +10,7 @@ from clcomm.summary.model_summary import Layer
 
 def layers_of(model: torch.nn.Module, input_shape: tuple[int, ...]) -> list[Layer]:
     """Return a layer for each module without sub-modules, in the order of execution; a shared one is listed once."""
-    calls: list[tuple[str, torch.nn.Module, Any]] = []
+    calls: list[tuple[str, torch.nn.Module, object]] = []
     hooks = [
         module.register_forward_hook(lambda module, _, result, name=name: calls.append((name, module, result)))
         for name, module in model.named_modules()

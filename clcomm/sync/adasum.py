@@ -174,8 +174,7 @@ class _Exchange:
         self.sent_nbytes += sent.nbytes
         first = self._comm.rank // (2 * distance) * 2 * distance
         everyone = self._comm.all_gather(sent, label=self._label)
-        summed: np.ndarray = everyone[first : first + 2 * distance].sum(axis=0)
-        return summed[:, mine]
+        return np.asarray(everyone[first : first + 2 * distance].sum(axis=0)[:, mine])
 
     def fill(self, partner: int, given: Sequence[slice], taken: Sequence[slice]) -> None:
         """Send these parts to a rank, and write those that it sends to the vectors."""

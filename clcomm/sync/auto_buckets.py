@@ -158,5 +158,4 @@ def _shortest(comm: Communicator, reduce: Callable[[], None], calls: int) -> np.
         begin = time.perf_counter()
         reduce()
         seconds[call] = time.perf_counter() - begin
-    shortest: np.ndarray = comm.all_reduce(seconds, "min", label=TUNING)
-    return shortest.clip(1e-9)
+    return np.asarray(comm.all_reduce(seconds, "min", label=TUNING)).clip(1e-9)

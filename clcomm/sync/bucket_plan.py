@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -179,9 +179,7 @@ class BucketPlan:
             raise_non_finite(self.comm, space.layout, prepared.bucket.ranges, space.arrays.grads, space.arrays.reduced)
 
 
-def _call_hook(
-    hook: Callable[..., object], own: np.ndarray, comm: Communicator, mean: np.ndarray, bucket: Bucket
-) -> None:
+def _call_hook(hook: Callable[..., Any], own: np.ndarray, comm: Communicator, mean: np.ndarray, bucket: Bucket) -> None:
     """Reduce a bucket with a hook; ArgumentError if it returns something other than None."""
     returned = hook(own, comm, mean, bucket)
     if returned is not None and returned is not mean and not isinstance(returned, Handle):

@@ -66,8 +66,7 @@ def elapsed(times: np.ndarray, hosts: Sequence[int] | np.ndarray) -> np.ndarray:
     """
     own = np.asarray(hosts)
     lasts = [times[own == host].max(axis=0) for host in np.unique(own)]
-    means: np.ndarray = np.mean([last[..., 1] - last[..., 0] for last in lasts], axis=0)
-    return means
+    return np.asarray(np.mean([last[..., 1] - last[..., 0] for last in lasts], axis=0))
 
 
 class BucketTuner:

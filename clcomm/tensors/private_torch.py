@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -43,17 +42,6 @@ NAMES = {
     ),
     "notify_join": ("torch.distributed.algorithms.join.Join.notify_join_context", "serve ranks that have not joined"),
 }  # fmt: skip
-
-
-if TYPE_CHECKING:
-    current_backward: Callable[[], int]
-    completed_future: Callable[[Callable[[], list[torch.Tensor]]], torch.futures.Future[list[torch.Tensor]]]
-    storage_use_count: Callable[[int], int]
-    tensor_use_count: Callable[[torch.Tensor], int]
-    storage_address: Callable[[torch.UntypedStorage], int]
-    storage_of_address: Callable[[int], torch.UntypedStorage | None]
-    share_storage: Callable[[torch.UntypedStorage], tuple[int, int]]
-    private_backend_name: Callable[[], str]
 
 
 def is_there(name: str) -> bool:

@@ -6,7 +6,6 @@ import json
 import re
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from clcomm.console.table import Column, TextTable
 from clcomm.job.running_jobs import RunningJob
@@ -100,7 +99,7 @@ def _duration(seconds: float) -> str:
 
 def as_json(job: RunningJob, rows: Sequence[Row]) -> str:
     """Return one line of JSON with the job's and its ranks' fields."""
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "schema": SCHEMA, "time_s": time.time(), "pid": job.pid, "program": job.program, "size": job.size,
         "hosts": job.about.get("hosts", 1), "started_s": job.started_s, "ranks": [row._asdict() for row in rows],
     }  # fmt: skip

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -31,6 +31,8 @@ from clcomm.torch.recording import JobRecording
 from clcomm.torch.untraced import untraced
 from clcomm.torch.work import CollectiveWork, Turns
 from clcomm.transport import mpi_communicators
+
+Tensors: TypeAlias = "torch.Tensor | list[torch.Tensor]"
 
 #: Label of the all-reduces that DistributedDataParallel's backward calls.
 GRADIENTS = "gradients"
@@ -64,7 +66,7 @@ class ClcommProcessGroup(ProcessGroup):
         self._turns = Turns(name, self._interruptions)
         self._backward, self._bucket = -1, -1
         self._sequence = 0
-        self._join_works: WeakKeyDictionary[Any, Work] = WeakKeyDictionary()
+        self._join_works: WeakKeyDictionary[object, Work] = WeakKeyDictionary()
         self._recording: JobRecording | None = None
 
     @classmethod
@@ -125,7 +127,7 @@ class ClcommProcessGroup(ProcessGroup):
     def name(self) -> str:
         return "clcomm"
 
-    def get_group_store(self) -> Any:
+    def get_group_store(self) -> object:
         return self._store
 
     def getGroupName(self) -> str:
@@ -217,7 +219,7 @@ class ClcommProcessGroup(ProcessGroup):
 
     # --- sums ---
 
-    def allreduce(self, tensors: object, opts: object = None, timeout: object = None) -> Work:
+    def allreduce(self, tensors: Tensors, opts: object = None, timeout: object = None) -> Work:
         tensors = _listed(tensors)
         (tensor,) = tensors
         move = self._moves.all_reduce_sparse if tensor.is_sparse else self._moves.all_reduce
@@ -234,11 +236,11 @@ class ClcommProcessGroup(ProcessGroup):
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: object = None) -> Work:
         return self._run("all_reduce", tensors, opts, self._moves.all_reduce_coalesced, tensors, _op(opts))
 
-    def reduce(self, tensors: Any, opts: Any = None) -> Work:
+    def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
         tensors = _listed(tensors)
         return self._run("reduce", tensors, opts, self._moves.reduce, tensors[0], _op(opts), opts.rootRank)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+    def reduce_scatter(self, outputs: Tensors, inputs: Any, opts: Any = None) -> Work:
         outputs = _listed(outputs)
         blocks = inputs[0] if isinstance(inputs[0], (list, tuple)) else inputs
         return self._run("reduce_scatter", outputs, opts, self._moves.reduce_scatter, outputs[0], blocks, _op(opts))
@@ -262,7 +264,7 @@ class ClcommProcessGroup(ProcessGroup):
 
     # --- copies ---
 
-    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
+    def broadcast(self, tensors: Tensors, opts: Any = None, timeout: object = None) -> Work:
         tensors = _listed(tensors)
         root = opts if isinstance(opts, int) else 0 if opts is None else opts.rootRank
         return self._run("broadcast", tensors, opts, self._moves.broadcast, tensors[0], root)
@@ -306,11 +308,11 @@ class ClcommProcessGroup(ProcessGroup):
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+    def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         gathered = outputs[0] if outputs else []
         return self._run("gather", gathered, opts, self._moves.gather, gathered, inputs[0], opts.rootRank)
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Work:
         scattered = inputs[0] if inputs else []
         return self._run("scatter", outputs, opts, self._moves.scatter, outputs[0], scattered, opts.rootRank)
 
@@ -370,7 +372,7 @@ class ClcommProcessGroup(ProcessGroup):
         return self._run("coalesced", [], None, lambda: None)
 
 
-def _listed(tensors: Any) -> list[torch.Tensor]:
+def _listed(tensors: Tensors) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 

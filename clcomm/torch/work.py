@@ -17,8 +17,7 @@ from clcomm.tensors.private_torch import completed_future
 from clcomm.torch.interruptions import Interruptions
 from clcomm.torch.untraced import untraced
 
-#: A collective's outputs, and its error.
-Outcome = tuple[list[torch.Tensor], BaseException | None]
+Outcome = tuple[list[torch.Tensor], BaseException | None]  # of a collective: outputs, and the error
 
 
 @untraced

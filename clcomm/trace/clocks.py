@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clcomm.communicator import Communicator
 from clcomm.transport.clock import ClockOffset, measure_offset
@@ -47,7 +47,7 @@ def agreed_offset(measured: Sequence[tuple[int, ClockOffset]], rank: int) -> Clo
     return min((each for where, each in measured if where == host), key=lambda each: each.uncertainty_ns)
 
 
-def aligned(readings: Sequence[Sequence[Any]]) -> Callable[[int], int]:
+def aligned(readings: Sequence[Sequence[int]]) -> Callable[[int], int]:
     """Return a function from a rank's perf_counter_ns() to rank 0's; drift is taken as linear between the readings.
 
     `readings` are ClockReadings, or rows of their values.

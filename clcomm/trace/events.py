@@ -97,10 +97,10 @@ class RankEvents:
                 piece, size = [], 0
         yield ",\n".join([*piece, *map(json.dumps, [*self._notes(origin_ns), *self._names()])])
 
-    def _events(self, each: Slice, origin_ns: int, came_last: Mapping[int, int]) -> Iterator[dict[str, Any]]:
+    def _events(self, each: Slice, origin_ns: int, came_last: Mapping[int, int]) -> Iterator[dict[str, object]]:
         """Yield a slice's event, and its counters' values at its end."""
         pid, rank = FIRST_PID + self.part.rank, self.part.rank
-        event: dict[str, Any] = {
+        event: dict[str, object] = {
             "ph": "X", "pid": pid, "tid": thread_id(rank, each.thread, each.lane),
             "ts": microseconds(each.begin_ns - origin_ns), "dur": microseconds(each.end_ns - each.begin_ns),
             "name": each.name, "cat": each.category, "cname": colour_of(each.name, each.category),
@@ -119,7 +119,7 @@ class RankEvents:
             counter = {"ph": "C", "pid": pid, "tid": event["tid"], "ts": microseconds(each.end_ns - origin_ns)}
             yield counter | {"name": name, "args": {"of this rank": value}}
 
-    def _notes(self, origin_ns: int) -> Iterator[dict[str, Any]]:
+    def _notes(self, origin_ns: int) -> Iterator[dict[str, object]]:
         pid = FIRST_PID + self.part.rank
         notes = [(self._align(at_ns), text) for at_ns, text in self.part.rows["notes"]]
         if self.left_out:

@@ -42,7 +42,7 @@ def write_together(comm: Communicator, part: Path, path: Path, limit_bytes: int)
     problem = next((each for each in problems if each), "")
     if problem or events is None:
         return problem
-    ranks: list[dict[str, Any]] = []
+    ranks: list[dict[str, object]] = []
     gathered = _gathered(comm, events.pieces(min(begins_ns), _merged(came_last)), events, ranks)
     if comm.rank == 0:
         try:
@@ -125,12 +125,12 @@ def _gathered(
     ranks += comm.gather_object(_rank_data(events), label=LABEL) or []
 
 
-def _rank_data(events: RankEvents) -> dict[str, Any]:
+def _rank_data(events: RankEvents) -> dict[str, object]:
     header, rows = events.part.header, events.part.rows
     clocks = [ClockReading(*row)._asdict() for row in rows["clocks"]]
     named = {name: header[name] for name in ("rank", "host", "device", "device_uncertainty_ns")}
     return named | {"clocks": clocks, "slices_left_out": events.left_out, "notes": [text for _, text in rows["notes"]]}
 
 
-def _other_data(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+def _other_data(ranks: list[dict[str, object]]) -> dict[str, object]:
     return {"producer": "clcomm", "clock": "CLOCK_MONOTONIC of rank 0, less the first event's time", "ranks": ranks}

@@ -18,7 +18,6 @@ import os
 import platform
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -68,7 +67,7 @@ class Bell:
         self.marks = memory[_WORD_BYTES : _WORD_BYTES + 8 * ranks].view(np.int64)
         self._asleep = self.marks.data
         number = _FUTEX_CALLS.get(platform.machine())
-        self._futex: Callable[..., Any] | None = None
+        self._futex: Callable[..., int] | None = None
         if number is not None and os.uname().sysname == "Linux":
             call, address = ctypes.CDLL(None).syscall, ctypes.c_void_p(memory.__array_interface__["data"][0])
             which, nap = ctypes.c_long(number), ctypes.byref(_Timespec(*divmod(NAP_NS, 10**9)))

@@ -8,9 +8,11 @@ minus half of the round trip.
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+
+from clcomm.transport.mpi_runtime import Intracomm
 
 #: Tag of the messages.
 _TAG = 7
@@ -25,7 +27,7 @@ class ClockOffset(NamedTuple):
     uncertainty_ns: int = 0
 
 
-def measure_offset(comm: Any, round_trips: int = ROUND_TRIPS) -> ClockOffset:
+def measure_offset(comm: Intracomm, round_trips: int = ROUND_TRIPS) -> ClockOffset:
     """Return this rank's clock offset to rank 0; collective.
 
     Args:
@@ -41,7 +43,7 @@ def measure_offset(comm: Any, round_trips: int = ROUND_TRIPS) -> ClockOffset:
     return ClockOffset()
 
 
-def _ask(comm: Any, round_trips: int) -> ClockOffset:
+def _ask(comm: Intracomm, round_trips: int) -> ClockOffset:
     mine, theirs = np.zeros(1, np.int64), np.zeros(1, np.int64)
     comm.Recv(mine, 0, _TAG)  # rank 0 measures with one rank at a time
     best = None
@@ -56,7 +58,7 @@ def _ask(comm: Any, round_trips: int) -> ClockOffset:
     return best
 
 
-def _answer(comm: Any, rank: int, round_trips: int) -> None:
+def _answer(comm: Intracomm, rank: int, round_trips: int) -> None:
     now, theirs = np.zeros(1, np.int64), np.zeros(1, np.int64)
     comm.Send(now, rank, _TAG)
     for _ in range(round_trips):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.transport.mpi_runtime import Intracomm, Request
 from clcomm.transport.pending import complete
 
 #: Words (int64) of a row: a tag, and the `places` of two arrays.
@@ -27,13 +28,13 @@ class Comparisons:
         apart: a duplicate of it, for what ranks tell each other once they differ.
     """
 
-    def __init__(self, comm: Any, apart: Any):
+    def __init__(self, comm: Intracomm, apart: Intracomm):
         self._comm, self._apart = comm, apart
         self._ranks = comm.Get_size()
         self._begun = 0
         self._own, self._everyone = self._rows()
 
-    def begin(self, tag: int, places: Sequence[int]) -> tuple[Any, np.ndarray]:
+    def begin(self, tag: int, places: Sequence[int]) -> tuple[Request, np.ndarray]:
         """Send a row without blocking; return the request, and the rows of all ranks once it is complete.
 
         places: of two arrays, 8 numbers.
@@ -63,6 +64,6 @@ class Comparisons:
     def _rows(self) -> tuple[np.ndarray, np.ndarray]:
         return np.full(_WORDS, _NO_ARRAY, np.int64), np.empty((self._ranks, _WORDS), np.int64)
 
-    def _send(self, own: np.ndarray, everyone: np.ndarray) -> Any:
+    def _send(self, own: np.ndarray, everyone: np.ndarray) -> Request:
         self._begun += 1
         return self._comm.Iallgather(own, everyone)

@@ -12,6 +12,7 @@ import numpy as np
 
 from clcomm.errors import ArgumentError, MismatchError
 from clcomm.transport.mpi_messages import Message, Messages
+from clcomm.transport.mpi_runtime import Intracomm
 
 #: A header: the message's bytes and the tag of its rest, int64; then its kind as text, filled with zeros.
 _NUMBERS, _HEADER_BYTES = 2, 128
@@ -29,7 +30,7 @@ class DescribedMessages:
         comm: an mpi4py communicator, still owned by the caller.
     """
 
-    def __init__(self, comm: object):
+    def __init__(self, comm: Intracomm):
         self.plain = Messages(comm)
         self._most_tag = self.plain.most_tag - _REST_TAGS.stop
         self._rests = 0

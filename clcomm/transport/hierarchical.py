@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from clcomm.transport.meeting import MeetingPoint, WorldMeeting, length_and_dtyp
 from clcomm.transport.memory_transport import MemoryTransport
 from clcomm.transport.mpi_communicators import comparison_between_hosts, lane_of
 from clcomm.transport.mpi_failures import revoke
+from clcomm.transport.mpi_runtime import Intracomm, Request
 from clcomm.transport.mpi_transport import MpiTransport
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import partial_op, prepared_reduction
@@ -47,7 +47,7 @@ class HierarchicalTransport(MemoryTransport):
 
     name = "hierarchical"
 
-    def __init__(self, base: MpiTransport, host: Any, hosts: Hosts):
+    def __init__(self, base: MpiTransport, host: Intracomm, hosts: Hosts):
         self.base, self.hosts = base, hosts
         self.rank, self.world_size = base.rank, base.world_size
         self.memory = HostMemory(host)
@@ -61,7 +61,7 @@ class HierarchicalTransport(MemoryTransport):
         self.meeting = WorldMeeting(comparison_between_hosts(base.comm), self.memory.fence)
 
     @staticmethod
-    def can_open(comm: Any, host: Any) -> bool:
+    def can_open(comm: Intracomm, host: Intracomm) -> bool:
         """Return whether each host's /dev/shm has room for the transport, the same on every rank; collective."""
         room = HostMemory.has_room(host, MeetingPoint.nbytes(host.Get_size()))
         return all(comm.allgather(room))
@@ -141,9 +141,9 @@ class HierarchicalTransport(MemoryTransport):
         reductions: list[_Reduction] = []
         return Pending(self.base.pending, first, fold, *self._later_phases(reductions, source), meets=True)
 
-    def _later_phases(self, reductions: list[_Reduction], source: np.ndarray) -> list[Callable[[], Any]]:
+    def _later_phases(self, reductions: list[_Reduction], source: np.ndarray) -> list[Callable[[], Request]]:
         """Return the phases after the fold, which appends its reduction to the list."""
-        phases: list[Callable[[], Any]] = []
+        phases: list[Callable[[], Request]] = []
         if not self.hosts.even:
             phases.append(self._second_host.Ibarrier)
         if self._peers is not None and self._lane is not None:
@@ -151,7 +151,7 @@ class HierarchicalTransport(MemoryTransport):
             count = self._peers.count_phases(source[cut].size, source.itemsize)
             phases += [partial(lambda at: reductions[0].exchange_phases[at](), at) for at in range(count)]
 
-        def publish() -> Any:
+        def publish() -> Request:
             reductions[0].publish()
             return self._second_host.Ibarrier()
 
@@ -240,7 +240,7 @@ class _Reduction:
         self._leave()
 
     @cached_property
-    def exchange_phases(self) -> list[Callable[[], Any]]:
+    def exchange_phases(self) -> list[Callable[[], Request]]:
         """The phases in which this rank's lane is exchanged between hosts."""
         return self._make_phases()
 

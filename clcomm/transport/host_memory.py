@@ -16,6 +16,7 @@ import numpy as np
 from clcomm.transport.mapped_files import MappedFile, map_file_of
 from clcomm.transport.meeting import MeetingPoint, length_and_dtype
 from clcomm.transport.mpi_communicators import address_function, shared_window, world_ranks
+from clcomm.transport.mpi_runtime import Intracomm, Win
 from clcomm.transport.pending import advance_started
 from clcomm.transport.same_arrays import mismatch
 from clcomm.usable_cores import usable_cores
@@ -39,10 +40,10 @@ class _Windows:
     the first window on the next communicator, and the locks of one are counted for the other, until MPICH aborts.
     """
 
-    def __init__(self, comm: Any):
+    def __init__(self, comm: Intracomm):
         self._comm, self._open, self._is_closed = comm, 0, False
 
-    def make(self, own_bytes: int) -> Any:
+    def make(self, own_bytes: int) -> Win:
         """Return a window that holds so many bytes of this rank from a page's start on; collective.
 
         A part may start anywhere in a page: Open MPI 4's do, and those of a host's only rank, which MPICH takes from
@@ -52,7 +53,7 @@ class _Windows:
         self._open += 1
         return window
 
-    def free(self, window: Any) -> None:
+    def free(self, window: Win) -> None:
         """Free a window; collective."""
         window.Free()
         self._open -= 1
@@ -105,7 +106,7 @@ class HostMemory:
         desk_bytes: the size of `desk`.
     """
 
-    def __init__(self, comm: Any, desk_bytes: int = 0):
+    def __init__(self, comm: Intracomm, desk_bytes: int = 0):
         self.comm = comm
         self.rank, self.ranks = comm.Get_rank(), comm.Get_size()
         self._address = address_function()
@@ -134,7 +135,7 @@ class HostMemory:
     # --- room ---
 
     @staticmethod
-    def has_room(comm: Any, nbytes: int) -> bool:
+    def has_room(comm: Intracomm, nbytes: int) -> bool:
         """Return whether /dev/shm, as rank 0 of a host finds it, has room for a window of `nbytes`; collective.
 
         Writing to a window without room ends in SIGBUS.
@@ -302,9 +303,9 @@ class HostMemory:
         ]
 
 
-def _pages(window: Any, rank: int, nbytes: int) -> np.ndarray:
+def _pages(window: Win, rank: int, nbytes: int) -> np.ndarray:
     """Return the bytes of a rank's part from the first page on that starts in it: the same ones in all processes."""
-    memory = window.Shared_query(rank)[0]
+    memory: Any = window.Shared_query(rank)[0]
     return np.frombuffer(memory, np.uint8, nbytes, -memory.address % _PAGE)
 
 

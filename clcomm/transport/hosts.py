@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from clcomm.transport.mpi_runtime import Intracomm
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Hosts:
         return cls(tuple(tuple(rank for rank, own in enumerate(leaders) if own == leader) for leader in found))
 
     @classmethod
-    def of(cls, comm: Any, host: Any) -> Hosts:
+    def of(cls, comm: Intracomm, host: Intracomm) -> Hosts:
         """Return the hosts of a job; collective.
 
         Args:

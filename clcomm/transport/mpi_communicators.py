@@ -6,14 +6,16 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from clcomm.errors import ArgumentError, ResourceError
 from clcomm.transport.mpi_failures import is_lost_peer, tolerates_failures
-from clcomm.transport.mpi_runtime import require_not_finalized
+from clcomm.transport.mpi_runtime import Datatype, Intracomm, Request, Win, require_not_finalized
 from clcomm.transport.pending import advance_started, complete
+
+T = TypeVar("T")
 
 #: Interval of the tests in `wait_patiently`.
 _PATIENCE_S = 1e-3
@@ -22,7 +24,7 @@ _NOT_SERVED = ("MINLOC", "MAXLOC", "REPLACE", "NO_OP", "OP_NULL")
 _REDUCTIONS = ("SUM", "MIN", "MAX", "PROD", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", *_NOT_SERVED)
 
 
-def checked(comm: object) -> Any:
+def checked(comm: object) -> Intracomm:
     """Return the user's communicator; ArgumentError unless it is an mpi4py intracommunicator."""
     from mpi4py import MPI
 
@@ -33,14 +35,14 @@ def checked(comm: object) -> Any:
     return comm
 
 
-def byte() -> Any:
+def byte() -> Datatype:
     """Return the MPI datatype in which all arrays are sent."""
     from mpi4py import MPI
 
     return MPI.BYTE
 
 
-def duplicate(comm: Any) -> Any:
+def duplicate(comm: Intracomm) -> Intracomm:
     """Return a duplicate of a communicator; collective, without a busy wait for ranks that are still starting."""
     if tolerates_failures():  # a death within Open MPI's Idup can leave a lock, for which a later Shrink waits forever
         wait_patiently(comm.Ibarrier())
@@ -50,7 +52,7 @@ def duplicate(comm: Any) -> Any:
     return copy
 
 
-def wait_patiently(request: Any) -> None:
+def wait_patiently(request: Request) -> None:
     """Complete a request, testing it once a millisecond: a blocking call would keep a core busy."""
     while not request.Test():
         advance_started()
@@ -72,14 +74,14 @@ def taking_communicators() -> Iterator[None]:
         ) from None
 
 
-def host_of(comm: Any) -> Any:
+def host_of(comm: Intracomm) -> Intracomm:
     """Return a communicator of the ranks that can share memory with this one; collective."""
     from mpi4py import MPI
 
-    return comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
+    return cast("Intracomm", comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank()))
 
 
-def world_ranks(comm: Any) -> tuple[int, ...]:
+def world_ranks(comm: Intracomm) -> tuple[int, ...]:
     """Return the ranks in COMM_WORLD of a communicator's ranks; empty if some belong to another world."""
     from mpi4py import MPI
 
@@ -90,7 +92,7 @@ def world_ranks(comm: Any) -> tuple[int, ...]:
     return () if MPI.UNDEFINED in ranks else tuple(ranks)
 
 
-def of_ranks(ranks: Sequence[int], tag: int) -> Any:
+def of_ranks(ranks: Sequence[int], tag: int) -> Intracomm:
     """Return a communicator of these ranks of COMM_WORLD, in this order; collective over them alone.
 
     Like MPI_Comm_create_group (MPI 4.1, section 7.4.2). tag: sets apart communicators that threads make at one time.
@@ -115,7 +117,7 @@ class Place(NamedTuple):
     hosts: int = 1
 
 
-def place_of(comm: Any) -> Place:
+def place_of(comm: Intracomm | None) -> Place:
     """Return this rank's place; None: a world of one. Collective."""
     if comm is None:
         return Place()
@@ -126,12 +128,12 @@ def place_of(comm: Any) -> Place:
     return Place(comm.Get_rank(), comm.Get_size(), local_rank, local_size, hosts)
 
 
-def from_first(comm: Any, make: Callable[[], Any]) -> Any:
+def from_first(comm: Intracomm | None, make: Callable[[], T]) -> T:
     """Return what rank 0's `make` returns, on every rank; collective."""
     return make() if comm is None else comm.bcast(make() if comm.Get_rank() == 0 else None, 0)
 
 
-def lane_of(comm: Any, lane: int | None, position: int) -> Any | None:
+def lane_of(comm: Intracomm, lane: int | None, position: int) -> Intracomm | None:
     """Return a communicator of the ranks with the same lane, ordered by position; collective.
 
     Args:
@@ -142,10 +144,10 @@ def lane_of(comm: Any, lane: int | None, position: int) -> Any | None:
     from mpi4py import MPI
 
     made = comm.Split(MPI.UNDEFINED if lane is None else lane, position)
-    return None if lane is None else made
+    return None if lane is None else cast("Intracomm", made)
 
 
-def shared_window(comm: Any, nbytes: int) -> Any:
+def shared_window(comm: Intracomm, nbytes: int) -> Win:
     """Return a window with `nbytes` of this rank, readable by all ranks of the host; collective."""
     from mpi4py import MPI
 
@@ -156,7 +158,7 @@ def shared_window(comm: Any, nbytes: int) -> Any:
     return window
 
 
-def shares_memory(host: Any) -> bool:
+def shares_memory(host: Intracomm) -> bool:
     """Return whether MPI supports shared-memory windows, with the same result on the host's ranks; collective."""
     from mpi4py import MPI
 
@@ -177,7 +179,7 @@ def address_function() -> Callable[[np.ndarray], int]:
     return MPI.Get_address
 
 
-def comparison_between_hosts(comm: Any) -> Callable[[int, int], tuple[bool, None]]:
+def comparison_between_hosts(comm: Intracomm) -> Callable[[int, int], tuple[bool, None]]:
     """Return a function that compares a number over the ranks, with the same result on all; each call is collective.
 
     The function takes the number and the time of this rank's arrival, which ranks on one host exchange instead

@@ -8,13 +8,13 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import cast
 
 import numpy as np
 
 from clcomm.errors import LaunchError
 from clcomm.launcher import launched_rank
-from clcomm.transport.mpi_runtime import Started, is_finalized, is_running, launched_ranks, load_mpi, world
+from clcomm.transport.mpi_runtime import Intracomm, Started, is_finalized, is_running, launched_ranks, load_mpi, world
 
 
 def unlink_shared_files() -> None:
@@ -64,7 +64,7 @@ def _has_lost_ranks() -> bool:
     return tolerates_failures() and bool(_job().Is_revoked() or _job().Get_failed().Get_size())
 
 
-def revoke(*comms: Any) -> None:
+def revoke(*comms: Intracomm) -> None:
     """Revoke these communicators: every call on them, on any rank, raises an error."""
     for comm in comms:
         if comm and not comm.Is_revoked():  # a freed one is false
@@ -72,7 +72,7 @@ def revoke(*comms: Any) -> None:
 
 
 @contextlib.contextmanager
-def revoking(comms: Sequence[object]) -> Iterator[None]:
+def revoking(comms: Sequence[Intracomm]) -> Iterator[None]:
     """Revoke what the block has appended to `comms` if it loses a rank, as others may wait in one of them.
 
     MPI may give what a dead rank was to send as garbage, without an error: the error that follows is then MPI's too.
@@ -90,28 +90,28 @@ def revoking(comms: Sequence[object]) -> Iterator[None]:
         raise
 
 
-def survivors(comm: Any) -> Any:
+def survivors(comm: Intracomm) -> Intracomm:
     """Return a communicator of a revoked one's live ranks; collective over these.
 
     From then on the job consists of these ranks alone, which agree on how it ends.
     """
-    _Job.comm = comm.Shrink()
-    return _Job.comm
+    _Job.comm = alive = cast("Intracomm", comm.Shrink())
+    return alive
 
 
 class _Job:
     """The job's live ranks after losses; None: all of COMM_WORLD."""
 
-    comm: Any = None
+    comm: Intracomm | None = None
 
 
-def live_world() -> Any:
+def live_world() -> Intracomm:
     """Return COMM_WORLD, or after losses a communicator of the surviving ranks; raises as `mpi_runtime.world`."""
     everyone = world()
     return everyone if _Job.comm is None else _Job.comm
 
 
-def _job() -> Any:
+def _job() -> Intracomm:
     """Return a communicator of the job's live ranks, used only for the end of the job."""
     from mpi4py import MPI
 

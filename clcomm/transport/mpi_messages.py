@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from clcomm.errors import ArgumentError, MismatchError
 from clcomm.transport.mpi_communicators import byte
 from clcomm.transport.mpi_failures import is_lost_peer
+from clcomm.transport.mpi_runtime import Intracomm, Request
 from clcomm.transport.pending import advance_started
 
 #: The most bytes of one MPI message: MPI before version 4 of the standard counts with 32 bits.
@@ -26,7 +26,7 @@ class Messages:
         comm: an mpi4py communicator, still owned by the caller.
     """
 
-    def __init__(self, comm: Any):
+    def __init__(self, comm: Intracomm):
         from mpi4py import MPI
 
         self._comm, self._byte, self._any, self._new_status = comm, byte(), MPI.ANY_SOURCE, MPI.Status
@@ -62,7 +62,9 @@ class Message:
         at_most: whether it may have less.
     """
 
-    def __init__(self, messages: Messages, requests: list[Any], expected: Sequence[int] = (), at_most: bool = False):
+    def __init__(
+        self, messages: Messages, requests: list[Request], expected: Sequence[int] = (), at_most: bool = False
+    ):
         self._messages, self._requests, self._expected, self._at_most = messages, requests, expected, at_most
         self._statuses = [messages._new_status() for _ in requests]
         self._left = len(requests)
@@ -97,7 +99,7 @@ class Message:
                 )
 
 
-def exchange_arrays(comm: Any, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
+def exchange_arrays(comm: Intracomm, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
     """Send array r of `sends` to rank r, and receive array r of `receives` from it; collective.
 
     Args:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from clcomm.errors import ArgumentError, RankNames, name_ranks
 from clcomm.transport import Pending, Transport, mpi_communicators, mpi_failures, mpi_runtime
+from clcomm.transport.mpi_runtime import Intracomm
 from clcomm.transport.pending import advance_started
 
 #: Number of new Communicators between garbage collections: MPICH has enough MPI communicators for some 400 of them.
@@ -49,7 +50,7 @@ class MpiResources:
     """
 
     def __init__(
-        self, owner: Any, comm: Any, transports: Sequence[Transport], pending: deque[Pending], number: int,
+        self, owner: Any, comm: Intracomm, transports: Sequence[Transport], pending: deque[Pending], number: int,
         name: str = "",
     ):  # fmt: skip
         self.comm, self._transports, self.pending = comm, transports, pending
@@ -110,13 +111,13 @@ def _drop(resources: MpiResources) -> None:
     _Process.dropped.append(resources)
 
 
-def next_number(comm: Any) -> int:
+def next_number(comm: Intracomm) -> int:
     """Return the number of a new Communicator of these ranks; collective."""
     _Process.last_number = 1 + max(comm.allgather(_Process.last_number))
     return _Process.last_number
 
 
-def free_dropped(comm: Any, is_short: bool = False) -> None:
+def free_dropped(comm: Intracomm, is_short: bool = False) -> None:
     """Free the Communicators that all of their ranks have dropped, if all these ranks are in `comm`; collective.
 
     Args:

@@ -5,16 +5,25 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from clcomm.errors import ArgumentError, LaunchError
 from clcomm.launcher import launched_ranks as launched_ranks
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Datatype as Datatype
+    from mpi4py.MPI import Intracomm as Intracomm
+    from mpi4py.MPI import Request as Request
+    from mpi4py.MPI import Win as Win
+else:  # mpi4py is imported where MPI is needed
+    Datatype = Intracomm = Request = Win = object
 
 #: The program's call after which no other MPI call is allowed, as messages name it.
 FINALIZE = "MPI.Finalize()"
 
 
-def world() -> Any:
+def world() -> Intracomm:
     """Return MPI's COMM_WORLD.
 
     Raises:
@@ -25,16 +34,17 @@ def world() -> Any:
     """
     promised = launched_ranks()
     _require_no_torchrun()
-    MPI = load_mpi()
+    mpi = load_mpi()
     require_not_finalized()
-    size = MPI.COMM_WORLD.Get_size()
+    size = mpi.COMM_WORLD.Get_size()
     if size == 1 and promised > 1:
         raise LaunchError(
             f"mpiexec: expected a world of {promised} ranks (its environment says so), but {library()}, "
             f"which mpi4py loaded, sees 1; start the job with the mpiexec of that MPI "
             f"(installed beside this Python: {_own_mpiexec()})"
         )
-    return MPI.COMM_WORLD
+    everyone: Intracomm = mpi.COMM_WORLD
+    return everyone
 
 
 def library() -> str:
@@ -56,7 +66,7 @@ class Started:
     is_ours = False
 
 
-def load_mpi() -> Any:
+def load_mpi() -> ModuleType:
     """Import and start MPI, without mpi4py's warning about another MPI's launcher: `world` raises an error instead.
 
     Raises:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from clcomm.transport.base import Transport, require_aligned, shards
 from clcomm.transport.comparisons import Comparisons
 from clcomm.transport.meeting import Meeting, NoMeeting
 from clcomm.transport.mpi_messages import exchange_arrays
+from clcomm.transport.mpi_runtime import Intracomm, Request
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import prepared_reduction
 from clcomm.transport.same_arrays import places_elsewhere, require_alike
@@ -49,7 +49,7 @@ class MpiTransport(Transport):
 
     def __init__(
         self,
-        comm: Any,
+        comm: Intracomm,
         pending: deque[Pending] | None = None,
         prepare_fold: Callable[[list[np.ndarray], np.ndarray, str], Callable[[], None]] = prepared_reduction,
     ):
@@ -102,7 +102,7 @@ class MpiTransport(Transport):
         def start() -> Pending:
             compared, everyone = self.comparisons.begin(self.meeting.tag, places)
 
-            def compare_and_begin() -> Any:
+            def compare_and_begin() -> Request:
                 require_alike(everyone, arrays=2)
                 require_aligned(source, out)
                 return first()
@@ -111,7 +111,7 @@ class MpiTransport(Transport):
 
         return start
 
-    def later_phases(self, source: np.ndarray, out: np.ndarray, op: str) -> list[Callable[[], Any]]:
+    def later_phases(self, source: np.ndarray, out: np.ndarray, op: str) -> list[Callable[[], Request]]:
         """Return the phases of an all-reduce that is part of another pending operation."""
         return self._phases(self._exchanges(source, out, op))
 
@@ -123,16 +123,16 @@ class MpiTransport(Transport):
         pieces = self._pieces(source.size, source.itemsize)
         return [_ShardExchange(self, source[piece], out[piece], op) for piece in pieces]
 
-    def _phases(self, exchanges: list[_ShardExchange]) -> list[Callable[[], Any]]:
-        phases: list[Callable[[], Any]] = []
+    def _phases(self, exchanges: list[_ShardExchange]) -> list[Callable[[], Request]]:
+        phases: list[Callable[[], Request]] = []
         for exchange in exchanges:
             phases += partial(self._scatter, exchange), partial(self._gather_shards, exchange)
         return phases
 
-    def _scatter(self, exchange: _ShardExchange) -> Any:
+    def _scatter(self, exchange: _ShardExchange) -> Request:
         return self._second_comm.Ialltoallv(exchange.sent, exchange.received)
 
-    def _gather_shards(self, exchange: _ShardExchange) -> Any:
+    def _gather_shards(self, exchange: _ShardExchange) -> Request:
         exchange.fold()
         return self._second_comm.Iallgatherv(exchange.shard, exchange.gathered)
 
@@ -160,7 +160,7 @@ class MpiTransport(Transport):
     def start_all_gather(self, source: np.ndarray, out: np.ndarray) -> Pending:
         compared, everyone = self.comparisons.begin(self.meeting.tag, places_elsewhere(source, source))
 
-        def compare_and_begin() -> Any:
+        def compare_and_begin() -> Request:
             require_alike(everyone, arrays=2)
             return self._second_comm.Iallgather([source, self._byte], [out, self._byte])
 
@@ -169,7 +169,7 @@ class MpiTransport(Transport):
     def start_gather_rows(self, source: np.ndarray, rows: list[np.ndarray]) -> Pending:
         compared, everyone = self.comparisons.begin(self.meeting.tag, places_elsewhere(source, source))
 
-        def compare_and_begin() -> Any:
+        def compare_and_begin() -> Request:
             counts = everyone[:, _LENGTHS[0]].tolist()
             everyone[:, _LENGTHS] = 0  # these may differ
             require_alike(everyone, arrays=2)

@@ -11,6 +11,7 @@ import numpy as np
 
 from clcomm.schedules import Schedule, Transfer
 from clcomm.transport.mpi_messages import Message, Messages
+from clcomm.transport.mpi_runtime import Intracomm
 from clcomm.transport.pending import advance_started
 from clcomm.transport.reduction import partial_op, reduce_in_rank_order
 
@@ -42,7 +43,7 @@ class ScheduledAllReduce:
         name: the algorithm's.
     """
 
-    def __init__(self, comm: object, rank: int, schedule: Schedule, finished: Callable[[Round], None]):
+    def __init__(self, comm: Intracomm, rank: int, schedule: Schedule, finished: Callable[[Round], None]):
         self.name, self._schedule, self._rank = schedule.name, schedule, rank
         self._messages = None if comm is None else Messages(comm)
         self._finished = finished

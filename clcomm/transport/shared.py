@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from clcomm.transport.meeting import MeetingPoint, length_and_dtype
 from clcomm.transport.memory_transport import MemoryTransport
 from clcomm.transport.mpi_failures import revoke
 from clcomm.transport.mpi_messages import exchange_arrays
+from clcomm.transport.mpi_runtime import Intracomm, Request
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import Fold, prepared_reduction, reduce_in_rank_order
 from clcomm.transport.same_arrays import require_alike
@@ -55,7 +55,7 @@ class SharedTransport(MemoryTransport):
 
     name = "shared"
 
-    def __init__(self, comm: Any, pending: deque[Pending] | None = None, comparisons: Comparisons | None = None):
+    def __init__(self, comm: Intracomm, pending: deque[Pending] | None = None, comparisons: Comparisons | None = None):
         self.rank, self.world_size = comm.Get_rank(), comm.Get_size()
         self.memory = HostMemory(comm, _desk_bytes(self.world_size))
         self.meeting = self._point = self.memory.point
@@ -72,7 +72,7 @@ class SharedTransport(MemoryTransport):
         self._slot_reductions: dict[tuple[object, ...], Callable[[np.ndarray, np.ndarray], None]] = {}
 
     @staticmethod
-    def can_open(comm: Any) -> bool:
+    def can_open(comm: Intracomm) -> bool:
         """Return whether /dev/shm has room for the transport, with the same result on every rank; collective."""
         ranks = comm.Get_size()
         return HostMemory.has_room(comm, _desk_bytes(ranks) + MeetingPoint.nbytes(ranks))
@@ -163,7 +163,7 @@ class SharedTransport(MemoryTransport):
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
         compared, everyone = self._comparisons.begin(self.meeting.tag, self.memory.places(source, out))
 
-        def fold() -> Any:
+        def fold() -> Request:
             require_alike(everyone, arrays=2)
             require_aligned(source, out)
             self._kept_reduction(source, out, op, everyone[:, 1:])()

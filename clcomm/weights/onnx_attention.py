@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from clcomm.engine.autograd import Context
 from clcomm.engine.ops.attention import Problem
 from clcomm.engine.tensor import Tensor
 from clcomm.weights.onnx_graph import Graph, refuse
 
 
-def attention(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def attention(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     """Attention of separate queries, keys and values, whose heads are apart or beside each other in each row."""
     problem: Problem = context.problem
     _require_apart(graph, *context.inputs)
@@ -25,7 +24,7 @@ def attention(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> 
     return _heads_beside(graph, _attended(graph, apart, 4, context), tensor)
 
 
-def packed_attention(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def packed_attention(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     """Attention of queries, keys and values that lie beside each other in each row."""
     sizes, width = context.problem.sizes, tensor.shape[-1]
     _require_apart(graph, tensor)
@@ -55,7 +54,7 @@ def _heads_beside(graph: Graph, name: str, tensor: Tensor) -> str:
     return graph.node("Reshape", [together, graph.sizes(tensor)])
 
 
-def _attended(graph: Graph, inputs: list[str], ndim: int, context: Any) -> str:
+def _attended(graph: Graph, inputs: list[str], ndim: int, context: Context) -> str:
     """Return softmax(scale q k^T + mask) v of tensors with so many dimensions; a query that sees no key gives zeros."""
     q, k, v = inputs
     turned = graph.node("Transpose", [k], perm=[*range(ndim - 2), ndim - 1, ndim - 2])
@@ -73,7 +72,7 @@ def _attended(graph: Graph, inputs: list[str], ndim: int, context: Any) -> str:
     return graph.node("MatMul", [weights, v])
 
 
-def _mask(graph: Graph, ndim: int, context: Any) -> np.ndarray | None:
+def _mask(graph: Graph, ndim: int, context: Context) -> np.ndarray | None:
     """Return what is added to scores of so many dimensions; None: nothing."""
     problem: Problem = context.problem
     if problem.causal:

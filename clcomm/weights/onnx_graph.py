@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.nn import Module
 from clcomm.engine.nn.module import evaluating
 from clcomm.engine.tensor import Shape, Tensor
@@ -79,7 +79,8 @@ class Graph:
                 self._samples[id(each)] = samples_of(each.shape, other.shape)
 
     def _add(self, tensor: Tensor, writers: Mapping[type[Op], Writer]) -> None:
-        context: Any = tensor._node
+        context = tensor._node
+        assert isinstance(context, Context)
         write = writers.get(context.op)
         if write is None:
             known = ", ".join(sorted(op.__name__ for op in writers))
@@ -112,7 +113,7 @@ class Graph:
 
     # --- for writers ---
 
-    def node(self, kind: str, inputs: list[str], out: str = "", **attributes: Any) -> str:
+    def node(self, kind: str, inputs: list[str], out: str = "", **attributes: object) -> str:
         """Add a node and return the name of its result."""
         name = out or f"{kind.lower()}_{len(self._nodes)}"
         self._nodes.append(self._onnx.helper.make_node(kind, inputs, [name], **attributes))
@@ -129,7 +130,7 @@ class Graph:
             self._names[id(tensor)] = self.constant(free, tensor.numpy())
         return self._names[id(tensor)]
 
-    def fixed(self, context: Any, part: Callable[[Any], Tensor]) -> Tensor:
+    def fixed(self, context: Context, part: Callable[[Any], Tensor]) -> Tensor:
         """Return a tensor that a node keeps beside its inputs; refused where its shape depends on the samples.
 
         part: returns it for a node; the input itself may be one.
@@ -169,7 +170,7 @@ class Graph:
 
 
 #: Adds an operation's nodes: (graph, names of its inputs, its place on the tape, its result) -> name of the result.
-Writer = Callable[[Graph, list[str], Any, Tensor], str]
+Writer = Callable[[Graph, list[str], Context, Tensor], str]
 
 
 def refuse(what: str) -> NoReturn:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.activation import Relu, Sigmoid, Tanh
 from clcomm.engine.ops.attention import Attention, PackedAttention
 from clcomm.engine.ops.batch_norm import GIVEN, BatchNorm
@@ -31,12 +31,12 @@ from clcomm.weights.onnx_graph import Graph, Writer, refuse
 _BEFORE_ALL = -(1 << 62)
 
 
-def _linear(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def _linear(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     product = graph.node("Gemm", inputs, transB=1)
     return graph.node("Relu", [product]) if context.mask is not None else product
 
 
-def _batched_product(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def _batched_product(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     factors = []
     for name, factor, is_turned in zip(inputs, context.inputs, context.turned, strict=True):
         order = [*range(factor.ndim - 2), factor.ndim - 1, factor.ndim - 2]
@@ -44,7 +44,7 @@ def _batched_product(graph: Graph, inputs: list[str], context: Any, tensor: Tens
     return graph.node("MatMul", factors)
 
 
-def _convolution(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def _convolution(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     g = context.geometry
     return graph.node(
         "Conv", inputs, kernel_shape=[g.kernel_h, g.kernel_w], strides=[g.stride, g.stride],
@@ -52,12 +52,12 @@ def _convolution(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) 
     )  # fmt: skip
 
 
-def _convolution_relu_pool(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def _convolution_relu_pool(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     rectified = graph.node("Relu", [_convolution(graph, inputs, context, tensor)])
     return graph.node("MaxPool", [rectified], kernel_shape=[2, 2], strides=[2, 2])
 
 
-def _transposed_convolution(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def _transposed_convolution(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     g = context.geometry
     more = [
         size - (count - 1) * g.stride + 2 * pad - reach
@@ -72,7 +72,7 @@ def _transposed_convolution(graph: Graph, inputs: list[str], context: Any, tenso
     )  # fmt: skip
 
 
-def _adaptive_pooling(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def _adaptive_pooling(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     """Means of windows of different sizes: products with the matrices of the rows' and the columns' means."""
     (x,) = context.inputs
     rows, columns = (_means(x.shape[axis], tensor.shape[axis]) for axis in (2, 3))
@@ -89,7 +89,7 @@ def _means(size: int, count: int) -> np.ndarray:
 
 
 def _pooling(kind: str, **more: Any) -> Writer:
-    def write(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    def write(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
         *_, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w = context.window
         return graph.node(
             kind, inputs, kernel_shape=[kernel_h, kernel_w], strides=[stride_h, stride_w],
@@ -99,11 +99,11 @@ def _pooling(kind: str, **more: Any) -> Writer:
     return write
 
 
-def _reshape(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def _reshape(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     return graph.node("Reshape", [*inputs, graph.sizes(tensor)])
 
 
-def _sum(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def _sum(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     (x,), kept = context.inputs, context.kept
     axes = [d for d, (size, left) in enumerate(zip(x.shape, kept, strict=True)) if size != left]
     if any(graph.samples(x)[d] for d in axes):
@@ -114,7 +114,7 @@ def _sum(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
     return graph.node("Reshape", [total, graph.sizes(tensor)])
 
 
-def _slice(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def _slice(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     starts, steps, sizes = context.starts, context.steps, tensor.shape
     (x,) = context.inputs
     axes = [d for d, count in enumerate(graph.samples(x)) if not count]
@@ -127,30 +127,30 @@ def _slice(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str
     return graph.node("Slice", [*inputs, *map(graph.whole_numbers, parts)])
 
 
-def _pad(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def _pad(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     (x,), starts = context.inputs, context.starts
     after = [size - start - own for size, start, own in zip(tensor.shape, starts, x.shape, strict=True)]
     return graph.node("Pad", [*inputs, graph.whole_numbers([*starts, *after]), graph.number(context.value)])
 
 
-def _embedding(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def _embedding(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     indices = graph.fixed(context, lambda node: node.indices)
     return graph.node("Gather", [*inputs, graph.name(indices)], axis=0)
 
 
-def _concat(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def _concat(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     if any(graph.samples(each)[context.axis] for each in context.inputs):
         refuse("samples to stay apart, got a concat along the first dimension")
     return graph.node("Concat", inputs, axis=context.axis)
 
 
-def _gelu(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def _gelu(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     (x,) = inputs
     gate = graph.node("Erf", [graph.node("Mul", [x, graph.number(math.sqrt(0.5))])])
     return _half_gated(graph, x, gate)
 
 
-def _gelu_tanh(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def _gelu_tanh(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     (x,) = inputs
     cube = graph.node("Mul", [graph.node("Mul", [x, x]), x])
     inner = graph.node("Add", [x, graph.node("Mul", [cube, graph.number(0.044715)])])
@@ -163,15 +163,15 @@ def _half_gated(graph: Graph, x: str, gate: str) -> str:
     return graph.node("Mul", [both, graph.number(0.5)])
 
 
-def _silu(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def _silu(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     return graph.node("Mul", [*inputs, graph.node("Sigmoid", inputs)])
 
 
-def _leaky_relu(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def _leaky_relu(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     return graph.node("LeakyRelu", inputs, alpha=context.settings[0])
 
 
-def _layer_norm(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def _layer_norm(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     first = next(d for d in range(tensor.ndim - 1, -1, -1) if math.prod(tensor.shape[d:]) == context.columns)
     shape = tensor.shape[first:]
     if any(graph.samples(tensor)[first:]):
@@ -181,7 +181,7 @@ def _layer_norm(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -
     return graph.node("LayerNormalization", [x, weight, *([bias] if bias else [])], axis=first, epsilon=context.eps)
 
 
-def _batch_norm(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def _batch_norm(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     if context.statistics != GIVEN:
         refuse("batch norm with running statistics, got one without")
     x, channels = inputs[0], tensor.shape[1:2]
@@ -191,7 +191,7 @@ def _batch_norm(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -
     return graph.node("BatchNormalization", [x, *own, *running], epsilon=context.eps)
 
 
-def _affine(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+def _affine(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
     scaled = inputs[0] if context.scale == 1.0 else graph.node("Mul", [*inputs, graph.number(context.scale)])
     return scaled if context.shift == 0.0 else graph.node("Add", [scaled, graph.number(context.shift)])
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from clcomm.sync.shared_space import SharedSpace
 
 #: The number of no backward.
 _NONE = -1
+Side = tuple[np.ndarray, Callable[[], object]]  # an array, and what reduces it
 
 
 class GradientShards:
@@ -232,7 +232,7 @@ class _Areas:
         row = comm.size * plan.largest_part
         common = [comm.allocate_common(comm.size * row) for _ in range(2)] if comm.size > 1 else []
         self._turn = 0
-        self._sides: list[list[tuple[np.ndarray, Callable[[], Any]]]] = []
+        self._sides: list[list[Side]] = []
         if common and all(map(comm.is_common, common)):
             self.nbytes = len(common) * row
             for memory in common:
@@ -242,13 +242,13 @@ class _Areas:
             area = aligned_zeros(row)
             self._sides = [[_private(comm, area, unit, mean) for unit in plan.units]]
 
-    def take(self, unit: Unit) -> tuple[np.ndarray, Callable[[], Any]]:
+    def take(self, unit: Unit) -> Side:
         """Return this rank's bytes for the next unit, and what reduces all ranks' to its part of the mean."""
         self._turn = (self._turn + 1) % len(self._sides)
         return self._sides[self._turn][unit.index]
 
 
-def _shared(comm: Communicator, memory: np.ndarray, unit: Unit, mean: np.ndarray) -> tuple[np.ndarray, Any]:
+def _shared(comm: Communicator, memory: np.ndarray, unit: Unit, mean: np.ndarray) -> Side:
     row = comm.size * unit.part_nbytes
     rows = memory[: comm.size * row].reshape(comm.size, row)
     reduce = comm.reduce_scatter_init(
@@ -258,7 +258,7 @@ def _shared(comm: Communicator, memory: np.ndarray, unit: Unit, mean: np.ndarray
     return rows[comm.rank], reduce
 
 
-def _private(comm: Communicator, area: np.ndarray, unit: Unit, mean: np.ndarray) -> tuple[np.ndarray, Any]:
+def _private(comm: Communicator, area: np.ndarray, unit: Unit, mean: np.ndarray) -> Side:
     own = area[: comm.size * unit.part_nbytes]
     reduce = partial(
         comm.reduce_scatter, own.view(np.float32), "mean", out=mean[: unit.part_nbytes].view(np.float32),

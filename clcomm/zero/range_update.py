@@ -37,7 +37,7 @@ class RangeUpdate(Update):
         self._mean = space.padded.reduced[rank * own : (rank + 1) * own].view(np.float32)
         rows = move_to_common_memory(sync.comm, space, with_gradients=True)
         self._is_common = rows is not None
-        self._reduce: Callable[[], Any]
+        self._reduce: Callable[[], object]
         if rows is not None:
             self._reduce = self.comm.reduce_scatter_init(rows, "mean", out=self._mean, label=GRADIENTS, nbytes=nbytes)
         else:

@@ -212,7 +212,7 @@ class Module:
         """
         return {name: _whole(tensor) for name, tensor in self._state().items()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Overwrite all parameters and persistent buffers.
 
         Raises ArgumentError, changing nothing, unless names and shapes fit, and values are numbers, whole ones within

@@ -11,6 +11,7 @@ from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
 from clcomm.engine.ops.broadcasting import expand
 from clcomm.engine.ops.matmul import same_device
+from clcomm.engine.program import Kernel
 from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
@@ -61,7 +62,7 @@ class Problem(NamedTuple):
             sizes.queries, sizes.keys, int(self.causal), int(mask is not None), *steps,
         )  # fmt: skip
 
-    def kernel(self, device: Device, name: str, file: str = "attention") -> Any:
+    def kernel(self, device: Device, name: str, file: str = "attention") -> Kernel:
         """Return a kernel for these lengths: of this file on CPUs, else of attention_gpu.cl."""
         file = file if device.is_cpu else "attention_gpu"
         return device.kernel(file, name, HEAD=self.sizes.head, VALUE=self.sizes.value)

@@ -143,7 +143,7 @@ def check_smoothing(label_smoothing: float) -> None:
 
 
 def _settings(
-    name: str, x: Tensor, targets: Any, reduction: str, weight: Tensor | None, ignore_index: int | None
+    name: str, x: Tensor, targets: Tensor | np.ndarray, reduction: str, weight: Tensor | None, ignore_index: int | None
 ) -> dict[str, Any]:
     """Return the checked arguments of a loss."""
     if float_tensor(name, x).ndim != 2:

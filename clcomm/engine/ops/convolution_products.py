@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from clcomm.engine.device import Device
 from clcomm.engine.ops.convolution import LANES, Geometry
+from clcomm.engine.program import Kernel
 from clcomm.engine.tensor import Tensor, empty
 
 _WEIGHTS = "conv2d_products_weights"  # the file of the weights' gradient
@@ -118,7 +119,7 @@ def bias_gradient(g: Geometry, grad: Tensor, db: Tensor) -> None:
     device.launch(_kernel(device, "channel_sums", file=_WEIGHTS), *grid, grad, db, g.images, g.outputs, pixels)
 
 
-def _kernel(device: Device, name: str, flags: Flags | None = None, file: str = "conv2d_products") -> Any:
+def _kernel(device: Device, name: str, flags: Flags | None = None, file: str = "conv2d_products") -> Kernel:
     gate: dict[str, Any] = {} if flags is None else {"GATED": 1}
     return device.kernel(file, name, DEPTH=_DEPTH, PANELS=_PANELS, **gate)
 

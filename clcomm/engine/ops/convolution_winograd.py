@@ -8,11 +8,10 @@ Where a number is infinite, NaN or near the largest, the kernels of conv2d_produ
 
 from __future__ import annotations
 
-from typing import Any
-
 from clcomm.engine.device import Device
 from clcomm.engine.ops import convolution_products
 from clcomm.engine.ops.convolution import Geometry
+from clcomm.engine.program import Kernel
 from clcomm.engine.tensor import Tensor, empty
 
 _PANELS = 4  # of tiles in a block, or of channels in a group
@@ -97,9 +96,9 @@ def _convolve(
     return convolution_products.Flags(of_weights, rows, of_pixels, blocks)
 
 
-def _kernel(device: Device, name: str, tiles: int) -> Any:
+def _kernel(device: Device, name: str, tiles: int) -> Kernel:
     return device.kernel("conv2d_winograd", name, PANELS=_PANELS, TILES=tiles)
 
 
-def _gradient_kernel(device: Device, name: str) -> Any:
+def _gradient_kernel(device: Device, name: str) -> Kernel:
     return device.kernel("conv2d_winograd_weights", name, PANELS=_PANELS, TILES=_SUMMED_TILES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any
 
 import numpy as np
 
@@ -198,7 +197,7 @@ def div(a: Tensor | float, b: Tensor | float) -> Tensor:
     return Div.apply(*_pair("div", a, b))
 
 
-def _pair(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
+def _pair(name: str, a: Tensor | float, b: Tensor | float) -> tuple[Tensor, Tensor]:
     a, b = float_tensor(name, a), float_tensor(name, b)
     if a.device is not b.device:
         raise ArgumentError(f"{name}: expected tensors of one device, got {a.device.name} and {b.device.name}")

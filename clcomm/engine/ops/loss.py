@@ -143,7 +143,7 @@ class _ElementLoss(Op):
     kernel_name: str
 
     @classmethod
-    def forward(cls, ctx: Context, x: Tensor, y: Tensor, *, settings: tuple[Any, ...], reduction: str) -> Tensor:
+    def forward(cls, ctx: Context, x: Tensor, y: Tensor, *, settings: tuple[object, ...], reduction: str) -> Tensor:
         device, count = x.device, x.size
         losses = empty(device, x.shape)
         kernel = device.kernel("loss", cls.kernel_name)

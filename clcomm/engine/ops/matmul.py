@@ -12,6 +12,7 @@ from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
 from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.ops.shape import reshape
+from clcomm.engine.program import Kernel
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
@@ -206,7 +207,7 @@ def _require_product(a: Shape, b: Shape, out: Shape, transpose_a: bool, transpos
         raise ArgumentError(f"multiply: shapes {a}{turned[0]} and {b}{turned[1]} do not give {out}")
 
 
-def _kernel(device: Device, name: str, bias: Tensor | None = None, relu: bool = False) -> Any:
+def _kernel(device: Device, name: str, bias: Tensor | None = None, relu: bool = False) -> Kernel:
     return device.kernel("gemm", name, DEPTH=_DEPTH, **_epilogue(bias, relu))
 
 

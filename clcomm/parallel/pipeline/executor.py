@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from clcomm.communicator import Communicator
 from clcomm.engine.autograd import no_grad
@@ -64,10 +64,7 @@ class Executor:
     # --- a step ---
 
     def train(
-        self,
-        boundaries: Boundaries,
-        batch: Batch,
-        accumulate: Callable[[], AbstractContextManager[object]] = nullcontext,
+        self, boundaries: Boundaries, batch: Batch, accumulate: Callable[[], AbstractContextManager[Any]] = nullcontext
     ) -> list[float]:
         """Run all forwards and backwards; return the losses of the micro-batches on the last stage's rank.
 

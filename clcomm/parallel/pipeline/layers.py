@@ -18,7 +18,7 @@ from clcomm.errors import ArgumentError
 COSTS = "costs"
 
 
-def layers_of(model: Any) -> list[Module]:
+def layers_of(model: object) -> list[Module]:
     """Return the modules that compute a model one after another.
 
     They are those of a Sequential, or what `model.pipeline_layers()` returns: modules whose parameters and buffers are
@@ -71,7 +71,7 @@ def measured_costs(model: Module, sample: Any, comm: Communicator | None = None,
     return costs if comm is None else comm.broadcast_object(costs, label=COSTS)
 
 
-def _measured(model: Module, sample: Any, repeats: int) -> list[float]:
+def _measured(model: Module, sample: object, repeats: int) -> list[float]:
     layers = layers_of(model)
     device = next(model.parameters()).device
     x = sample if isinstance(sample, Tensor) else Tensor(np.asarray(sample), device)

@@ -243,7 +243,7 @@ class Pipeline:
         found = {name: values for part in reversed(parts) for name, values in part.items()}
         return {name: found[name] for name in self._names if name in found}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Overwrite this rank's parameters and buffers with those of a whole model.
 
         Raises ArgumentError, changing nothing, where names or shapes do not fit.

@@ -27,7 +27,7 @@ def agreed_plan(
     costs: Sequence[float] | None,
 ) -> tuple[list[Module], PipelineSchedule, list[int]]:
     """Return a model's layers, the schedule and the first layer of each stage, the same on every rank; collective."""
-    found: Any
+    found: object
     layers: list[Module] = []
     try:
         layers = layers_of(model)

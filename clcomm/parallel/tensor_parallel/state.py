@@ -23,8 +23,7 @@ def gathered_state(optimizer: Any) -> dict[str, np.ndarray]:
         optimizer: of `clcomm.optim`, or a DistributedOptimizer of one; another library's, or one of parameters that are
             not divided, gives its own state.
     """
-    inner = _divided(optimizer)
-    state: dict[str, np.ndarray] = optimizer.state_dict()
+    state, inner = dict(optimizer.state_dict()), _divided(optimizer)
     if inner is None:
         return state
     whole = _whole_layout(inner)
