@@ -49,7 +49,9 @@ def average_parameters(comm: Communicator, space: SharedSpace) -> None:
     for bucket in space.layout.buckets(space.layout.span):
         dtype = _STORED.get(space.precision, bucket.dtype)
         values = space.arrays.params[nbytes(bucket.start) : nbytes(bucket.stop)].view(dtype)
-        comm.all_reduce(values, "mean", label=PARAMETERS, nbytes=nbytes(bucket.nbytes))
+        wide = values.astype(np.float32) if dtype == np.float16 else values  # of float16, sums would be float16
+        comm.all_reduce(wide, "mean", label=PARAMETERS, nbytes=nbytes(bucket.nbytes))
+        values[:] = wide
     space.adapter.push_parameters()
 
 

@@ -57,7 +57,7 @@ def test_mended_pairs_train_as_one_rank():
         {"dp": "1", "pp": "2 gpipe", "batches": "3", "tied": "on"},
         {"dp": "1", "pp": "2 1f1b", "zero": "1", "batches": "3 no_sync", "tied": "on"},
         {"precision": "bf16", "reduction": "local SGD"},
-        {"precision": "fp16", "reduction": "local SGD", "optimizer": "adam"},
+        {"precision": "fp16", "reduction": "local SGD", "optimizer": "adam", "dp": str(world.size)},
         {"dp": "1", "tp": "2", "dropout": "on"},
     ):
         found = outcome_of(setting_of(levels), world)
