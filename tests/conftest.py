@@ -21,7 +21,7 @@ from clcomm import Communicator  # noqa: E402 - after the environment is set
 from clcomm.transport.mpi_runtime import world  # noqa: E402
 from tests.helpers import cpu_device  # noqa: E402
 from tests.outcomes import Recorder, among  # noqa: E402
-from tests.sampling import divided, is_whole_suite, longest_first, sampled  # noqa: E402
+from tests.sampling import divided, is_about_ranks, is_whole_suite, longest_first, sampled  # noqa: E402
 
 # Kernel builds and a busy machine make single examples slow: time is no measure of a test's result.
 settings.register_profile(
@@ -36,9 +36,20 @@ def pytest_addoption(parser):
     parser.addoption("--only-listed", type=Path, help="run the tests and files of tests that this file lists")
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Under mpiexec leave out files that are not about ranks: to import them all takes each rank many seconds."""
+    with_mpi = config.getoption("--with-mpi", default=False) and is_whole_suite(config)
+    if with_mpi and collection_path.name.startswith("test_") and collection_path.suffix == ".py":
+        return not is_about_ranks(collection_path) or None
+    return None
+
+
 def pytest_collection_modifyitems(config, items):
     """Under mpiexec run what is about ranks alone: plain pytest runs the rest, once instead of once a rank."""
     chosen, with_mpi = items, config.getoption("--with-mpi", default=False)
+    unexpected = {item.path for item in items if needs_ranks(item) < float("inf") and not is_about_ranks(item.path)}
+    if unexpected:
+        raise pytest.UsageError(f"{sorted(unexpected)}: expected files that tests.sampling.is_about_ranks finds")
     if with_mpi:
         chosen = [item for item in items if needs_ranks(item) <= world().Get_size()]
     if is_whole_suite(config):

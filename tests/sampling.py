@@ -6,9 +6,11 @@ Files, folders and `-k` on pytest's command line name what to run: then every ca
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -29,6 +31,15 @@ def is_whole_suite(config: pytest.Config) -> bool:
         return config.workerinput["is_whole_suite"]
     named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS or config.option.keyword
     return not named and not runs_all_cases()
+
+
+#: A file with tests that are about ranks has the mark, or asks for a fixture whose parameters have it.
+_ABOUT_RANKS = re.compile(r"mark\.mpi|^def test_\w+\([^)]*\b(comm|several|bench)\b", re.MULTILINE)
+
+
+def is_about_ranks(path: Path) -> bool:
+    """Return whether a file of tests may have some that run under mpiexec."""
+    return _ABOUT_RANKS.search(path.read_text(encoding="utf-8")) is not None
 
 
 def runs_all_cases() -> bool:
