@@ -74,7 +74,10 @@ def numbers_of_groups(
     groups = [{name: state[name] for name in names}]
     if GROUPS in own:
         if np.asarray(state[GROUPS]).tolist() != own[GROUPS]:
-            raise ArgumentError(f"state_dict[{GROUPS!r}]: expected those of this optimizer's parameters, got others")
+            raise ArgumentError(
+                f"state_dict[{GROUPS!r}]: expected those of this optimizer's parameters, got others; "
+                "make Synchronizer or DistributedDataParallel and optimizer in the order of the job that saved it"
+            )
         count = len(own["lr"])
         for name in names:
             if np.shape(state[name]) != (count,):
