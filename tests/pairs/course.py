@@ -21,6 +21,9 @@ MAX_NORM = 0.2
 #: Local SGD averages after so many steps.
 LOCAL_STEPS = 2
 
+#: Where replicas have batches of other sizes.
+UNEQUAL = ("samples", "expected", "join")
+
 #: The rows of a step's samples that each replica takes: from, to; None: it has run out of batches.
 Shares = list[tuple[int, int] | None]
 
@@ -51,14 +54,17 @@ def equal_batch(setting: Setting) -> int:
     """Return the samples of a replica where all have as many."""
     if setting["inputs"] == "balance":
         return 16 * least_of(setting)
-    return least_of(setting) * (4 if setting["network"] == "resnet" else 2)
+    if setting["network"] != "resnet":
+        return 2 * least_of(setting)
+    # Batch norm of two samples gives their signs, so that a single rounding would move parameters as far as training.
+    return least_of(setting) * (8 if setting["inputs"] in UNEQUAL else 4)
 
 
 def shares_of(setting: Setting, step: int) -> Shares:
     """Return the replicas' rows of a step, where no measurement decides."""
     replicas, size = mesh_of(setting).dp, equal_batch(setting)
     counts = [size] * replicas
-    if setting["inputs"] in ("samples", "expected", "join"):
+    if setting["inputs"] in UNEQUAL:
         counts = [size // 2 * (1 + (rank + 1) % 3) for rank in range(replicas)]
     if "join" in setting["inputs"] and step == steps_of(setting) - 1:
         counts = [0 if rank % 2 else count for rank, count in enumerate(counts)]
