@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,3 +56,13 @@ def test_a_recovery_keeps_every_setting(monkeypatch: pytest.MonkeyPatch, given: 
 
 def test_the_settings_are_all_arguments_but_the_ranks() -> None:
     assert Communicator(transport="solo").settings().keys() == ARGUMENTS - {"self", "comm"}
+
+
+def test_the_news_of_a_death_may_come_after_what_the_dead_rank_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    mpi = pytest.importorskip("mpi4py.MPI", reason="no MPI library", exc_type=ImportError)
+    answers = iter([False, False, True])
+    monkeypatch.setattr(mpi_failures, "tolerates_failures", lambda: True)
+    monkeypatch.setattr(mpi_failures, "_has_lost_ranks", lambda: next(answers))
+    monkeypatch.setattr(mpi_failures, "_job", lambda: SimpleNamespace(Iprobe=lambda: False))
+    with pytest.raises(mpi.Exception):
+        mpi_failures.require_live_ranks()

@@ -16,6 +16,9 @@ from clcomm.errors import LaunchError
 from clcomm.launcher import launched_rank
 from clcomm.transport.mpi_runtime import Intracomm, Started, is_finalized, is_running, launched_ranks, load_mpi, world
 
+#: How long the news of a rank's death may take to come, after what it left of a message.
+NEWS_S = 1.0
+
 
 def unlink_shared_files() -> None:
     """Unlink MPI's own files in /dev/shm, once all ranks of the host have mapped them.
@@ -53,11 +56,21 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def require_live_ranks() -> None:
-    """Raise MPI's error for a dead rank if one of the job's is dead, where another error may be due to that."""
-    if _has_lost_ranks():
-        from mpi4py import MPI
+    """Raise MPI's error for a dead rank if one of the job's is dead, where another error may be due to that.
 
-        raise MPI.Exception(MPI.ERR_PROC_FAILED)
+    What a dying rank sent may be here before the news of its death, which is waited for.
+    """
+    if not tolerates_failures():
+        return
+    until = time.perf_counter() + NEWS_S
+    while not _has_lost_ranks():
+        if time.perf_counter() > until:
+            return
+        _job().Iprobe()  # MPI learns of a death in its own calls
+        time.sleep(1e-3)
+    from mpi4py import MPI
+
+    raise MPI.Exception(MPI.ERR_PROC_FAILED)
 
 
 def _has_lost_ranks() -> bool:

@@ -30,7 +30,8 @@ _BOUNDS = {("precision", "bf16"): 0.3, ("precision", "fp16"): 0.03, ("compressio
            ("compression", "powersgd"): 0.01, ("optimizer", "rmsprop"): 3e-3,
            ("network", "resnet"): 0.05}  # fmt: skip
 #: ResNet's where gradients are rounded to 8 bits: a ReLU that then passes another of its few samples moves a tensor.
-_COARSE, _COARSE_RESNET = 0.05, 0.3
+#: Two such roundings are as coarse as its batch norm's weights move.
+_COARSE, _COARSE_RESNET = 0.05, (0.3, 1.0)
 #: Of a tensor that hardly moves: so much of the movement of all together counts as its own.
 _LEAST_SHARE = 0.02
 
@@ -196,7 +197,8 @@ def _bound_of(setting: Setting) -> float:
     bounds = {level: _BOUNDS.get(level, BOUND) for level in setting.items()}
     if bounds.pop(("network", "resnet"), None) is None:
         return max(bounds.values())
-    return _COARSE_RESNET if max(bounds.values()) >= _COARSE else _BOUNDS["network", "resnet"]
+    coarse = sum(bound >= _COARSE for bound in bounds.values())
+    return (_BOUNDS["network", "resnet"], *_COARSE_RESNET)[min(coarse, 2)]
 
 
 def _require_close_losses(
