@@ -137,8 +137,8 @@ causes: $(FOR_TEST) ## 16 things that slow a training down, on every rank and on
 	CLCOMM_CAUSES=10 $(BIN)/python -m pytest -o timeout=3000 tests/report/test_planted_causes.py
 
 # 8 ranks share this machine's cores; settings of fewer ranks leave some waiting.
-pairs: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),torch-suite ## every strategy, option and model feature with every other, beside one rank and PyTorch: half an hour; the table goes to pairs.md in VENV (ARGS="--seed 2", "--keep FILE")
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(LAUNCH) -n 8 $(BIN)/python -m tests.pairs --page $(VENV)/pairs.md $(ARGS)
+pairs: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),torch-suite ## every strategy, option and model feature with every other, beside one rank and PyTorch: half an hour; writes docs/pairs.md (ARGS="--seed 2"; "--keep FILE" goes on later)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(LAUNCH) -n 8 $(BIN)/python -m tests.pairs --page docs/pairs.md $(ARGS)
 
 orders: $(FOR_TEST) ## 1,200 rounds of waiting in random orders, 3,000 dropped Communicators, all of LizarDist's settings
 	CLCOMM_PROOF_ORDERS=200 CLCOMM_PROOF_DROPPED=3000 CLCOMM_PROOF_SETTINGS=162 $(MAKE) test-mpi TEST_LIMIT_S=3600 \
@@ -149,7 +149,7 @@ families: $(FOR_TEST) ## every specialised kernel over 3,000 cases of its family
 	CLCOMM_FAMILY_CASES=3000 $(BIN)/python -m pytest tests/families -v
 
 oclgrind: $(FOR_TEST) | $(OCLGRIND) ## every kernel under Oclgrind, 100 cases of each family: some 20 minutes
-	CLCOMM_OCLGRIND_CASES=100 $(BIN)/python -m pytest tests/oclgrind -v
+	CLCOMM_ALL_CASES=1 CLCOMM_OCLGRIND_CASES=100 $(BIN)/python -m pytest tests/oclgrind -v
 
 examples: $(FOR_TEST) ## every example of one idea on 2 ranks, the one for two hosts on two (TEST_EXTRAS=test,torch-suite for all)
 	CLCOMM_ALL_CASES=1 $(BIN)/python -m pytest tests/examples/test_one_idea.py $(TEST_ARGS)

@@ -81,9 +81,16 @@ def _cell(pair: Pair, findings: Findings, refused: dict[Levels, str]) -> str:
         return RIGHT
     if why_not(dict(pair)):
         return IMPOSSIBLE
-    letters = [letter for cause, letter in refused.items() if cause <= set(pair)]
+    letters = _letters_of({*pair}, refused)
+    if not letters:  # refused by every wrapper, in lines of their own
+        each = [_letters_of({*pair, ("wrapper", level)}, refused) for level in FACTORS["wrapper"]]
+        letters = each[0] if all(each) else []
     letters += [WRONG for cause in findings.wrong if cause <= set(pair)]
     return letters[0] if letters else UNKNOWN
+
+
+def _letters_of(levels: set[Level], refused: dict[Levels, str]) -> list[str]:
+    return [letter for cause, letter in refused.items() if cause <= levels]
 
 
 # --- and back ---

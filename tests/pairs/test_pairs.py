@@ -11,6 +11,7 @@ from clcomm import Communicator
 from clcomm.engine.random_stream import RandomStream
 from tests.faults.launch import ROOT, clean_environment, mpiexec
 from tests.helpers import cpu_device
+from tests.pairs import page
 from tests.pairs.covering import Covering
 from tests.pairs.factors import FACTORS, pairs, pairs_of, ranks_of, setting_of, why_not
 from tests.pairs.outcome import REFUSED, RIGHT, outcome_of
@@ -21,6 +22,19 @@ LEVELS = [
     for factor, levels in FACTORS.items()
     for level in levels[1:]
 ]
+
+
+def test_the_page_tells_of_every_pair_and_of_none_that_is_wrong():
+    text = (ROOT / "docs" / "pairs.md").read_text(encoding="utf-8")
+    cells = page.cells_of(text)
+    assert not {page.WRONG, page.UNKNOWN} & {*cells.values()} and not page.wrong_of(text)
+    assert all(cell == page.IMPOSSIBLE or not why_not(dict(pair)) for pair, cell in cells.items())
+    refused = [cause for cause in page.refusals_of(text) if len(cause) == 2]
+    assert refused and all(cells[_in_order(cause)] not in (page.RIGHT, page.IMPOSSIBLE) for cause in refused)
+
+
+def _in_order(cause):
+    return tuple(sorted(cause, key=lambda level: [*FACTORS].index(level[0])))
 
 
 def test_settings_cover_every_pair_that_may_stand():
