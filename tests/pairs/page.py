@@ -77,11 +77,11 @@ def _table(findings: Findings, refused: dict[Levels, str]) -> Iterator[str]:
 def _cell(pair: Pair, findings: Findings, refused: dict[Levels, str]) -> str:
     if pair[0][0] == pair[1][0]:
         return " "
-    if pair in findings.right:
-        return RIGHT
     if why_not(dict(pair)):
         return IMPOSSIBLE
-    letters = _letters_of({*pair}, refused)
+    letters = _letters_of({*pair}, refused)  # also of levels that a third one, such as dp 1, leaves without effect
+    if not letters and pair in findings.right:
+        return RIGHT
     if not letters:  # refused by every wrapper, in lines of their own
         each = [_letters_of({*pair, ("wrapper", level)}, refused) for level in FACTORS["wrapper"]]
         letters = each[0] if all(each) else []
