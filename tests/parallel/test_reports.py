@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import numpy as np
 import pytest
 
 from clcomm import Mesh, Synchronizer, cli
-from clcomm.report.reading import read_runs
 from clcomm.report.record import gather_records, run_document, write_document
 from tests.numpy_models import Model
 
@@ -49,15 +47,3 @@ def test_the_report_names_the_axes(auto, tmp_path, capsys, monkeypatch):
             assert row["busbw_bytes_per_s"] is None
         else:
             assert row["busbw_bytes_per_s"] == pytest.approx(row["algbw_bytes_per_s"] * 2 * (size - 1) / size)
-
-
-def test_files_from_before_parts_can_be_read(auto, tmp_path):
-    auto.all_reduce(np.ones(3), label="x")
-    document = json.loads(json.dumps(run_document(gather_records(auto, steps=1, training_s=1.0), steps=1)))
-    for record in document["ranks"]:
-        for tally in record["stats"]["tallies"]:
-            for name in ("part", "ranks", "messages", "message_nbytes"):
-                del tally[name]
-    path = tmp_path / "old.json"
-    path.write_text(json.dumps(document))
-    assert read_runs([str(path)]).stats().total("all_reduce", "x")["calls"] == 1
