@@ -40,7 +40,7 @@ def pytest_ignore_collect(collection_path, config):
     """Under mpiexec leave out files that are not about ranks: to import them all takes each rank many seconds."""
     with_mpi = config.getoption("--with-mpi", default=False) and is_whole_suite(config)
     if with_mpi and collection_path.name.startswith("test_") and collection_path.suffix == ".py":
-        return not is_about_ranks(collection_path) or None
+        return None if is_about_ranks(collection_path) else True
     return None
 
 

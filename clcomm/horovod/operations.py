@@ -101,12 +101,12 @@ class AllReduce(TensorOperation):
         return started.then(partial(self._results, groups))
 
     def _operands(self, places: Sequence[int]) -> list[torch.Tensor]:
-        return [_times(self.tensors[index], self.prescale) for index in places]
+        return [scaled(self.tensors[index], self.prescale) for index in places]
 
     def _results(
         self, groups: Sequence[Sequence[int]], reduced: Sequence[Sequence[torch.Tensor]]
     ) -> list[torch.Tensor]:
-        return [_times(each, self.postscale) for each in _in_order(groups, reduced)]
+        return [scaled(each, self.postscale) for each in _in_order(groups, reduced)]
 
     def _reduced(self, ranks: TensorCollectives, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if self.op is ReduceOp.Adasum:
@@ -131,10 +131,6 @@ class AllReduce(TensorOperation):
                 limits = torch.finfo(like.dtype) if like.dtype.is_floating_point else torch.iinfo(like.dtype)
                 value = limits.min if is_least else limits.max
         return torch.full(like.shape, value, dtype=like.dtype)
-
-
-def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    return tensor if factor == 1.0 else scaled(tensor, factor)
 
 
 def _in_order(groups: Sequence[Sequence[int]], found: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
@@ -256,9 +252,9 @@ class ReduceScatter(AllReduce):
     serves_joined = False
 
     def run(self, ranks: TensorCollectives) -> list[torch.Tensor]:
-        operands = [_times(each, self.prescale) for each in self.tensors]
+        operands = [scaled(each, self.prescale) for each in self.tensors]
         found = [ranks.reduce_scatter_rows(each, self.op.value, self.label) for each in operands]
-        return [_times(each, self.postscale) for each in found]
+        return [scaled(each, self.postscale) for each in found]
 
     def start(self, ranks: TensorCollectives) -> Started[list[torch.Tensor]]:
         parts = [slice(*rows_of(len(each), ranks.comm.rank, ranks.comm.size)) for each in self.tensors]

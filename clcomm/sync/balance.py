@@ -131,4 +131,4 @@ def _one_moved(costs: np.ndarray, units: np.ndarray, most: int) -> np.ndarray | 
 
 def step_s(costs: np.ndarray, shares: Sequence[int] | np.ndarray) -> float:
     """Return the seconds of the rank that takes longest, in the mean over the steps of `costs`, (ranks, steps)."""
-    return math.fsum((costs * np.asarray(shares)[:, None]).max(0)) / len(costs.T)
+    return float(math.fsum((costs * np.asarray(shares)[:, None]).max(0)) / costs.shape[1])

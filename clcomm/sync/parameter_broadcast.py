@@ -49,9 +49,11 @@ def average_parameters(comm: Communicator, space: SharedSpace) -> None:
     for bucket in space.layout.buckets(space.layout.span):
         dtype = _STORED.get(space.precision, bucket.dtype)
         values = space.arrays.params[nbytes(bucket.start) : nbytes(bucket.stop)].view(dtype)
-        wide = values.astype(np.float32) if dtype == np.float16 else values  # of float16, sums would be float16
-        comm.all_reduce(wide, "mean", label=PARAMETERS, nbytes=nbytes(bucket.nbytes))
-        values[:] = wide
+        is_half = dtype == np.float16  # of which sums would be float16
+        mean = values.astype(np.float32) if is_half else values
+        comm.all_reduce(mean, "mean", label=PARAMETERS, nbytes=nbytes(bucket.nbytes))
+        if is_half:
+            values[:] = mean
     space.adapter.push_parameters()
 
 

@@ -33,7 +33,7 @@ def all_reduce(
     averages_integers = is_mean_of_integers(op, together.values.dtype)
     handle = comm.all_reduce_async(
         array_of(together.values), "sum" if averages_integers else op, out=array_of(together.reduced), label=label,
-        compared=together.compared(label),
+        compared=together.compared(label) + " for a mean" * averages_integers,
     )  # fmt: skip
 
     def parts() -> list[torch.Tensor]:
