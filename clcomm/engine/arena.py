@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Lifetime(NamedTuple):
-    """A buffer's size in bytes, and the numbers of the first and the last launch that use it."""
+    """A buffer's size in bytes, and the first and last launch that use it, by number."""
 
     nbytes: int
     first: int

@@ -32,7 +32,7 @@ _backwards = itertools.count(1)
 
 
 class _Modes(threading.local):
-    """A thread's modes; a new thread records, as in PyTorch."""
+    """The modes of a thread; a new thread records, as in PyTorch."""
 
     recording = True
     backward = 0
@@ -42,7 +42,7 @@ _modes = _Modes()
 
 
 def current_backward() -> int:
-    """Return the number of the backward() that runs in this thread, a different one each time; 0: none runs."""
+    """Return the number of the backward() running in this thread, unique per run; 0: none."""
     return _modes.backward
 
 
@@ -66,9 +66,7 @@ def is_recording() -> bool:
 
 
 class Context(Node):
-    """An op's node on the tape, and the values that it keeps from forward to backward.
-
-    An op may set further attributes.
+    """An op's node on the tape, with the values it keeps from forward to backward; an op may set further attributes.
 
     Attributes:
         needs: whether each input needs a gradient.
@@ -157,7 +155,6 @@ class Op:
 
 
 def backward(root: Tensor, gradient: Tensor | float | None = None) -> None:
-    """Add the gradients of `root` to its leaves; see Tensor.backward."""
     if not root._requires_grad:
         raise ArgumentError("backward: this tensor needs no gradient (no leaf with requires_grad, or no_grad() is on)")
     seed = _seed(root, gradient)
@@ -224,7 +221,7 @@ def _nodes_before(root: Any) -> tuple[list[Context], dict[int, int]]:
 
 
 def _run_node(node: Context, uses: dict[int, int]) -> None:
-    """Run one node's backward, pass the gradients on, and release the saved tensors."""
+    """Run one node's backward, pass its gradients on, and release the saved tensors."""
     inputs = node.inputs
     grads = node.op.backward(node, node.grad) if node.grad is not None else (None,) * len(inputs)
     for x, grad, needed in zip(inputs, grads, node.needs, strict=True):

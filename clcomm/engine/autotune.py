@@ -1,4 +1,4 @@
-"""Finds the fastest kernel sizes for a device by measuring them, for `clcomm tune-kernels`.
+"""Auto-tuning of kernel sizes on a device, for `clcomm tune-kernels`.
 
 Sizes are tried one after another, with the earlier ones already chosen. Candidates take turns, and each counts with its
 fastest run, so that other load on the machine matters little. A candidate whose results differ in any bit from the
@@ -32,14 +32,14 @@ Run = Callable[[], list[Tensor]]
 
 
 class Workload(NamedTuple):
-    """A workload: a function that prepares it on a device, and the kernels whose time counts."""
+    """A function that prepares a workload on a device, and the kernels to time."""
 
     make: Callable[[Device], Run]
     kernels: tuple[str, ...]
 
 
 class Trial(NamedTuple):
-    """The result of a size: its time relative to the built-in one's, if it runs, and why it is rejected."""
+    """The result of a size: its time relative to the built-in size's, or the reason for its rejection."""
 
     name: str
     value: Value
@@ -53,8 +53,8 @@ def search(
     """Yield, after each size, the choices so far and the size's trials; the last choices are the result.
 
     Args:
-        kind: "cpu", "gpu" or "accelerator": which kernels, and so which sizes, the device uses.
-        rounds: the times that each candidate is measured.
+        kind: "cpu", "gpu" or "accelerator"; selects the kernels.
+        rounds: measurements of each candidate.
         workloads: by the name of a size; WORKLOADS by default.
     """
     tuning = defaults(cl_device)
@@ -158,10 +158,7 @@ def product(variant: str, m: int, n: int, k: int) -> Workload:
 
 
 def convolution(images: int, channels: int, side: int, outputs: int, kernels: tuple[str, ...]) -> Workload:
-    """Return the workload of a 3 x 3 convolution of `side` x `side` images with its gradients.
-
-    `kernels` are the kernels whose time counts.
-    """
+    """Return the workload of a 3 x 3 convolution of `side` x `side` images with its gradients; `kernels` are timed."""
 
     def make(device: Device) -> Run:
         x = _tensor(device, images, channels, side, side, needs=True)

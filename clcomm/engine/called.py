@@ -1,6 +1,6 @@
-"""Functions of compiled kernels that Python calls by itself, without a driver's launch.
+"""Direct calls of compiled kernel functions from Python, without a driver's launch.
 
-PyOpenCL and PoCL take over a microsecond to launch a kernel that does nothing, a third of an all-reduce of a few KiB.
+PyOpenCL and PoCL take over a microsecond to launch an empty kernel, a third of an all-reduce of a few KiB.
 A kernel's program is code in this process, though: a function in it with the signature of a PyCFunction (Python/C API,
 "Common Object Structures") costs a twentieth of that. Its `self` is a NumPy array, from whose object it takes the
 address of its data.
@@ -25,7 +25,7 @@ _NO_ARGUMENTS = 4  # METH_NOARGS
 
 
 class _Definition(ctypes.Structure):
-    """A PyMethodDef."""
+    """PyMethodDef of the Python/C API."""
 
     _fields_ = (
         ("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)
@@ -33,7 +33,7 @@ class _Definition(ctypes.Structure):
 
 
 class _Place(ctypes.Structure):
-    """A Dl_info: where an address lies."""
+    """Dl_info of dladdr(3): the library that contains an address."""
 
     _fields_ = (
         ("path", ctypes.c_char_p), ("base", ctypes.c_void_p), ("symbol", ctypes.c_char_p), ("at", ctypes.c_void_p)
@@ -41,7 +41,7 @@ class _Place(ctypes.Structure):
 
 
 class _Words(np.ndarray):
-    """A call's words, with what has to live as long as they do."""
+    """A call's argument words, with the objects that own the memory they point to."""
 
     used: Sequence[object] = ()
 
@@ -51,7 +51,7 @@ _definitions: dict[int, tuple[_Definition, ctypes.CDLL]] = {}
 
 
 def is_supported() -> bool:
-    """Return whether this interpreter and processor are of the kind for which `function` works."""
+    """Return whether `function` supports this interpreter and processor."""
     return (
         platform.python_implementation() == "CPython"
         and not sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -63,9 +63,9 @@ def is_supported() -> bool:
 
 
 def function(address: int, words: np.ndarray, used: Sequence[object]) -> Callable[[], object] | None:
-    """Return the function at this address of a kernel's program, bound to these words; None where it cannot be called.
+    """Return the function at this address of a kernel's program, bound to these words; None if it cannot be called.
 
-    used: what has to live as long as the function.
+    used: objects to keep alive as long as the function.
     """
     own = words.view(_Words)
     if ctypes.c_void_p.from_address(id(own) + DATA).value != words.ctypes.data:

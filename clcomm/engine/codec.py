@@ -74,7 +74,7 @@ class DeviceCodec:
     def _prepare(
         self, name: str, *arguments: object, count: int, group: int = 1, file: str = "codec"
     ) -> Callable[[], None] | None:
-        """Prepare one kernel over `count` elements; a work-item takes whole groups of `group` elements.
+        """Prepare one kernel over `count` elements, whole groups of `group` elements per work-item.
 
         None for arrays that the device cannot compute on in place, and for floats other than float32.
         """

@@ -1,6 +1,6 @@
-"""A rank's OpenCL device: one context, one in-order queue, kernels built once, memory from a pool.
+"""A rank's OpenCL device: one context, one in-order queue, kernels built once, pooled memory.
 
-Calls queue work and return; only those that bring values to the host wait.
+Calls queue work and return; only reads to the host block.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Device(LaunchQueue):
     of `group` items, and `row_group` items for each row of a row-wise kernel.
 
     Args:
-        kind: "cpu", "gpu" or "accelerator"; by default what OpenCL reports.
-        tuning: its kernels' sizes, by default those that `clcomm tune-kernels` stored, else built-in ones.
+        kind: "cpu", "gpu" or "accelerator"; None: as OpenCL reports.
+        tuning: kernel sizes; None: those stored by `clcomm tune-kernels`, else the built-in ones.
     """
 
     def __init__(self, cl_device: cl.Device, *, kind: str | None = None, tuning: Tuning | None = None):
@@ -211,7 +211,7 @@ class Device(LaunchQueue):
         return getattr(buffer, "array", None) is array
 
     def keep(self, key: object, make: Callable[[], np.ndarray]) -> cl.Buffer:
-        """Return the buffer of the constant values of a key, which `make()` returns; uploaded at first use."""
+        """Return the constant buffer of a key; `make()` returns its values, uploaded at first use."""
         buffer = self.kept.get(key)
         if buffer is None:
             recorder, self.recorder = self.recorder, None  # a replay needs no upload: the buffer stays

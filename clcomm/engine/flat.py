@@ -33,7 +33,7 @@ class FlatSpace(FlatBuffers):
     The parameters become views of `params`. Padding is zero. Raises ArgumentError for parameters on several devices,
     for no parameters, and for parameters that are in a flat space already.
 
-    precision: what the parameters are stored in; see `store_in`.
+    precision: the storage precision of the parameters; see `store_in`.
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, Parameter]], precision: Precision = FLOAT32):
@@ -61,7 +61,7 @@ class FlatSpace(FlatBuffers):
         self.store_in(precision)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the parameters, so that a copy has them in a new flat space."""
+        """Pickle the parameters, so that a copy gets a new flat space."""
         places = {place.name: parameter for place, parameter in zip(self.layout.ranges, self.parameters, strict=True)}
         return FlatSpace, ([(spec.name, places[spec.name]) for spec in self.layout.specs], self.precision)
 
@@ -118,7 +118,6 @@ class FlatSpace(FlatBuffers):
     # -- buffers
 
     def _attach(self) -> None:
-        """Make parameters and gradients views of the buffers."""
         self.device.revision += 1
         for place, parameter, slot in zip(self.layout.ranges, self.parameters, self.slots, strict=True):
             if self.storage is None:
@@ -228,12 +227,10 @@ class FlatSpace(FlatBuffers):
             )
 
     def open(self, slot: GradSlot) -> None:
-        """Give a gradient that is about to be written its place, if it has none now."""
         if self.blocks is not None:
             self.blocks.open(slot)
 
     def note_dropped(self, slot: GradSlot) -> None:
-        """Note that the program has dropped a gradient."""
         if self._on_drop is not None:
             self._on_drop([self.layout.ranges[self.slots.index(slot)].name])
 
@@ -265,13 +262,12 @@ class FlatSpace(FlatBuffers):
             self._on_drop([place.name for place in self.layout.ranges])
 
     def drop_sent(self) -> None:
-        """Drop the gradients whose all-reduce is in flight, as the ranks of that are lost."""
+        """Drop the gradients whose all-reduce is in flight, after the loss of its ranks."""
         for slot in self.slots:
             if slot.state == SENT:
                 slot.drop()
 
     def note_states(self) -> None:
-        """Notify a recording under way, if any, that states are about to change."""
         self.moves.note_states()
 
 

@@ -17,7 +17,7 @@ class FlatBuffers:
     """OpenCL buffers of `layout.span` bytes: parameters, gradients and averaged gradients.
 
     `reduced` is `grads` itself unless all three lie on top of host arrays and it has an array of its own. With
-    `is_staged` the device's memory is separate from the host arrays, so that what moves between them is copied.
+    `is_staged` the device's memory is separate from the host arrays, so that transfers copy.
 
     Parameters may be stored in a `precision` of 16 bits, at half the offset: `storage` then expands and rounds them.
     """
@@ -80,7 +80,7 @@ class FlatBuffers:
             raise ArgumentError(f"{name}: expected {expected}, got {array.dtype} of shape {array.shape}")
 
     def reduces_into(self, reduced: np.ndarray) -> bool:
-        """Return whether this is the memory of the host in which the averaged gradients are expected."""
+        """Return whether the host's array of averaged gradients is this memory."""
         return self._host is not None and self._host["reduced"].ctypes.data == reduced.ctypes.data
 
     def host_array(self, name: str) -> np.ndarray:

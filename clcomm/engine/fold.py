@@ -122,7 +122,7 @@ class DeviceFold:
         return launches
 
     def _launches_of_16_bit(self, name: str, rows: Sequence[np.ndarray], out: np.ndarray) -> list[HostLaunch]:
-        """Return the launches of a sum of 16-bit numbers, whose total so far is kept in float32."""
+        """Return the launches of a sum of 16-bit numbers; the running total is float32."""
         decode, add, encode = (self._device.kernel("codec", f"{step}_{name}") for step in ("from", "add", "to"))
         total, count = aligned_empty(out.shape, np.float32), out.size
         return [
@@ -156,7 +156,7 @@ def rehearse(device: Device, rows: int, divisor: int) -> None:
 
 
 def _cuts(rows: int, divisor: int) -> list[tuple[int, int]]:
-    """Return each launch's number of rows and divisor; after the first launch, row 0 is the sum so far."""
+    """Return each launch's number of rows and divisor; after the first launch, row 0 holds the running sum."""
     counts, left = [min(rows, MOST_ROWS)], rows - MOST_ROWS
     while left > 0:
         counts.append(1 + min(left, MOST_ROWS - 1))
@@ -165,12 +165,11 @@ def _cuts(rows: int, divisor: int) -> list[tuple[int, int]]:
 
 
 def _calls(device: Device) -> bool:
-    """Return whether Python can call functions of the device's kernels."""
     return device.takes_addresses and device.runs_in_caller and called.is_supported()
 
 
 def _factor(divisor: int) -> float:
-    """Return what a sum is divided by; for powers of two the reciprocal, which is exact, and faster to multiply by."""
+    """Return the divisor; for a power of two its reciprocal, which is exact, and faster to multiply by."""
     return float(divisor) if divisor & (divisor - 1) else 1 / divisor
 
 

@@ -68,7 +68,7 @@ def _aligned(values: np.ndarray) -> np.ndarray:
 
 
 def rehearse(device: Device) -> None:
-    """Launch the kernel on uninitialised buffers."""
+    """Launch the kernel on uninitialised buffers, to build it."""
     if device.runs_in_caller:
         memory = device.allocate(4)
         device.launch(_kernel(device), (1,), (1,), *[memory] * 5, 1, 1, 1, 1)

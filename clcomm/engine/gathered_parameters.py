@@ -1,4 +1,4 @@
-"""Parameters of which this rank keeps a shard: a unit lies in memory while it is in use."""
+"""Sharded parameters: a unit is gathered into memory while it is in use."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from clcomm.flat_space.shards import Unit
 
 
 class GatheredParameter(Parameter):
-    """A parameter whose unit is gathered when its memory is asked for, on all ranks at the same point."""
+    """A parameter whose unit is gathered at the first use of its memory, on all ranks at the same point."""
 
     __slots__ = ()
 
     @property
     def buffer(self) -> Any:
-        """The device's buffer, which holds the values until the next step. What a kernel writes to it is lost."""
+        """The device's buffer, valid until the next step; kernels' writes to it are lost."""
         return self._units.buffer_of(self)
 
     @property
@@ -39,19 +39,16 @@ class GatheredParameter(Parameter):
 
 
 class GatheredUnits:
-    """The units that are gathered: those used last, and those that anything refers to.
+    """The gathered units: the last ones used, and those that are still referenced.
 
     Args:
-        device: where they are gathered.
-        units: of the flat space.
-        parameters: in the layout's order.
         gather: fills a buffer with the unit of this index; collective.
-        advance: called wherever a gathered unit is used: moves what is gathered ahead.
-        write: writes an array to the place of a parameter, of this name, in the ranks' shards.
+        advance: called at each use of a gathered unit; moves the units gathered ahead.
+        write: writes an array into a named parameter's place in the ranks' shards.
 
     Attributes:
-        keep: how many units to keep of those used last.
-        peak_nbytes: the most bytes that were gathered at once.
+        keep: number of last used units to keep.
+        peak_nbytes: the most bytes gathered at once.
     """
 
     #: What one operation uses may lie in two units.
@@ -113,7 +110,6 @@ class GatheredUnits:
             self.release()
 
     def release(self) -> None:
-        """Release all units, as the parameters have changed."""
         self._held.clear()
 
     def _gathered(self, index: int) -> Mapping[Parameter, Any]:

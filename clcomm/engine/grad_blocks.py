@@ -1,4 +1,4 @@
-"""Gradients that exist for a while: units of parameters share a few blocks of memory in turn."""
+"""Short-lived gradients: units of parameters take turns in a few blocks of memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clcomm.flat_space.shards import Unit
 
 
 class GradUnit:
-    """A unit's gradients and the block that they lie in; `is_open` while any of them exists."""
+    """A unit's gradients and the block they lie in; `is_open` while any of them exists."""
 
     def __init__(self, unit: Unit, slots: Sequence[GradSlot]):
         self.unit, self.slots = unit, tuple(slots)
@@ -25,14 +25,12 @@ class GradUnit:
 
 
 class GradBlocks:
-    """The memory of a flat space's gradients while they are not reduced: as many blocks as units are open at once.
+    """The memory of a flat space's unreduced gradients: as many blocks as units are open at once.
 
     A unit's gradients get a block when the first of them is written, and leave it when all are dropped. A unit comes
     back to the block that it had, so that recordings of a step stay valid, unless another unit is in it.
 
     Args:
-        device: where the blocks are.
-        units: of the flat space.
         slots: of all parameters, in the layout's order.
 
     Attributes:
@@ -59,7 +57,6 @@ class GradBlocks:
         return len(self._blocks) * self._block_nbytes
 
     def open(self, slot: GradSlot) -> None:
-        """Give a gradient that is about to be written its place."""
         own = self._unit_of[slot]
         if own.is_open:
             return

@@ -1,4 +1,4 @@
-"""Gradients on their way from a device to the host's arrays, where ranks reduce them, and back."""
+"""Transfers of gradients between a device and the host arrays that the ranks reduce."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clcomm.flat_space.parameters import ParameterRange
 
 
 class GradMoves:
-    """Moves byte ranges of a flat space's gradients, and notes whose they then are.
+    """Moves byte ranges of a flat space's gradients, and updates the states of their slots.
 
     On a device that shares the host's memory nothing is copied: a move waits for the device. A parameter belongs to the
     range in which it begins on its way to the host, and to the one in which it ends on its way back.
@@ -25,7 +25,7 @@ class GradMoves:
         self._kept: dict[tuple[int, int], tuple[Callable[[], None], Callable[[], None]]] = {}  # by range
 
     def forget(self) -> None:
-        """Forget prepared moves, as the buffers are to go."""
+        """Forget prepared moves before the buffers are released."""
         self._kept.clear()
 
     def pull(self, start: int, stop: int) -> None:
@@ -80,7 +80,6 @@ class GradMoves:
                 slot.state = LOCAL
 
     def note_states(self) -> None:
-        """Notify a recording under way, if any, that states are about to change."""
         recorder = self._buffers.device.recorder
         if recorder is not None:
             recorder.note_states(self._slots)

@@ -15,7 +15,7 @@ NONE, LOCAL, REDUCED, SENT = range(4)
 
 
 class Gradient(Tensor):
-    """A parameter's gradient as `p.grad` returns it, which finds the gradient in whichever of its two places it is.
+    """A parameter's gradient as `p.grad` returns it, in whichever of its two places it is.
 
     An averaged gradient is read in place. Anything that may write, including any use of `buffer`, first copies it to
     this rank's own memory. Raises ArgumentError after the gradient was dropped: its memory holds the next one.
@@ -56,7 +56,7 @@ class Gradient(Tensor):
         return array
 
     def _as_host_array(self) -> np.ndarray:
-        """Return a copy: the gradient's memory holds the next one, and the average's belongs to all ranks."""
+        """Return a copy: the gradient's memory holds the next one, and all ranks share the average's."""
         return self.numpy()
 
     def copy_from(self, array_like: object) -> None:
@@ -85,7 +85,7 @@ class GradSlot:
 
     Attributes:
         state: NONE, LOCAL, REDUCED or SENT; may be set, except to NONE, which `drop` sets.
-        dropped: how many gradients were dropped so far.
+        dropped: number of gradients dropped so far.
         local: the tensor on `grads`, or in a block of memory while the gradient exists.
         reduced: the tensor on `reduced`.
     """

@@ -1,4 +1,4 @@
-"""Guards: the Python values, other than its arguments, that a recorded function's launches may depend on."""
+"""Guards: the Python values, besides its arguments, that a recorded function's launches may depend on."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ class Guards:
     """Values that `function`, called with `args`, can reach by name, kept to be compared later.
 
     Args:
-        function: the recorded function.
-        args: its arguments.
         code: the code that runs in such a call, from `noting_code`; None: not known.
 
     Attributes:
@@ -85,7 +83,7 @@ class _Identical:
 
 
 def _comparable(value: object) -> object:
-    """Return what later values are compared with: plain values are equal by value, others by identity.
+    """Return a value for later comparisons: plain values compare by value, others by identity.
 
     Of tuples and of a module's attributes the elements are compared.
     """

@@ -1,4 +1,4 @@
-"""Addresses of buffers in the host's memory: what prepared launches take where a launch costs as much as its work.
+"""Addresses of host buffers as kernel arguments, for launches that cost as much as their work.
 
 PoCL counts, locks and checks each buffer among a kernel's arguments at every launch, and copies the address of shared
 virtual memory (OpenCL 2.0, section 5.9.2) as it does a number. With addresses a launch takes less time.
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 
 class _Device(Protocol):
-    """The part of a Device that is used here."""
-
     takes_addresses: bool
 
     def host_address(self, buffer: object, nbytes: int) -> int: ...
@@ -40,7 +38,7 @@ def are_taken(cl_device: cl.Device) -> bool:
 
 
 def argument(device: _Device, value: object) -> Any:
-    """Return what a kernel's argument is set to for `value`: a buffer's address if the device takes it, else `value`.
+    """Return the kernel argument for `value`: a buffer's address if the device takes it, else `value`.
 
     The caller keeps the buffer for as long as the kernel is launched.
     """

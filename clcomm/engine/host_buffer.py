@@ -12,11 +12,11 @@ from clcomm.host_arrays import PAGE, aligned_empty
 
 
 class HostBuffer:
-    """Device memory for float32 on top of a host array; where the device cannot use it, beside it.
+    """Device memory for float32 on top of a host array, or beside it where the device cannot use it.
 
     Args:
         array: contiguous bytes.
-        sees_writes: what `sees_writes(device)` returned.
+        sees_writes: the result of `sees_writes(device)`.
     """
 
     def __init__(self, device: Device, array: np.ndarray, sees_writes: bool):

@@ -17,12 +17,12 @@ _CPU = 1, 0
 
 
 class HostExchange:
-    """What other libraries call on a tensor of a CPU device; a base of Tensor.
+    """The array interfaces of a tensor on a CPU device; a base of Tensor.
 
-    Nothing is copied: the tensor and what they make of it are one memory, which lives as long as either is used. The
-    queue is finished before the memory is handed out; who writes to it, or reads what kernels write later, has to wait
-    for them: `tensor.device.finish()`. A parameter moves to other memory when its module's flat space is made, at the
-    first optimizer or Synchronizer; an array from before keeps the values of then.
+    Nothing is copied: the tensor and the arrays made of it share one memory, which lives as long as either is used. The
+    queue is finished before the memory is handed out; a program that writes to it, or reads later results, waits with
+    `tensor.device.finish()`. A parameter moves to other memory when its module's flat space is made, at the first
+    optimizer or Synchronizer; arrays from before keep their old values.
     """
 
     __slots__ = ()
@@ -69,7 +69,6 @@ class HostExchange:
             raise BufferError(f"tensor: expected one in the host's memory, got one on {self.device}; use numpy()")
 
     def _as_host_array(self) -> np.ndarray:
-        """Return an array on the tensor's memory; waits for the queue."""
         address = self.device.host_address(self.buffer, math.prod(self.shape) * self.dtype.itemsize)
         return np.asarray(_Memory(self.buffer, address, self.shape, self.dtype))
 
@@ -87,7 +86,7 @@ class _Memory:
 def array_from_dlpack(exporter: object) -> np.ndarray:
     """Return another library's tensor in the host's memory as an array on that memory.
 
-    Raises ArgumentError for what has no `__dlpack__`, is on another device, or is neither float32 nor int32.
+    Raises ArgumentError for objects without `__dlpack__`, on another device, or neither float32 nor int32.
     """
     if not hasattr(exporter, "__dlpack__"):
         raise ArgumentError(f"from_dlpack: expected an object with __dlpack__, got {type(exporter).__name__}")

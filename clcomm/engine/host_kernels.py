@@ -28,7 +28,7 @@ class HostLaunch(NamedTuple):
 class HostKernels:
     """Prepares launches of kernels whose last argument is a count of elements, an int, on arrays in host memory.
 
-    The device has to compute in the host's memory. The kernels have a queue of their own, so they wait for no others.
+    The device computes in the host's memory. The kernels have a queue of their own, so they wait for no others.
     """
 
     def __init__(self, device: Device):
@@ -83,7 +83,6 @@ class HostKernels:
         return kernel
 
     def _buffers(self, arguments: Sequence[object]) -> dict[int, Any]:
-        """Return a buffer on top of each array, by the array's address."""
         arrays = {each.ctypes.data: each for each in arguments if isinstance(each, np.ndarray)}
         return {at: self._buffer(array) for at, array in arrays.items()}
 

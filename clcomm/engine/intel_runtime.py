@@ -34,7 +34,6 @@ _MOST_BYTES = 4096  # of an .icd file
 
 
 def is_intel(cl_device: Any) -> bool:
-    """Return whether a device is that of this runtime."""
     return bool(cl_device.platform.name.strip() == PLATFORM)
 
 
@@ -55,7 +54,7 @@ def limit(cores: int) -> None:
 
 
 def compute_units(cl_device: Any) -> int:
-    """Return the number of cores that a device of this runtime uses: those it has, or those it was limited to."""
+    """Return the number of cores that a device of this runtime uses: all, or its limit."""
     limited = os.environ.get(_WORKERS, "")
     units: int = cl_device.max_compute_units
     return min(units, int(limited)) if limited.isdigit() and int(limited) > 0 else units
@@ -67,7 +66,7 @@ def can_run_in_caller(cl_device: Any) -> bool:
 
 
 def announce() -> None:
-    """Let the ICD loader find the installed runtime, besides all that the system has; to be called before it is loaded.
+    """Register the installed runtime with the ICD loader, beside the system's drivers; call it before the loader loads.
 
     The loader reads one directory. So a private one gets a copy of the system's .icd files and one for this runtime.
     Where the user has set OCL_ICD_VENDORS, or the system has such a runtime, nothing changes.
@@ -84,7 +83,7 @@ def announce() -> None:
 
 
 def _vendors(directory: Path) -> dict[str, str]:
-    """Return what the .icd files of a directory say, by their names; those that name a missing file are left out."""
+    """Return the contents of a directory's .icd files by name, without those that name a missing library."""
     texts: dict[str, str] = {}
     with suppress(OSError):
         for path in sorted(directory.glob("*.icd")):

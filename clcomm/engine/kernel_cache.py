@@ -1,6 +1,6 @@
-"""Checks PoCL's cache of built kernels against digests that were taken when they were built.
+"""Verification of PoCL's cache of built kernels by digests taken at build time.
 
-PoCL loads cached files unchecked, and crashes when one is truncated. A seal lists the files of the programs that a run
+PoCL loads cached files unchecked, and crashes on truncated ones. A seal lists the files of the programs that a run
 uses, with their digests: programs whose files differ are deleted, and PoCL builds them again.
 """
 

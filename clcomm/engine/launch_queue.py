@@ -79,11 +79,11 @@ class LaunchQueue:
             self.note((kernel, global_size, event))
 
     def repeated_launch(self) -> RepeatedLaunch:
-        """Return a function like `launch`, for a kernel that is launched again and again with few changes."""
+        """Return a function like `launch`, for a kernel launched repeatedly with few changes."""
         return RepeatedLaunch(self)
 
     def launch_all(self, launches: Iterable[tuple[Any, Size, Size | None]]) -> None:
-        """Queue kernels whose arguments are set: (kernel, global size, local size) of each."""
+        """Queue kernels with their arguments set: (kernel, global size, local size) of each."""
         enqueue, queue, note = self._enqueue, self.queue, self.note
         try:
             with self.launching:
@@ -110,7 +110,7 @@ class LaunchQueue:
 
     @cached_property
     def timed_queue(self) -> cl.CommandQueue:
-        """A queue whose events have the times at which kernels ran."""
+        """A queue whose events record when kernels ran."""
         import pyopencl as cl
 
         return self.new_queue(cl.command_queue_properties.PROFILING_ENABLE)
@@ -131,7 +131,7 @@ class LaunchQueue:
             self._drop_kept_arrays()
 
     def keep_while_queued(self, array: np.ndarray) -> None:
-        """Keep an array whose buffer was released until the kernels queued so far are done, as drivers do not.
+        """Keep a released buffer's array until the kernels queued so far are done, as drivers do not.
 
         Garbage collection calls this in any thread, so it waits for nothing.
         """
@@ -144,7 +144,6 @@ class LaunchQueue:
                 self.launching.release()
 
     def _drop_kept_arrays(self) -> None:
-        """Drop the arrays whose kernels are done."""
         while self._kept_arrays and self._kept_arrays[0][0].command_execution_status == self._complete:
             self._kept_arrays.popleft()
 
@@ -169,7 +168,7 @@ class LaunchQueue:
             self._recorders[get_ident()] = recorder
 
     def on_host(self, function: Callable[..., object], *args: object) -> None:
-        """Run `function`; while a step is recorded, note that each replay has to run it at this point.
+        """Run `function`; while a step is recorded, add it to each replay at this point.
 
         Kernels that `function` queues are not recorded.
         """
@@ -197,7 +196,7 @@ class LaunchQueue:
 
 
 class RepeatedLaunch:
-    """Launches one kernel again and again; its arguments are set only if one is another object than the last time.
+    """Launches one kernel repeatedly; its arguments are set only when one is another object than last time.
 
     They are set together: PyOpenCL takes up to 30 us to set a single number, which may be anything, and one to set all
     arguments of a kernel whose types it knows.

@@ -63,7 +63,6 @@ class Memory:
 
     @property
     def active_bytes(self) -> int:
-        """Bytes in use."""
         return self._exact_bytes + self._pool.active_bytes
 
     @property
@@ -110,7 +109,6 @@ class Memory:
         return buffer
 
     def release_unused(self) -> None:
-        """Release the pool's unused memory to the device."""
         self._pool.free_held()
 
     def _note_peak(self) -> None:

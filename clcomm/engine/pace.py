@@ -1,4 +1,4 @@
-"""How fast devices train: steps of a small convolutional network, timed in turns."""
+"""Training speed of devices: steps of a small convolutional network, timed in turns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WINDOWS, _WINDOW_S = 7, 0.1
 
 
 def training_rates(devices: Sequence[Device]) -> list[float]:
-    """Return the images a second at which each device computes a small network's loss and gradients.
+    """Return each device's images per second in computing a small network's loss and gradients.
 
     Takes seconds, and some more where kernels are not built yet. Raises DeviceError where a kernel does not build.
     """
@@ -34,7 +34,7 @@ def training_rates(devices: Sequence[Device]) -> list[float]:
 
 
 def _make_step(device: Device) -> Callable[[int], None]:
-    """Return a function that computes gradients some times, and waits."""
+    """Return a function that computes gradients repeatedly and blocks."""
     model = Sequential(
         Conv2d(1, 16, 3, padding=1, device=device), ReLU(), MaxPool2d(2),
         Conv2d(16, 32, 3, padding=1, device=device), ReLU(), MaxPool2d(2),

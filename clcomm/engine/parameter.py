@@ -1,4 +1,4 @@
-"""Parameters: the tensors that a module trains, whose gradients have a place in its flat space."""
+"""Parameters: trainable tensors whose gradients have a place in the module's flat space."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clcomm.errors import ArgumentError
 
 
 class Part(Protocol):
-    """Which part of a whole array a parameter is, where several ranks hold it: see `clcomm.parallel`."""
+    """A parameter's part of a whole array that several ranks hold; see `clcomm.parallel`."""
 
     def whole_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the whole of which a part has `shape`."""
@@ -26,14 +26,14 @@ class Part(Protocol):
 
     @property
     def ranks(self) -> int:
-        """How many ranks hold parts."""
+        """Number of ranks that hold parts."""
 
     def gather_numbers(self, own: np.ndarray) -> np.ndarray:
         """Return the numbers of all ranks that hold parts, a row for each; collective."""
 
 
 class Stages(Protocol):
-    """The ranks that have the stages of a pipeline, of which this rank's parameters are one: see `clcomm.parallel`."""
+    """The ranks of a pipeline's stages, of which this rank has some; see `clcomm.parallel`."""
 
     def counts(self, parameter: Parameter) -> bool:
         """Return whether a parameter counts here, and not on another stage's rank that has it too."""
@@ -46,8 +46,8 @@ class Parameter(Tensor):
     """A tensor that a module trains; its gradient lies in the flat space once the module has one.
 
     Attributes:
-        part: which part of a whole array it is, as which a module's `state_dict` has it; None: it is a whole itself.
-        stages: the ranks with the other stages of the model that it is from; None: this rank has the model.
+        part: of a whole array, which the module's `state_dict` holds; None: the parameter is whole.
+        stages: the ranks of the model's other stages; None: this rank has the whole model.
     """
 
     __slots__ = ("part", "slot", "stages")

@@ -1,4 +1,4 @@
-"""The directory of PoCL's built kernels: one that no other user can write to, as PoCL runs the code in it.
+"""A private directory for PoCL's built kernels, as PoCL runs the code in it.
 
 PoCL's own default for a process without HOME is /tmp/pocl/kcache, even if another user created that.
 """

@@ -1,4 +1,4 @@
-"""The processor that PoCL 3 compiles for, where its LLVM is older than the processor.
+"""The target processor of PoCL 3 on processors newer than its LLVM.
 
 PyPI's PoCL has LLVM 14, which knows no AMD processor of family 1Ah (Zen 5) or later. There it passes the target
 "generic" to clang, which rejects it for x86, so that no kernel builds. `name_processor` then sets the nearest processor
@@ -35,7 +35,7 @@ def nearest_processor(features: Iterable[str]) -> str:
 
 
 def name_processor(cl_device: Any) -> bool:
-    """Make PoCL 3 compile for the nearest processor that it knows, if it does not know this one; return whether it did.
+    """Set the nearest processor that PoCL 3 knows, if it does not know this one; return whether it was set.
 
     Devices of other drivers, and those with a processor's name, are left unchanged. For a part of a device PoCL asks
     the whole one.
@@ -55,7 +55,7 @@ def name_processor(cl_device: Any) -> bool:
 
 
 def _is_unnamed(cl_device: Any) -> bool:
-    """Return whether this is the wheel's build, on a processor for which it has no name."""
+    """Return whether this is the wheel's build on a processor that it has no name for."""
     return bool(
         cl_device.driver_version == _DRIVER
         and platform.machine() == "x86_64"

@@ -1,6 +1,6 @@
-"""Built programs of drivers that store none themselves: OpenCL's binaries, in a directory of this user's alone.
+"""A private cache of built programs (OpenCL binaries), for drivers without a cache of their own.
 
-The directory's layout is PoCL's: a folder for each program, in which the file `last_accessed` tells its last use. So
+The directory has PoCL's layout, a folder per program with the time of its last use in `last_accessed`, so that
 `kernel_cache` seals and clears the programs of both.
 """
 
@@ -31,7 +31,7 @@ _VARIABLES = ("CL_CONFIG_", "PYOPENCL_BUILD_OPTIONS")
 
 
 def serves(cl_device: cl.Device) -> bool:
-    """Return whether programs of a device are kept here: Intel's runtime has no cache of its own."""
+    """Return whether this cache holds a device's programs: Intel's runtime has no cache of its own."""
     return intel_runtime.is_intel(cl_device)
 
 
@@ -48,11 +48,7 @@ def _directory_in(caches: Path) -> Path:
 
 
 class CachedProgram:
-    """The place of a program in the cache, by all that its code depends on.
-
-    Args:
-        options: of its build.
-    """
+    """A program's place in the cache, keyed by all inputs of its build."""
 
     def __init__(self, cl_device: cl.Device, source: str, options: list[str]):
         self._folder: Path | None = None
@@ -88,7 +84,7 @@ class CachedProgram:
 
 
 def damaged() -> list[Path]:
-    """Return the folders of programs whose binary is not the one that was stored."""
+    """Return the folders of programs whose binary differs from the stored one."""
     found = directory()
     return [] if found is None else [path.parent for path in sorted(found.glob("*/*/program")) if not _is_whole(path)]
 
@@ -105,7 +101,7 @@ def _digest(binary: bytes) -> bytes:
 
 
 def _identity(cl_device: cl.Device) -> list[str]:
-    """Return what code depends on besides source and options: driver, processor, and the driver's variables."""
+    """Return the inputs of the build besides source and options: driver, processor, and the driver's variables."""
     platform = cl_device.platform
     set_here = sorted(item for item in os.environ.items() if item[0].startswith(_VARIABLES))
     return [

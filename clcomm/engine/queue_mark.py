@@ -27,11 +27,9 @@ class QueueMark:
 
     @property
     def is_reached(self) -> bool:
-        """Whether the device has completed everything before the mark."""
         return bool(self._event.command_execution_status == self._complete)
 
     def wait(self) -> None:
-        """Wait until the mark is reached."""
         self._event.wait()
 
     def read(self, buffer: Any, array: np.ndarray, offset: int) -> None:

@@ -1,4 +1,4 @@
-"""Random numbers on a device, by counters: each use takes a ticket, which with an element's index decides its number.
+"""Counter-based random numbers on a device: each use takes a ticket, which with an element's index decides its number.
 
 The counter of uses lies on the device, so that replayed steps draw fresh numbers too. The numbers do not depend on the
 device or its number of cores.
@@ -26,7 +26,7 @@ class RandomStream:
     Streams of other seeds, and of other ranks, have other numbers.
 
     Args:
-        rank: the number that makes this stream another than those of the same seed; None: the launcher's rank, else 0.
+        rank: distinguishes streams of one seed; None: the launcher's rank, else 0.
     """
 
     _seed: ClassVar[int] = 0  # of new streams
@@ -58,7 +58,7 @@ class RandomStream:
             stream.seed(seed)
 
     def seed(self, seed: int, rank: int | None = None) -> None:
-        """Begin anew with a seed, a whole number of which the low 64 bits count.
+        """Restart with a seed, a whole number of which the low 64 bits count.
 
         Args:
             rank: from 0 up; each rank draws other numbers. None: the stream's own.
@@ -73,7 +73,7 @@ class RandomStream:
         self.load(np.array([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, own, 0, 0], np.uint32))
 
     def stand_for(self, rank: int) -> None:
-        """Draw the numbers of another rank from now on, after further seeds too; the number of uses so far stays."""
+        """Draw another rank's numbers from now on, also after further seeds; the number of uses stays."""
         state = self.state()
         self._rank = state[RANK_WORD] = rank
         self.load(state)
@@ -92,7 +92,7 @@ class RandomStream:
         return self._state.numpy().view(np.uint32)
 
     def load(self, state: np.ndarray) -> None:
-        """Set what `state` returned; raises ArgumentError for anything else."""
+        """Restore a `state`; raises ArgumentError for anything else."""
         if state.shape != (STATE_WORDS,) or state.dtype != np.uint32:
             raise ArgumentError(f"state: expected {STATE_WORDS} uint32, got {state.dtype} of shape {state.shape}")
         self._state.copy_from(state.view(np.int32))

@@ -36,7 +36,7 @@ _MOST_ELEMENTS, _MOST_BYTES = 256, 4096
 
 
 class Source(NamedTuple):
-    """Reads values: a tuple of those that `names` name, or a dict of all attributes of what `names[0]` names."""
+    """Reads a tuple of the values that `names` name, or a dict of all attributes of the object `names[0]`."""
 
     read: Callable[[], object]
     names: Sequence[str]
@@ -47,11 +47,11 @@ class ReachableValues:
 
     Args:
         roots: (name in messages, value) pairs.
-        code: the code that runs; None: all may.
+        code: the code that runs; None: any.
         names: further names to follow.
 
     Attributes:
-        followed: the code that was found; `names` has its names.
+        followed: the code found; `names` has its names.
         sources: functions that read the values.
         generators: (name, function that reads the state) of random generators.
         unreadable: the first value found whose state cannot be read, if any.

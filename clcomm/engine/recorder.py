@@ -1,4 +1,4 @@
-"""The Recorder, which notes the launches and allocations of one ordinary run of a function."""
+"""The Recorder of the launches and allocations of one ordinary run of a function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clcomm.engine.program import Kernel
 
 
 class Stateful(Protocol):
-    """An object whose state a run may change: the slot of a parameter's gradient."""
+    """An object with state that a run may change, such as a gradient's slot."""
 
     state: int
 
@@ -24,7 +24,7 @@ class Allocation:
     """Memory allocated in the run.
 
     Attributes:
-        owner: the buffer, as long as anything else refers to it; then None.
+        owner: the buffer, while anything else refers to it; then None.
         first, last: the numbers of the first and the last launch that use it; -1: none does.
     """
 
@@ -63,10 +63,9 @@ class Segment:
 
 
 class Recorder:
-    """Notes what one run of a function queues on a device.
+    """Records the launches and allocations of one run of a function on a device.
 
     Args:
-        memory: the device's Memory.
         revision: the device's `revision` when the run begins.
         inputs: the number of each input, by the address of its buffer.
     """
@@ -93,7 +92,6 @@ class Recorder:
         return buffer
 
     def launch(self, kernel: Kernel, sizes: tuple[object, object], args: Iterable[object]) -> None:
-        """Note a launch."""
         noted: list[object] = []
         for arg in args:
             address = getattr(arg, "int_ptr", None)
@@ -110,12 +108,12 @@ class Recorder:
         self._count += 1
 
     def note_states(self, slots: Slots) -> None:
-        """Note the states of a flat space's slots before the first of them changes."""
+        """Save the states of a flat space's slots before their first change."""
         if slots not in self.before:
             self.before[slots] = self._latest[slots] = [slot.state for slot in slots]
 
     def end_segment(self, function: Callable[..., object] | None = None, args: tuple[object, ...] = ()) -> None:
-        """Note the end of the run, or of its part before `function` runs on the host."""
+        """End the last segment of the run, or the one before `function` runs on the host."""
         self._release_unused()
         segment = self.segments[-1]
         segment.function, segment.args = function, args
@@ -124,12 +122,11 @@ class Recorder:
             segment.states += [(slot, slot.state) for slot, state in pairs if slot.state != state]
 
     def begin_segment(self) -> None:
-        """Note that a function has run on the host; further launches belong to the next segment."""
+        """Begin the segment after a function that ran on the host."""
         for slots in self._latest:
             self._latest[slots] = [slot.state for slot in slots]
         self.segments.append(Segment())
 
     def _release_unused(self) -> None:
-        """Give memory that has no other references back to the pool."""
         for address in [address for address, each in self.allocations.items() if each.is_unused()]:
             self.allocations.pop(address).owner = None

@@ -1,4 +1,4 @@
-"""Recordings: the launches of one run of a function, their memory planned, ready to be queued again.
+"""Recordings: the launches of one run of a function with planned memory, ready to be queued again.
 
 A buffer of that run is one of four things: planned memory in the arena, an input or a result (their memory changes at
 each run, so these arguments are set again), or memory from before the run that stays (parameters, gradients).
@@ -41,7 +41,7 @@ def _duplicate(tensor: Tensor) -> Tensor:
 
 
 def _end(recorder: Recorder, revision: int, results: object) -> None:
-    """Note the end of the run; refuse it where it leaves more than its results."""
+    """End the run; refuse it if memory other than its results stays in use."""
     recorder.end_segment()
     if revision != recorder.revision:
         recorder.refuse("memory, hooks or requires_grad of some tensor changed in it")
@@ -61,7 +61,7 @@ def as_tensors(results: object) -> tuple[Tensor, ...] | None:
 
 
 def without_tape(results: Results) -> Results:
-    """Return a function's results without the tape, which a replay does not have either."""
+    """Return a function's results without the tape, as a replay does."""
     tensors = as_tensors(results)
     if not tensors:
         return results
@@ -73,10 +73,9 @@ class Recording:
     """The launches of a finished Recorder, with memory planned in `nbytes` of an arena.
 
     Attributes:
-        guards: the Python values for which it is valid.
-        runs: how many times it was queued again.
-        next_check: the number of runs after which the function is compared with it.
-        segments: the Recorder's.
+        guards: the Python values under which it is valid.
+        runs: number of replays.
+        next_check: number of replays at which it is next compared with the function.
         results: (shape, dtype, source) of each result; the source is an Allocation, an InputIndex or a buffer.
         constants: the keys of the device's kept buffers that it uses, by address.
         is_bound: whether its kernel objects have their arguments set.
@@ -163,7 +162,7 @@ class Recording:
         return all([slot.state for slot in slots] == states for slots, states in self._before)
 
     def run(self, inputs: Sequence[Tensor]) -> Results:
-        """Queue the launches on these inputs and return the results in new memory; the recording has to be bound."""
+        """Queue the launches of a bound recording on these inputs; return the results in new memory."""
         self.runs += 1
         device = self.device
         for number, uses in self._inputs.items():
@@ -200,7 +199,7 @@ class Recording:
 
 
 def _fewest_sizes(global_size: Any, local_size: Any) -> tuple[Any, Any]:
-    """Return a launch's sizes; a single work-item is a group by itself, and a size less makes the launch cheaper."""
+    """Return the fewest sizes for a launch: a single work-item is its own group, and fewer sizes are cheaper."""
     return global_size, None if set(global_size) == {1} else local_size
 
 

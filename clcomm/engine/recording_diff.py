@@ -1,4 +1,4 @@
-"""The first difference between two recordings of a function, which are compared launch by launch."""
+"""The first difference between two recordings of a function, launch by launch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _of_launches(roles: _Roles, before: RecordedLaunch, after: RecordedLaunch) -
 
 
 def _of_ends(before: Segment, after: Segment, count: int) -> str | None:
-    """Compare how many launches two segments have, the gradients' states after them, and what then runs on the host."""
+    """Compare the ends of two segments: number of launches, states of gradients, and host functions."""
     if len(before.launches) != len(after.launches):
         longer = max(before.launches, after.launches, key=len)
         name = longer[min(len(before.launches), len(after.launches))].kernel.function_name

@@ -1,4 +1,4 @@
-"""Rehearsal: lists the kernels that a run would queue, without building or running any.
+"""Rehearsal: the kernels of a run, listed without building or running any.
 
 PoCL compiles a kernel when it is first queued, so a first step takes seconds. Processes that share PoCL's cache can
 divide that work: each rehearses the step and builds a part of its programs.
@@ -22,8 +22,6 @@ Program = tuple[object, ...]
 
 @dataclass(frozen=True)
 class _UnbuiltKernel:
-    """A placeholder for a kernel that is not built yet."""
-
     file: str
     name: str
     fast_math: bool
@@ -66,12 +64,10 @@ class Rehearsal(Device):
         self._launches: dict[object, _FirstLaunch] = {}
 
     def kernel(self, file: str, name: str, *, fast_math: bool = False, **defines: object) -> Any:
-        """Return a placeholder for the kernel."""
         wanted = _UnbuiltKernel(file, name, fast_math, tuple(defines.items()))
         return self._wanted.setdefault(wanted, wanted)
 
     def launch(self, kernel: Any, global_size: tuple[int, ...], local_size: tuple[int, ...] | None, *args: Any) -> None:
-        """Note a launch."""
         values = [getattr(arg, "buffer", arg) for arg in args]
         self._launches.setdefault((kernel, local_size), _FirstLaunch(kernel, global_size, local_size, values))
 
@@ -93,7 +89,7 @@ class Rehearsal(Device):
         self.device.finish()
 
     def close(self) -> None:
-        """Release unreferenced memory, and take the rehearsal out of the device's peak."""
+        """Release unreferenced memory, and subtract the rehearsal from the device's peak."""
         self._launches.clear()
         self.kept = {}
         gc.collect()  # models hold reference cycles, which keep memory
@@ -114,10 +110,7 @@ class Rehearsal(Device):
 
 
 def shared_cache(device: Device) -> Path | None:
-    """Return the cache of kernels for CPUs that this user's processes share: PoCL's, or clcomm's for Intel's runtime.
-
-    None for other drivers.
-    """
+    """Return the kernel cache shared by this user's processes: PoCL's, or clcomm's for Intel's runtime; else None."""
     if not device.is_cpu:
         return None
     if program_cache.serves(device.cl_device):

@@ -1,4 +1,4 @@
-"""Replay: a step's launches are recorded once and then queued again, without running the step's Python code.
+"""Replay: a step's launches, recorded once and queued again without running the step's Python code.
 
 CUDA graphs do the same; this works on any OpenCL device. In a small model Python takes as long as the kernels.
 """

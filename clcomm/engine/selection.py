@@ -1,4 +1,4 @@
-"""Selects the OpenCL device of a rank, and limits it to the rank's share of the host's cores."""
+"""Selection of a rank's OpenCL device, and its share of the host's cores."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Candidate:
 
     @property
     def is_simulator(self) -> bool:
-        """Whether this is a simulator that checks kernels, thousands of times slower than a device."""
+        """Whether this is a simulator, which checks kernels and is thousands of times slower than a device."""
         return self.cl_device.platform.name.strip() in SIMULATORS
 
 
@@ -50,7 +50,7 @@ def core_share(local_size: int) -> int:
 
 
 def prepare_environment(cores: int, spec: str | None = None, *, every: bool = False) -> None:
-    """Prepare OpenCL's CPU devices, before they are loaded; variables that the user has set are left unchanged.
+    """Prepare OpenCL's CPU devices before they are loaded; variables set by the user stay.
 
     Each is limited to `cores`. With one core or less, PoCL's `basic` driver runs kernels in the calling thread, without
     a worker to wake. PoCL from PyPI has a driver of that name; other builds may have renamed it, so they get a single
@@ -74,9 +74,9 @@ def prepare_environment(cores: int, spec: str | None = None, *, every: bool = Fa
 
 
 def load_platforms(cores: int, spec: str | None = None) -> None:
-    """Load OpenCL's platforms, as the first Device of a process does, while it waits for something else.
+    """Load OpenCL's platforms ahead of the first Device, while the process waits for something else.
 
-    The arguments are those of `prepare_environment`. What fails here is raised when a device is selected.
+    Arguments as for `prepare_environment`. Errors are raised when a device is selected.
     """
     with suppress(ClcommError):
         prepare_environment(cores, spec)
@@ -125,7 +125,7 @@ def device_kind(cl_device: cl.Device) -> str:
 
 
 def compute_units(cl_device: cl.Device) -> int:
-    """Return the compute units that a device may use: of a CPU, as far as that is known, the process's share."""
+    """Return the number of compute units that a device may use; for a CPU the process's share, if known."""
     if intel_runtime.is_intel(cl_device):
         return intel_runtime.compute_units(cl_device)
     units: int = cl_device.max_compute_units
@@ -160,14 +160,14 @@ def matching(spec: str | None) -> list[Candidate]:
 
 
 def _unloaded(found: list[Candidate]) -> str:
-    """Return what to do for Intel's runtime where it is installed and was not loaded; else ""."""
+    """Return the remedy where Intel's runtime is installed and was not loaded; else ""."""
     if intel_runtime.library() is None or any(intel_runtime.is_intel(each.cl_device) for each in found):
         return ""
     return "; Intel's runtime is installed, and loaded if CLCOMM_DEVICE names it before the first device is selected"
 
 
 def _asked(spec: str | None) -> tuple[str | None, str]:
-    """Return what a device is chosen by, `spec` or else CLCOMM_DEVICE, and the name of that in messages."""
+    """Return the device specification, `spec` or else CLCOMM_DEVICE, and its name in messages."""
     if spec is None and variables.text("CLCOMM_DEVICE"):
         return variables.text("CLCOMM_DEVICE"), "CLCOMM_DEVICE"
     return spec, "device"
@@ -179,7 +179,7 @@ def _by_kind(found: list[Candidate]) -> list[Candidate]:
 
 
 def _of_kind(found: list[Candidate], kind: str) -> list[Candidate]:
-    """Return the devices of a kind; of CPUs only the first platform's, as others have the same cores."""
+    """Return the devices of a kind; of CPUs only the first platform's, as other platforms share its cores."""
     matches = [candidate for candidate in found if candidate.kind == kind]
     if kind != "cpu":
         return matches

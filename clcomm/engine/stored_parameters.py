@@ -1,4 +1,4 @@
-"""Parameters stored in 16 bits: kernels read float32 copies, which last as long as their launches. See stored.cl."""
+"""Parameters stored in 16 bits: kernels read float32 copies that live as long as their launches. See stored.cl."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from clcomm.flat_space.precision import FP16, Precision
 
 
 class StoredParameter(Parameter):
-    """A parameter whose flat space stores it in 16 bits."""
+    """A parameter stored in 16 bits by its flat space."""
 
     __slots__ = ()
 
     @property
     def buffer(self) -> Any:
-        """A buffer of the values as float32: another one each time, so what a kernel writes to it is lost."""
+        """A new float32 buffer of the values at each access; kernels' writes to it are lost."""
         return self.slot.space.expanded(self)  # type: ignore[union-attr]
 
     def copy_from(self, array_like: Any) -> None:
-        """Overwrite the values with a host array of the same shape, rounded to what is stored; waits for the queue."""
+        """Overwrite the values with a host array of the same shape, rounded as it is stored; waits for the queue."""
         array = np.ascontiguousarray(array_like, self.dtype).reshape(np.shape(array_like))
         if array.shape != self.shape:
             raise ArgumentError(f"copy_from: expected an array of shape {self.shape}, got {array.shape}")
         self.slot.space.narrow(self, array)  # type: ignore[union-attr]
 
     def _as_host_array(self) -> np.ndarray:
-        """Return a copy: there is no memory of float32 to share."""
+        """Return a copy, as no float32 memory exists to share."""
         return self.numpy()
 
 

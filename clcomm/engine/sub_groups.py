@@ -1,4 +1,4 @@
-"""Whether a device has sub-groups, whose items exchange registers: what common.cl sums and compares rows with.
+"""Support for sub-groups, whose items exchange registers for common.cl's sums and comparisons of rows.
 
 OpenCL 3.0 extension specification, cl_khr_subgroup_shuffle; cl_intel_subgroups.
 """
@@ -21,10 +21,10 @@ EXTENSIONS = {"cl_khr_subgroup_shuffle": 1, "cl_intel_subgroups": 2}
 
 
 def working(queue: cl.CommandQueue, row_group: int) -> int:
-    """Return SUB_GROUPS for a device's kernels, 0 where it has none.
+    """Return SUB_GROUPS for a device's kernels, 0 without support.
 
-    What a driver lists is tried: the sum of a work-group of `row_group` items has to have the bits of the tree in local
-    memory, so that no driver's error changes a result.
+    The driver's claim is tested: the sum of a work-group of `row_group` items has to equal the bits of the tree in
+    local memory, so that no driver's error changes a result.
     """
     import pyopencl as cl
 

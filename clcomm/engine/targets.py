@@ -1,4 +1,4 @@
-"""Class indices that are none: found in host arrays before a kernel runs, else when a loss that is NaN is read.
+"""Invalid class indices: rejected in host arrays before a kernel runs, else when the loss, NaN, is read.
 
 Kernels do not read outside a row for such an index: the loss is NaN, and the first one is noted in the device's memory.
 """
@@ -18,12 +18,12 @@ _KEY = "outside"
 
 
 def note_of(device: Device) -> Any:
-    """Return the buffer in which a device's kernels note an index: how many there were, one of them, the classes."""
+    """Return the buffer of invalid indices seen by a device's kernels: their number, one of them, and the classes."""
     return device.keep(_KEY, lambda: np.zeros(3, np.int32))
 
 
 def require_classes(name: str, values: np.ndarray, classes: int, ignored: int | None = None) -> None:
-    """Raise ArgumentError unless integers are classes from 0 to `classes` - 1, or `ignored`."""
+    """Raise ArgumentError unless all integers are from 0 to `classes` - 1, or `ignored`."""
     outside = (values < 0) | (values >= classes)
     if ignored is not None:
         outside &= values != ignored

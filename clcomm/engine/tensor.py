@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 
 
 class Node:
-    """The operation that has a tensor as its result, on the tape; see autograd.py."""
+    """The operation of which a tensor is the result, on the tape; see autograd.py."""
 
     inputs: tuple[Tensor | None, ...] | None  # None after backward
     needs: tuple[bool, ...]  # whether each input needs a gradient
@@ -44,9 +44,9 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
     Args:
         array_like: the values.
         device: a Device or a name as for `Device.select`; by default `default_device()`.
-        requires_grad: whether the tensor is a leaf of the tape, to whose `grad` `backward()` of results adds.
-        copy: whether the values are copied in any case. If not, the tensor shares the array's memory where the device
-            can use it, and the array must not change while the tensor is in use.
+        requires_grad: whether the tensor is a leaf of the tape, into whose `grad` `backward()` accumulates.
+        copy: False: share the array's memory where the device can use it; the array must not change while
+            the tensor is in use.
 
     Raises:
         ArgumentError: values that are not numbers, integers outside int32, no elements, or 2**31 or more of them.
@@ -332,7 +332,7 @@ def is_one(tensor: Tensor) -> bool:
 
 
 def whole_rows(name: str, x: Tensor) -> None:
-    """Raise ArgumentError for a tensor whose rows are divided between ranks, as the result would be a part's."""
+    """Raise ArgumentError for a tensor whose rows are divided between ranks."""
     if x.whole_columns:
         raise ArgumentError(
             f"{name}: expected whole rows of {x.whole_columns} columns, got this rank's {x.shape[-1]}, of a "

@@ -12,8 +12,6 @@ Result = TypeVar("Result", covariant=True)
 
 
 class Functions(Protocol[Result]):
-    """The module of differentiable functions."""
-
     def __getattr__(self, name: str) -> Callable[..., Result]: ...
 
 

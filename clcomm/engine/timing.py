@@ -1,4 +1,4 @@
-"""The time of kernels, and the share of a step in which no kernel runs: Python, launches, waits."""
+"""Kernel times, and the share of a step in which no kernel runs: Python, launches, waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clcomm.engine.program import Kernel
 
 
 class KernelTime(NamedTuple):
-    """One launch: the kernel's name, its global size, and how long it ran."""
+    """One launch: kernel name, global size, and run time."""
 
     name: str
     global_size: tuple[int, ...]
@@ -172,16 +172,16 @@ class Overhead(NamedTuple):
 
 
 def measure_overhead(device: LaunchQueue, step: Callable[[], object], repeats: int = 50, warm_up: int = 5) -> Overhead:
-    """Return a step's time from end to end, and its kernels' time.
+    """Return a step's time and its kernels' time.
 
-    Steps timed as a whole alternate with steps whose kernels are timed by events. Each launch counts with its median,
+    Whole steps alternate with steps whose kernels are timed by events. Each launch counts with its median,
     so that disturbed steps on a busy machine do not matter. Where kernels run in the calling thread, a step's time is
     that thread's CPU time, which other processes don't lengthen.
 
     Args:
-        step: runs one step; it must queue the same launches each time.
-        repeats: steps measured in each of the two ways.
-        warm_up: steps before these that do not count.
+        step: runs one step, with the same launches each time.
+        repeats: measured steps of each kind.
+        warm_up: untimed steps before these.
     """
     clock = time.thread_time if device.runs_in_caller else time.perf_counter
     steps: list[float] = []

@@ -1,4 +1,4 @@
-"""Copies between the host's arrays and a device's own memory, while its kernels run.
+"""Copies between host arrays and a device's own memory, concurrent with its kernels.
 
 To the device an array passes through pieces of pinned host memory, which the device reads by itself. A second queue
 moves a piece to a landing place on the device as soon as it is filled, whatever the kernels' queue is doing; the
@@ -31,8 +31,8 @@ class Transfers:
     """The copies of one device. Threads may share it. Its memory is at most 64 MiB on either side, uncounted.
 
     Args:
-        kernels_queue: returns the queue in which kernels are at the moment.
-        in_turn: held by one thread at a time that uses the device, where it has to be.
+        kernels_queue: returns the kernels' current queue.
+        in_turn: a lock around each use of the device, where needed.
 
     Attributes:
         queue: the queue in which arrays are brought to the device.
@@ -71,7 +71,6 @@ class Transfers:
         self._pieces.append(piece)
 
     def _free_piece(self) -> _Piece:
-        """Return a piece that the host may fill."""
         complete = self._cl.command_execution_status.COMPLETE
         is_free = self._pieces and self._pieces[0].placed[0].command_execution_status == complete
         if not is_free and len(self._pieces) < MOST_PIECES:
@@ -108,7 +107,7 @@ class Transfers:
 
 
 class _Piece:
-    """Pinned host memory and a landing place on the device; `sent` and `placed` are the events that they wait for."""
+    """Pinned host memory and a landing place on the device; both wait for the events `sent` and `placed`."""
 
     def __init__(self, context: cl.Context, queue: cl.CommandQueue):
         import pyopencl as cl
@@ -120,7 +119,7 @@ class _Piece:
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:
-    """Return the array's memory; raises ArgumentError unless it is contiguous, as a copy would be filled instead."""
+    """Return a contiguous array's memory; raises ArgumentError for others, whose copy would be filled instead."""
     if not array.flags.c_contiguous:
         raise ArgumentError(f"array: expected a C-contiguous one, got strides {array.strides} of shape {array.shape}")
     return array.reshape(-1).view(np.uint8)

@@ -1,4 +1,4 @@
-"""Kernel sizes of a device: built-in ones for each kind, and those that `clcomm tune-kernels` found and stored.
+"""Kernel sizes of a device: built-in ones per kind, or the measured ones stored by `clcomm tune-kernels`.
 
 They do not change a bit of any result: they decide how work is divided, never the order of a sum.
 """
@@ -74,7 +74,7 @@ _SMALL_GROUP: dict[str, Any] = {"gemm_block": (8, 8, 8), "group": 64}  # for dev
 
 
 class Identity(NamedTuple):
-    """The device, kind and driver version that a table of sizes was measured on."""
+    """The device, kind and driver version of a table of sizes."""
 
     platform: str
     device: str
@@ -83,14 +83,14 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, cl_device: cl.Device, kind: str) -> Identity:
-        """Return the identity of a device whose kernels are those for `kind`."""
+        """Return the identity of a device that runs the kernels for `kind`."""
         # PoCL's drivers with and without threads run the same code on the same cores, so they share a table.
         name = _POCL_DRIVERS.sub("", cl_device.name.strip())
         return cls(cl_device.platform.name.strip(), name, cl_device.driver_version.strip(), kind)
 
     @property
     def path(self) -> Path:
-        """Path of this device's table; raises ArgumentError if there is no cache directory."""
+        """This device's table; raises ArgumentError if there is no cache directory."""
         name = re.sub(r"[^a-z0-9]+", "-", f"{self.kind} {self.device}".lower()).strip("-")[:48]
         digest = sha256("\n".join(self).encode()).hexdigest()[:12]
         return cache_directory() / "tuning" / f"{name}-{digest}.json"

@@ -17,7 +17,7 @@ from clcomm.errors import ArgumentError
 
 
 class MultiheadAttention(Module):
-    """Queries [N, T, embed_dim] and what they attend to [N, S, embed_dim] -> [N, T, embed_dim].
+    """Multi-head attention: queries [N, T, embed_dim] attend to keys and values [N, S, embed_dim] -> [N, T, embed_dim].
 
     The parameters are those of PyTorch's layer, with its names, `in_proj_weight`, `in_proj_bias`, `out_proj.weight` and
     `out_proj.bias`, and its initial values; batches come first, and the weights of the values are not returned.
@@ -68,7 +68,7 @@ class MultiheadAttention(Module):
             query: [N, T, embed_dim].
             key: [N, S, embed_dim]; None: the queries.
             value: [N, S, embed_dim]; None: the keys.
-            attn_mask: what is added to the scores, or of booleans: True where a query does not see a key, as in
+            attn_mask: added to the scores; of booleans: True where a query does not see a key, as in
                 PyTorch's layer and the reverse of `scaled_dot_product_attention`'s; its shape broadcasts to
                 [N, heads, T, S].
             is_causal: whether query i sees only the keys up to i; not with a mask.
@@ -85,7 +85,6 @@ class MultiheadAttention(Module):
         return self.out_proj(F.multi_head_attention(q, k, v, self.num_heads, added, is_causal))
 
     def _projected(self, number: int, x: Tensor) -> Tensor:
-        """Return x through the projection of the queries, 0, the keys, 1, or the values, 2."""
         width = self.in_proj_weight.shape[0] // 3
         rows = slice(number * width, (number + 1) * width)
         bias = None if self.in_proj_bias is None else self.in_proj_bias[rows]
@@ -96,7 +95,7 @@ class MultiheadAttention(Module):
 
 
 def _added(mask: Tensor | np.ndarray | None) -> Tensor | np.ndarray | None:
-    """Return a mask of scaled_dot_product_attention's meaning."""
+    """Return the mask in scaled_dot_product_attention's form."""
     if mask is None or (isinstance(mask, Tensor) and mask.dtype == np.float32):
         return mask
     if isinstance(mask, Tensor):

@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 
 class Generator:
-    """A source of random numbers that draws what PyTorch's CPU generator draws after `torch.manual_seed(seed)`."""
+    """A source of random numbers with the sequence of PyTorch's CPU generator after `torch.manual_seed(seed)`."""
 
     def __init__(self, seed: int = 0):
         self.manual_seed(seed)

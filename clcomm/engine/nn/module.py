@@ -18,8 +18,7 @@ class Module:
     """Base of all layers and models: a subclass assigns parameters and modules to attributes and defines `forward`.
 
     Attributes:
-        training: whether the module trains; batch norm and dropout compute otherwise where it is False. `train()` and
-            `eval()` set it.
+        training: set by `train()` and `eval()`; batch norm and dropout compute otherwise where it is False.
     """
 
     _parameters: dict[str, Parameter]
@@ -72,8 +71,8 @@ class Module:
 
         Args:
             name: without a dot, and not that of another attribute.
-            tensor: on the device that computes with it; None: there is none, and `state_dict` leaves it out.
-            persistent: whether it is part of `state_dict`.
+            tensor: on the module's device; None: no tensor, left out of `state_dict`.
+            persistent: part of `state_dict`.
 
         Raises ArgumentError for another name or value.
         """
@@ -258,7 +257,7 @@ def _values_for(name: str, tensor: Tensor, given: Any) -> np.ndarray:
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """Let a module and all inside it compute as in `eval()` within a `with` block; then each has its own mode again."""
+    """Switch a module and all modules inside it to `eval()` within a `with` block; each mode is restored."""
     modes = [(module, module.training) for _, module in model.named_modules()]
     changed = [module for module, training in modes if training]
     for module in changed:

@@ -66,7 +66,7 @@ def _is(module: Module | None, kind: type[M]) -> TypeGuard[M]:
 
 
 def _is_plain(module: Module | None) -> TypeGuard[Conv2d]:
-    """Return whether a module is a convolution that can be run together with what follows."""
+    """Return whether a module is a convolution that a fused kernel can run."""
     if not _is(module, Conv2d):
         return False
     return (module.stride, module.groups) == (1, 1) and module.dilation in (1, (1, 1))

@@ -1,4 +1,4 @@
-"""Activations, element by element; ReLU, sigmoid and tanh, whose gradients follow from their results."""
+"""Elementwise activations; ReLU, sigmoid and tanh, with gradients computed from their results."""
 
 from __future__ import annotations
 

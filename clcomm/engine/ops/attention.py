@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, without the matrix of scores in memory."""
+"""Scaled dot-product attention that never stores the matrix of scores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_LENGTH = 512  # of a key or a value: rows of them fit into any GPU's local
 
 
 class Rows(NamedTuple):
-    """Where the rows of a tensor lie: its first element, and the distances of batches, heads and rows."""
+    """Layout of a tensor's rows: the first element, and the strides of batches, heads and rows."""
 
     first: int
     batch: int
@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """One attention: its sizes, where q, k, v and the result lie, the scale, and what a query sees."""
+    """One attention problem: sizes, layouts of q, k, v and the result, the scale, and the mask."""
 
     sizes: Sizes
     places: tuple[Rows, Rows, Rows, Rows]
@@ -120,7 +120,7 @@ class Attention(Op):
 
 
 class PackedAttention(Op):
-    """Attention of several heads whose queries, keys and values lie beside each other in each row of one tensor."""
+    """Attention over one tensor whose rows hold the queries, keys and values of all heads."""
 
     @staticmethod
     def forward(ctx: Context, qkv: Tensor, *, problem: Problem) -> Tensor:
@@ -153,7 +153,7 @@ def scaled_dot_product_attention(
         query: [..., queries, length].
         key: [..., keys, length].
         value: [..., keys, value length].
-        attn_mask: what is added to the scores, or of booleans or int32: whether (not 0) a query sees a key; its shape
+        attn_mask: added to the scores; of booleans or int32: nonzero where a query sees a key; its shape
             broadcasts to [..., queries, keys]. It gets no gradient. A query that sees no key gives zeros.
         is_causal: whether query i sees only the keys up to i; not with a mask.
         scale: of the scores; None: 1 / sqrt(length).
@@ -183,7 +183,7 @@ def packed_attention(
     Nothing is copied before or after it.
 
     Args:
-        qkv: [..., tokens, 3 * width], the queries of all heads beside their keys and values, as one Linear makes them.
+        qkv: [..., tokens, 3 * width], the queries of all heads beside their keys and values, as one Linear gives them.
         heads: their number, which divides the width.
         attn_mask: as in `scaled_dot_product_attention`; its shape broadcasts to [..., heads, tokens, tokens].
         is_causal: as there.
@@ -264,7 +264,7 @@ def _check_shapes(name: str, query: Tensor, key: Tensor, value: Tensor) -> Shape
 
 
 def _apart(sizes: Sizes) -> tuple[Rows, Rows, Rows, Rows]:
-    """Return the places of separate tensors, whose heads follow one another."""
+    """Return the layouts of separate tensors whose heads follow one another."""
 
     def rows(count: int, length: int) -> Rows:
         return Rows(0, sizes.heads * count * length, count * length, length)
@@ -283,7 +283,7 @@ def _problem(
     is_causal: bool,
     scale: float | None,
 ) -> Problem:
-    """Return the attention of queries whose first dimensions, heads included, are `before`."""
+    """Return the problem for queries with leading dimensions `before`, heads included."""
     if max(sizes.head, sizes.value) > _MOST_LENGTH:
         raise ArgumentError(
             f"{name}: expected keys and values of at most {_MOST_LENGTH} numbers, got {max(sizes.head, sizes.value)}"

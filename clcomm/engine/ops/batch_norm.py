@@ -28,7 +28,7 @@ class Running(NamedTuple):
 
 
 class Ranks(Protocol):
-    """What this operation needs of the ranks: their parts beside each other, and sums in one order on all of them."""
+    """The ranks' exchange as batch norm uses it: gathered parts, and sums in rank order."""
 
     size: int
 
@@ -40,12 +40,10 @@ class Ranks(Protocol):
 
 
 def _count(weight: Tensor | None, bias: Tensor | None) -> int:
-    """Return batch_norm.cl's `parameters`."""
     return (weight is not None) + (bias is not None)
 
 
 def _count_batch(batches: Tensor | None, statistics: int) -> None:
-    """Queue the increase of the number of batches, if running statistics are kept."""
     if batches is not None and statistics in (_TRACKED, _CUMULATIVE):
         device = batches.device
         device.launch(device.kernel("batch_norm", "count_batch"), *device.grid(1), batches)
@@ -57,7 +55,7 @@ def _grid(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 class BatchNorm(Op):
-    """(x - mean) / sqrt(variance + eps) * weight + bias in each channel; `statistics` says whose these are."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias in each channel; the batch's or running `statistics`."""
 
     @staticmethod
     def forward(
@@ -99,7 +97,7 @@ class BatchNorm(Op):
 
 
 def _turned(x: Tensor, sizes: Shape) -> Tensor:
-    """Return [N, C] as [C, N], whose sums run along memory."""
+    """Return [N, C] as [C, N], so that sums run along memory."""
     _, channels, images = sizes
     return permuted(x.alias((images, channels)), (1, 0), empty(x.device, (channels, images)))
 

@@ -20,11 +20,10 @@ from clcomm.errors import ArgumentError
 
 
 class BatchedMatMul(Op):
-    """C[..., M, N] = op(A)[..., M, K] op(B)[..., K, N], where op transposes what `turned` says."""
+    """C[..., M, N] = op(A)[..., M, K] op(B)[..., K, N]; op transposes the operands named in `turned`."""
 
     @staticmethod
     def forward(ctx: Context, a: Tensor, b: Tensor, *, turned: tuple[bool, bool]) -> Tensor:
-        """Queue the products."""
         ctx.turned = turned
         ctx.save(a, b)
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -65,7 +64,7 @@ def _gradient(ctx: Context, index: int, grad: Tensor, left: Tensor, right: Tenso
 
 
 def _as_one(x: Tensor) -> Tensor:
-    """Return all matrices of x as one, below each other."""
+    """Return the matrices of x stacked as one."""
     return x.alias((math.prod(x.shape[:-1]), x.shape[-1]))
 
 
@@ -101,7 +100,7 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
         transpose_a: whether the matrices of `a` lie transposed, as [..., K, M]; they are not copied.
         transpose_b: the same for `b`, as [..., N, K].
 
-    Raises ArgumentError unless both are float32 on one device, their shapes fit, and what is transposed has matrices.
+    Raises ArgumentError unless both are float32 on one device, their shapes fit, and transposed operands are matrices.
     """
     turned = (bool(transpose_a), bool(transpose_b))
     for name, value, is_turned in (("a", a, turned[0]), ("b", b, turned[1])):

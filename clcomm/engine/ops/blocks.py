@@ -30,7 +30,7 @@ def _strides(shape: Shape) -> tuple[int, ...]:
 
 
 def _part(shape: Shape, starts: Sequence[int], steps: Sequence[int] | None = None) -> Block:
-    """Return the part of a tensor of `shape` that begins at `starts` and takes every `steps`-th element."""
+    """Return the part of a tensor of `shape` from `starts` on, with every `steps`-th element."""
     strides = _strides(shape)
     first = sum(start * stride for start, stride in zip(starts, strides, strict=True))
     return Block(first, strides if steps is None else tuple(map(math.prod, zip(steps, strides, strict=True))))
@@ -57,7 +57,7 @@ def _plan(sizes: Shape, out: tuple[int, ...], x: tuple[int, ...]) -> tuple[np.nd
 
 @lru_cache(maxsize=2048)
 def _reach(sizes: Shape, strides: tuple[int, ...]) -> tuple[int, int]:
-    """Return how many elements a part extends before its first one, and how many behind it."""
+    """Return the number of elements that a part spans before its first one, and behind it."""
     ends = [(size - 1) * stride for size, stride in zip(sizes, strides, strict=True)]
     return -sum(min(end, 0) for end in ends), sum(max(end, 0) for end in ends)
 

@@ -17,11 +17,11 @@ NONE_IGNORED = -(2**31)
 
 
 class ClassLoss(Op):
-    """A loss for each row, reduced; a mean is weighed by the rows' classes."""
+    """A loss for each row, reduced; a mean is weighted by the rows' classes."""
 
     @staticmethod
     def reduced(ctx: Context, losses: Tensor, weights: Tensor, reduction: str) -> Tensor:
-        """Return the reduced losses, and keep what the gradient is divided by."""
+        """Return the reduced losses, and save the gradient's divisor."""
         ctx.divides, ctx.total = reduction == "mean", losses
         if reduction == "none":
             return losses
@@ -63,7 +63,7 @@ class SmoothedCrossEntropy(ClassLoss):
 
 
 class NegativeLogLikelihood(ClassLoss):
-    """What each row [classes] of log-probabilities has for its class, negated."""
+    """The negated log-probability of each row's class."""
 
     @staticmethod
     def forward(
@@ -128,10 +128,7 @@ def nll_loss(
     weight: Tensor | None = None,
     ignore_index: int | None = None,
 ) -> Tensor:
-    """Return the negative log-likelihood of log-probabilities [rows, classes], as PyTorch's.
-
-    The other arguments, and what is raised, are those of `cross_entropy`.
-    """
+    """Return the negative log-likelihood of log-probabilities [rows, classes], as PyTorch's; see `cross_entropy`."""
     settings = _settings("nll_loss", log_probabilities, targets, reduction, weight, ignore_index)
     return NegativeLogLikelihood.apply(log_probabilities, **settings)
 

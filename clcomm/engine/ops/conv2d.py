@@ -26,7 +26,6 @@ class Conv2dOp(Op):
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, *, geometry: Geometry) -> Tensor:
-        """Queue the convolution."""
         g = geometry
         y = empty(x.device, (g.images, g.groups * g.outputs, g.out_height, g.out_width))
         ctx.geometry = g
@@ -116,12 +115,11 @@ class ConvReluPoolOp(Op):
 
 
 def _products(g: Geometry, device: Device) -> Any:
-    """Return the module that computes a convolution as products."""
     return convolution_winograd if convolution_winograd.suit(g, device) else convolution_products
 
 
 def _product_gradients(way: Any, ctx: Context, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
-    """Return dx and dw, None where not needed, from dy and x as this way of computing, a module, has them."""
+    """Return dx and dw, None where not needed, computed from dy and x by this module of kernels."""
     dx = dw = None
     if ctx.needs[1]:
         dw = ctx.out(1)
@@ -167,7 +165,7 @@ def conv2d(
 
 
 def _group_by_group(x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:
-    """Return the convolution of groups that are large enough for matrix products of their own."""
+    """Return the convolution computed group by group, as matrix products."""
     xs, weights = split(x, g.channels, 1), split(weight, g.outputs)
     biases = [None] * g.groups if bias is None else split(bias, g.outputs)
     parts = zip(xs, weights, biases, strict=True)
@@ -184,7 +182,7 @@ def conv_transpose2d(
     groups: int = 1,
     dilation: int | tuple[int, int] = 1,
 ) -> Tensor:
-    """Return the transposed convolution of x with weight, plus bias: what conv2d's gradient for its x computes.
+    """Return the transposed convolution of x with weight, plus bias: the gradient of conv2d for its x.
 
     The result has (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1 rows and columns.
 

@@ -254,13 +254,12 @@ def _width_build(g: Geometry, channels: int) -> dict[str, Any]:
 
 
 class _Tile(NamedTuple):
-    """What a CPU's work-item sums together: blocks of 8 images, which share wide vectors, and outputs."""
+    """Block of outputs of one CPU work-item: groups of 8 images, which share wide vectors, and output channels."""
 
     blocks: int
     outputs: int
 
     def defines(self) -> dict[str, int]:
-        """Return the build options of conv2d.cl."""
         return {"BLOCKS": self.blocks, "TILE_OUTPUTS": self.outputs}
 
 
@@ -269,7 +268,7 @@ def _tile(g: Geometry, channels: int, outputs: int, device: Device) -> _Tile:
 
 
 def _tile_outputs(g: Geometry, outputs: int) -> int:
-    """Return the outputs of a small tile: groups of one output have no more."""
+    """Return the outputs of a small tile, at most a group's."""
     return 1 if g.groups > 1 and outputs == 1 else _TILE_OUTPUTS
 
 
@@ -297,7 +296,7 @@ def _grid(g: Geometry, channels: int, outputs: int, plane: int, device: Device) 
 
 @lru_cache(maxsize=256)
 def _rows_each(near_cache: int, channels: int, width: int, out_width: int, stride: int) -> int:
-    """Return how many rows of a tile's dy, with the rows of x that they use, fit into `near_cache` bytes."""
+    """Return the number of rows of a tile's dy, with the rows of x they use, that fit into `near_cache` bytes."""
     row_bytes = 4 * LANES * (_TILE_OUTPUTS * out_width + channels * width * stride)
     return max(1, near_cache // row_bytes)
 

@@ -21,7 +21,7 @@ _FULL = 3 / 4  # of conv2d.cl's vectors of images
 
 
 class _Part(NamedTuple):
-    """A part of the kernel, with every `step`-th tap, as a phase of the data gradient sees it: one direction."""
+    """A phase's part of the kernel in one direction: every `step`-th tap."""
 
     first: int
     taps: int
@@ -29,7 +29,7 @@ class _Part(NamedTuple):
 
 
 class Flags(NamedTuple):
-    """Two buffers of integers with their lengths: a 0 among them says that everything is still to be computed."""
+    """Two integer buffers with their lengths; a 0 among them: the result is still to be computed."""
 
     first: Any
     first_count: int
@@ -38,11 +38,9 @@ class Flags(NamedTuple):
 
 
 def suit(g: Geometry, device: Device) -> bool:
-    """Return whether products are the faster way: with many channels, or too few images for conv2d.cl's vectors.
+    """Return whether products are faster: with many channels, or too few images for conv2d.cl's vectors.
 
-    They have one group, and no pixels between taps.
-
-    It depends on the shapes alone, as the two ways differ in the order of their sums.
+    It depends on the shapes alone (one group, no dilation), as the two ways differ in the order of their sums.
     """
     if g.groups > 1 or (g.apart_h, g.apart_w) != (1, 1):
         return False
@@ -96,7 +94,7 @@ def _part(kernel: int, pad: int, phase: int, stride: int) -> _Part:
 
 
 def weight_gradient(g: Geometry, x: Tensor, grad: Tensor, dw: Tensor, flags: Flags | None = None) -> None:
-    """Queue dw: the product of dy with what each term of a sum reads in x; flags as for `convolve`."""
+    """Queue dw: the product of dy with the elements of x that each term reads; flags as for `convolve`."""
     device = dw.device
     sums = dw if g.taps == 1 else empty(device, dw.shape)
     pixels = g.out_height * g.out_width
@@ -125,12 +123,11 @@ def _kernel(device: Device, name: str, flags: Flags | None = None, file: str = "
 
 
 def _grid(device: Device, columns: int) -> tuple[int]:
-    """Return the number of work-items for so many columns of panels."""
     return (-(-columns // (_PANELS * device.tuning.gemm_tile[1])),)
 
 
 class _Packed(NamedTuple):
-    """Weights in the order in which tiles read them, and which tiles are finite."""
+    """Weights in the order in which tiles read them, and flags of the finite tiles."""
 
     values: Tensor
     is_finite: Any

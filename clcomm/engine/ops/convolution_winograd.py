@@ -23,10 +23,7 @@ _LEAST_SUMMED_TILES = 64  # for which transforming their gradient is
 
 
 def suit(g: Geometry, device: Device) -> bool:
-    """Return whether this is the fastest way; it depends on the shapes alone, as its sums have an order of their own.
-
-    Where it is, `convolution_products` suit too.
-    """
+    """Return whether this is the fastest way, by the shapes alone, as its order of sums is its own."""
     is_plain = (g.kernel_h, g.kernel_w, g.stride, g.groups, g.apart_h, g.apart_w) == (3, 3, 1, 1, 1, 1)
     if not (device.is_cpu and is_plain) or max(g.pad_h, g.pad_w) > 2:
         return False
@@ -71,9 +68,9 @@ def weight_gradient(g: Geometry, x: Tensor, grad: Tensor, dw: Tensor) -> None:
 def _convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, pads: tuple[int, int], layout: tuple[int, ...]
 ) -> convolution_products.Flags:
-    """Queue the convolution; `layout` is first_tap, tap_step, w_row and w_channel of the kernel of weights.
+    """Queue the convolution, and return flags; a 0 among them: see convolution_products.Flags.
 
-    Returns flags that say where it is wrong.
+    `layout` is first_tap, tap_step, w_row and w_channel of the kernel of weights.
     """
     device = y.device
     images, channels, height, width = x.shape

@@ -1,4 +1,4 @@
-"""Dropout, whose mask is computed from counters in forward and again in backward."""
+"""Dropout; its mask is computed from counters in forward and again in backward."""
 
 from __future__ import annotations
 

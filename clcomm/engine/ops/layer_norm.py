@@ -58,7 +58,7 @@ class LayerNorm(Op):
 
 
 def _totals(ctx: Context, sums: list[Tensor]) -> list[Tensor | None]:
-    """Return the sums of the blocks' sums, as the gradients of the parameters that need them."""
+    """Return the totals of the blocks' sums, as the gradients of the parameters that need them."""
     totals = [ctx.out(index) if ctx.needs[index] else None for index in (1, 2)]
     blocks, columns = sums[0].shape
     device, given = sums[0].device, [each for each in totals if each is not None]

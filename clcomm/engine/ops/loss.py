@@ -113,7 +113,7 @@ def cross_entropy(logits: Tensor, targets: Tensor | np.ndarray, reduction: str =
 
 
 def target_tensor(name: str, x: Tensor, targets: Any, ignore_index: int | None = None) -> Tensor:
-    """Return the classes of x's rows on its device; raises ArgumentError for others than `cross_entropy` takes."""
+    """Return the classes of x's rows on its device; raises ArgumentError as `cross_entropy` does."""
     rows, classes = x.shape
     if not isinstance(targets, Tensor):
         array = np.asarray(targets)

@@ -32,7 +32,6 @@ class MatMul(Op):
 
     @staticmethod
     def forward(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
-        """Queue the product."""
         ctx.save(a, b)
         out = empty(a.device, (a.shape[0], b.shape[1]))
         multiply(a, b, out)
@@ -101,7 +100,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
 
 
 def linear_of_part(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
-    """Return what `linear` does, for a weight of which each rank has a part too."""
+    """Return the result of `linear` for a weight that is divided between ranks."""
     rows = checked_rows("linear", x, weight, bias)
     y = LinearOp.apply(rows, weight, bias, relu=relu)
     return y if x.ndim == 2 else reshape(y, (*x.shape[:-1], weight.shape[0]))
@@ -225,7 +224,7 @@ def _multiply_dots(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, relu:
 
 
 def _has_few_rows(out: Tensor, depth: int) -> bool:
-    """Return whether the kernels of `_multiply_few_rows` take a product of A, or of A^T, with B."""
+    """Return whether `_multiply_few_rows` supports a product of A, or of A^T, with B."""
     device = out.device
     rows, columns = out.shape
     return device.is_cpu and rows in _FEW_ROWS and depth <= _DEPTH and columns % device.tuning.gemm_tile[1] == 0
@@ -254,7 +253,7 @@ def _multiply_masked(a: Tensor, b: Tensor, out: Tensor, mask: Tensor | None) -> 
 
 
 def _is_one_launch(dw: Tensor, dx: Tensor | None, grad: Tensor) -> bool:
-    """Return whether the kernel of `_all_gradients` takes a layer of these gradients."""
+    """Return whether `_all_gradients` supports a layer of these gradients."""
     rows, outputs = grad.shape
     is_transposed = min(*dw.shape, rows) >= dw.device.tuning.transpose_from  # as `multiply` would do it
     return not is_transposed and _has_few_rows(dw, rows) and (dx is None or _has_few_rows(dx, outputs))
@@ -294,7 +293,7 @@ def _panel_grid(units: int, tile_rows: int, panel: int, rows: int, columns: int)
 
 
 class Block(NamedTuple):
-    """What a GPU's work-group of SIDE x SIDE items computes: EACH x EACH sums an item, SLICE terms at a time."""
+    """The tile of a GPU's work-group of SIDE x SIDE items: EACH x EACH sums per item, SLICE terms at a time."""
 
     SIDE: int
     EACH: int
@@ -311,7 +310,6 @@ class Block(NamedTuple):
         return 2 * 2 * self.SLICE * 4 * (self.width + 4)
 
     def grid(self, rows: int, columns: int) -> Grid:
-        """Return (global size, local size)."""
         return (-(-columns // self.width) * self.SIDE, -(-rows // self.width) * self.SIDE), (self.SIDE, self.SIDE)
 
 
@@ -319,7 +317,7 @@ _SMALLER_BLOCKS = (Block(16, 4, 16), Block(8, 8, 8), Block(8, 4, 16))
 
 
 def _limits(device: Device) -> tuple[int, int]:
-    """Return the most work-items of a group, and the bytes of its local memory."""
+    """Return the largest work-group, and the bytes of local memory."""
     return device.cl_device.max_work_group_size, device.local_bytes
 
 

@@ -41,7 +41,6 @@ class AvgPool2dOp(Op):
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, window: Window) -> Tensor:
-        """Queue the means."""
         device = x.device
         y = empty(device, _out_shape(x, window))
         device.launch(device.kernel("pool", "average_pool"), *device.grid(y.size), x, y, y.size, *window)
@@ -61,7 +60,6 @@ class AdaptiveAvgPool2dOp(Op):
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, size: tuple[int, int]) -> Tensor:
-        """Queue the means."""
         device, y = x.device, empty(x.device, (*x.shape[:2], *size))
         ctx.sizes = (x.shape[0] * x.shape[1], *x.shape[2:], *size)
         device.launch(device.kernel("pool", "adaptive_average_pool"), *device.grid(y.size), y, x, *ctx.sizes)

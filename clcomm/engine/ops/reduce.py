@@ -48,7 +48,7 @@ def sum_over(x: Tensor, axes: Shape, scale: float = 1.0, out: Tensor | None = No
 
 
 def _adjacent_runs(axes: Shape) -> list[tuple[int, int]]:
-    """Return (first, last) of each run of adjacent dimensions, which are summed as one."""
+    """Return (first, last) of each run of adjacent dimensions."""
     runs: list[tuple[int, int]] = []
     for axis in axes:
         if runs and runs[-1][1] == axis - 1:
