@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
+import pytest
+
 from clcomm import ClcommError
 from clcomm.engine import Device
 from clcomm.sync import auto_buckets, bucket_tuning
@@ -22,6 +24,14 @@ def cpu_device(kind: str) -> Device:
     if kind == "cpu":
         return Device.select(os.environ.get("CLCOMM_TEST_DEVICE", "cpu"))
     return Device(cpu_device("cpu").cl_device, kind=kind)
+
+
+def cpus_own() -> Device:
+    """Return the CPU device; the calling test, of what CPUs alone do, is skipped where another device is tested."""
+    device = cpu_device("cpu")
+    if not device.is_cpu:
+        pytest.skip("about CPUs alone")
+    return device
 
 
 def one_line(caught) -> str:

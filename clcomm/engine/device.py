@@ -68,6 +68,8 @@ class Device(LaunchQueue):
         self.tuning = _load_tuning(cl_device, self.kind) if tuning is None else tuning
         self.group = 1 if self.is_cpu else min(self.tuning.group, cl_device.max_work_group_size)
         self.row_group = 1 if self.is_cpu else min(_GPU_ROW_GROUP, cl_device.max_work_group_size)  # a power of two
+        #: Whether divisions and roots can be IEEE 754's, as on CPUs; unless it is asked for, OpenCL allows 3 ulp.
+        self.can_round = bool(cl_device.single_fp_config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT)
         self.sub_groups = 0 if self.is_cpu else sub_groups.working(self.queue, self.row_group)
         self.memory = Memory(self.context, self.queue, self.name)
         self.memory.on_release = self.keep_while_queued
@@ -140,6 +142,7 @@ class Device(LaunchQueue):
             options += [f"-DGROUP={self.group}", f"-DROW_GROUP={self.row_group}"]
             options += ["-DON_CPU"] if self.is_cpu else []
             options += [f"-DSUB_GROUPS={self.sub_groups}"] if self.sub_groups else []
+            options += ["-cl-fp32-correctly-rounded-divide-sqrt"] if self.can_round and not self.is_cpu else []
             options += ["-cl-fast-relaxed-math"] if fast_math else []
             self._programs[key] = program.build(self.context, file, options)
         return self._programs[key]

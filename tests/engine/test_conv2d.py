@@ -19,7 +19,7 @@ from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 from tests.engine.slopes import assert_gradients_are_slopes
 from tests.engine.values import assert_close, drawn
-from tests.helpers import cpu_device
+from tests.helpers import cpus_own
 from tests.sampling import some
 
 Pair = tuple[int, int]
@@ -171,7 +171,7 @@ def test_an_infinite_weight_does_not_spoil_borders_through_padding(
 def test_winograds_algorithm_leaves_unusual_numbers_to_products(
     monkeypatch: pytest.MonkeyPatch, where: str, value: float
 ) -> None:
-    device, place = cpu_device("cpu"), (1, 3, 2, 1)
+    device, place = cpus_own(), (1, 3, 2, 1)
     hosts = {"x": drawn(1, 5, 64, 9, 7), "weight": drawn(2, 65, 64, 3, 3), "gradient": drawn(3, 5, 65, 9, 7)}
     hosts[where][place] = value
 
@@ -195,7 +195,7 @@ def test_winograds_algorithm_leaves_unusual_numbers_to_products(
 @pytest.mark.parametrize("pads", [(0, 0), (1, 1), (2, 1)])
 def test_winograds_algorithm_adds_no_overflow(pads: Pair) -> None:
     """Products of four pixels that are finite, while those of their transforms are 9/4 of them."""
-    device, large = cpu_device("cpu"), np.float32(2.0**62.75)
+    device, large = cpus_own(), np.float32(2.0**62.75)
     x, w = np.zeros((2, 64, 12, 13), np.float32), np.zeros((64, 64, 3, 3), np.float32)
     x[1, 5, 5:7, 5:7], w[3, 5] = large, large
     leaves = [Tensor(host, device, requires_grad=True) for host in (x, w)]
@@ -215,7 +215,7 @@ def test_winograds_algorithm_adds_no_overflow(pads: Pair) -> None:
     [((2, 64, 16, 16), 64, 1), ((4, 70, 9, 9), 65, 2), ((3, 65, 32, 5), 80, 0), ((17, 128, 4, 4), 64, 1)],
 )
 def test_winograds_algorithm_is_as_exact_as_products(x_shape, outputs, padding) -> None:
-    device = cpu_device("cpu")
+    device = cpus_own()
     g = convolution.Geometry(*x_shape, outputs, 3, 3, 1, padding, padding)
     assert convolution_winograd.suit(g, device)
     hosts = drawn(1, *x_shape), drawn(2, outputs, x_shape[1], 3, 3), drawn(3, outputs)
@@ -267,7 +267,7 @@ def test_products_have_the_same_bits_with_every_tile_and_number_of_cores(x_shape
     hosts = drawn(1, *x_shape), drawn(2, outputs, x_shape[1], kernel, kernel), drawn(3, outputs)
     bits = set()
     for number, tile in enumerate(some(tuning.CHOICES["cpu"]["gemm_tile"], 3)):
-        device = Device(cpu_device("cpu").cl_device, tuning=replace(tuning.Tuning(), gemm_tile=tile))
+        device = Device(cpus_own().cl_device, tuning=replace(tuning.Tuning(), gemm_tile=tile))
         device.compute_units = 1 + number % 3
         geometry = convolution.Geometry(*x_shape, outputs, kernel, kernel, stride, 1, 1)
         assert convolution_products.suit(geometry, device)

@@ -86,3 +86,9 @@ def test_errors_name_the_shapes_and_types(device):
         F.sub(a, Tensor([1, 2, 3], device))
     with pytest.raises(ArgumentError, match="expected tensors of one device"):
         F.add(a, Tensor(np.zeros(3), Device(device.cl_device)))
+
+
+def test_divisions_are_those_of_ieee_754(device):
+    rng = np.random.default_rng(3)
+    a, b = (np.exp(rng.uniform(-20, 20, 5000)).astype(np.float32) for _ in range(2))
+    assert (Tensor(a, device) / Tensor(b, device)).numpy().tobytes() == (a / b).tobytes()

@@ -12,6 +12,7 @@ from clcomm.engine.fold import MOST_ROWS, DeviceFold
 from clcomm.errors import DeviceError
 from clcomm.host_arrays import aligned_empty
 from clcomm.transport.reduction import prepared_reduction, reduce_in_rank_order
+from tests.helpers import cpus_own
 
 #: Values at which rounding, underflow and overflow show, beside ordinary ones.
 SPECIAL = np.array([0.0, -0.0, 1e-45, -3e-39, 1.5e-38, 3e38, -3e38, np.inf, 1 / 3, 16777217.0], np.float32)
@@ -25,6 +26,7 @@ def test_the_former_name_still_imports():
 
 @pytest.fixture(scope="module")
 def fold(device):
+    cpus_own()
     return DeviceFold(device)
 
 

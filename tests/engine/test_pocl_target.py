@@ -38,7 +38,8 @@ class FakeDevice:
 
 
 @pytest.fixture(autouse=True)
-def on_x86(monkeypatch):
+def the_wheel_on_x86(monkeypatch):
+    monkeypatch.setattr(pocl_target, "find_spec", lambda name: name == "pocl_binary_distribution")
     monkeypatch.setattr(pocl_target.platform, "machine", lambda: "x86_64")
 
 

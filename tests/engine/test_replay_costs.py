@@ -13,7 +13,7 @@ import pytest
 from clcomm.engine import Linear, ReLU, Replay, Sequential, Tensor, measure_overhead, timing
 from clcomm.engine import functional as F
 from tests.engine.twin import Twin, repeats
-from tests.helpers import cpu_device
+from tests.helpers import cpus_own
 
 
 def test_memory_does_not_grow_over_ten_thousand_steps(device):
@@ -161,7 +161,7 @@ def test_a_real_step_has_kernels_and_is_left_as_it_was(device):
 
 
 def test_a_recorded_step_of_an_mlp_is_few_launches():
-    device = cpu_device("cpu")
+    device = cpus_own()
     model = Sequential(Linear(64, 128, device=device), ReLU(), Linear(128, 10, device=device))
     space = model.flat_space()
     x, y = Tensor(np.ones((32, 64)), device), Tensor(np.zeros(32, int), device)

@@ -23,7 +23,7 @@ from tests.families import convolutions, elements, host, products
 from tests.families.every import ALSO_WIDE, FAMILIES, WIDE, WIDE_FAMILIES
 from tests.families.family import Family, leaf, whole_numbers
 from tests.families.memory import GuardedMemory, guarded
-from tests.helpers import cpu_device
+from tests.helpers import cpu_device, cpus_own
 
 CASES = int(os.environ.get("CLCOMM_FAMILY_CASES", 16))
 LONGEST = 34
@@ -136,6 +136,7 @@ def test_a_replayed_convolution_has_the_bits_of_the_plain_one(device: Device, mo
 
 
 def test_guarded_memory_shows_reads_and_writes_outside_a_buffer(device: Device) -> None:
+    cpus_own()  # guards lie in the host's memory
     x, out = leaf(device, np.ones(5, np.float32), False), leaf(device, np.ones(7, np.float32), False)
     copy = device.kernel("elementwise", "copy")
     device.launch(copy, *device.grid(6), out, x, 6)
