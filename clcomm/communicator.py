@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,22 +17,19 @@ from clcomm.collectives.all_reduce import AllReduces
 from clcomm.collectives.arguments import address_of, agreed_size, size_or_error
 from clcomm.collectives.arrays import ArrayCollectives
 from clcomm.collectives.lizardist import LizarDistCalls, by_position
-from clcomm.collectives.parts import PartEvents, Wanted, members_of
-from clcomm.collectives.world import NO_ROOM, open_world
+from clcomm.collectives.world import NO_ROOM, World
 from clcomm.errors import MismatchError, RankNames
 from clcomm.host_arrays import aligned_zeros
-from clcomm.job import exits
-from clcomm.job.collective_watchdog import Watchdog
-from clcomm.job.startup_watchdog import StartWatch
 from clcomm.job.time_limits import Limits
 from clcomm.stats.comm_stats import CommStats, Observer
-from clcomm.stats.flight_recorder import FlightRecorder
 from clcomm.transport import mpi_communicators, mpi_runtime
-from clcomm.transport.mapped_files import MappedFile
-from clcomm.transport.memory_transport import MemoryTransport
-from clcomm.transport.mpi_resources import MpiResources, closed, free_dropped
 from clcomm.transport.mpi_runtime import Intracomm
 from clcomm.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from clcomm.job.collective_watchdog import Watchdog
+    from clcomm.transport.mapped_files import MappedFile
+    from clcomm.transport.memory_transport import MemoryTransport
 
 #: In place of a bucket size: the Synchronizer looks for the fastest.
 AUTO = "auto"
@@ -40,10 +37,10 @@ _DEFAULT_BUCKET_SIZE = "1MiB"
 _ABANDON = "abandon()"
 _log = logging.getLogger("clcomm")
 
-if mpi_runtime.launched_ranks() > 1 or mpi_runtime.processes_without_mpi() > 1:
-    exits.hook_exits()  # at import, so that a rank that fails before it has a Communicator ends the others too
-else:
-    exits.hook_errors()
+if mpi_runtime.is_one_of_several():
+    from clcomm.job.exits import hook_job
+
+    hook_job()  # now, so that a rank that fails before it has a Communicator ends the others too
 
 
 class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
@@ -85,6 +82,9 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         timeout_s: float = 300.0,
         name: str = "",
     ):
+        from clcomm.job.exits import hook_job  # here, as an import hooks nothing
+
+        self._hooks = hook_job()
         comm, bucket_size = by_position(comm, bucket_size, _DEFAULT_BUCKET_SIZE)
         self.auto_bucket_size = isinstance(bucket_size, str) and bucket_size == AUTO
         self.bucket_size = parse_size(_DEFAULT_BUCKET_SIZE if self.auto_bucket_size else bucket_size)
@@ -94,12 +94,17 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         self._warned_fallback = False
         variables.require_valid()
         self.limits = limits = Limits.of(stall_warning_s, timeout_s)
-        with StartWatch(limits):
+        world = World()
+        if transport != "solo":
+            from clcomm.collectives.connection import open_world  # here, as one rank alone needs no transports
+
             compared = {"bucket_size": bucket_size, "use_bucketing": bool(use_bucketing), "name": name}
             world = open_world(comm, transport, limits, compared)
         self._parts: list[Communicator] = []
         self._resources = None
         if world.comm is not None:
+            from clcomm.transport.mpi_resources import MpiResources
+
             held = [each for each in (world.shared, world.base) if each is not None]
             self._resources = MpiResources(self, world.comm, held, world.pending, world.number, name)
         names = RankNames(name) if self._resources is None else self._resources.names
@@ -109,7 +114,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         #: Raises a collective's time-out in the program, which may catch it; None: the job ends. See Watchdog.
         self.interrupt: Callable[[str, float, Callable[[], None]], bool] | None = None
         if self.size > 1:
-            exits.opened(self)
+            self._hooks.opened(self)
         self._watch()
 
     def _watch(self) -> None:
@@ -117,6 +122,9 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         if self._watchdog is not None:
             self._watchdog.limits = self.limits
         elif self.size > 1 and self._board is not None and self.limits:
+            from clcomm.job.collective_watchdog import Watchdog
+            from clcomm.stats.flight_recorder import FlightRecorder
+
             recorder = FlightRecorder()
             self.add_observer(recorder)
             self._watchdog = Watchdog(self, self._board, self.limits, recorder, self._elsewhere, self._resources)
@@ -175,6 +183,8 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
             ResourceError: MPI has no communicators left.
             MismatchError: the ranks of a part differ in its name.
         """
+        from clcomm.collectives.parts import PartEvents, Wanted, members_of
+
         wanted = Wanted.of(color, self.rank if key is None else key, name)
         everyone = self._run_uncounted("split", self._allgather, wanted)
         members = members_of(everyone, self.rank, self.name_ranks)
@@ -189,7 +199,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
             if name:
                 part.add_observer(PartEvents(self, name, members))
         if self.size > 1:
-            exits.opened(self)  # the latest again, as it keeps its parts
+            self._hooks.opened(self)  # the latest again, as it keeps its parts
         return part
 
     def _split_off(self, members: list[int], settings: dict[str, Any]) -> Communicator | None:
@@ -301,6 +311,8 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         """Return whether there is room for an allocation, after freeing dropped Communicators if needed."""
         if shared.make_room(nbytes, common):
             return True
+        from clcomm.transport.mpi_resources import free_dropped
+
         free_dropped(self.comm, is_short=True)
         return shared.make_room(nbytes, common)
 
@@ -342,7 +354,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         transports = self._shared, self._base
         self._leave(_ABANDON)
         while self._pending:
-            self._pending[0].fail(closed(_ABANDON))
+            self._pending[0].fail(mpi_runtime.closed(_ABANDON))
         if self._resources is not None:
             self._resources.forget()
         for transport in transports:
@@ -374,7 +386,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         self._finalized, self._closed_by = True, closed_by
         self._shared, self.comm = None, None
         self._address = address_of  # MPI's function may not be called after MPI.Finalize
-        exits.finalized(self)
+        self._hooks.closed(self)
         if self._watchdog is not None:
             self._watchdog.stop()
         if self._board is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.collectives.exposed_time import ExposedTime
+from clcomm.collectives.in_flight import ExposedTime
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Module, Parameter, Tensor
 from clcomm.optim import Adam

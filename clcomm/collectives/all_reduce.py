@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,13 +14,13 @@ from clcomm.collectives.handle import Handle, T
 from clcomm.collectives.runner import KEPT_CALLS, CollectiveRunner
 from clcomm.collectives.world import World
 from clcomm.errors import ArgumentError, RankNames
-from clcomm.schedules import schedule_of
 from clcomm.stats.call import Call
 from clcomm.stats.comm_stats import Collective, Observer, Phase
 from clcomm.transport import Transport
-from clcomm.transport.hierarchical import HierarchicalTransport
 from clcomm.transport.reduction import Fold
-from clcomm.transport.scheduled import Round, ScheduledAllReduce
+
+if TYPE_CHECKING:
+    from clcomm.transport.scheduled import Round, ScheduledAllReduce
 
 
 class AllReduces(CollectiveRunner):
@@ -99,6 +100,9 @@ class AllReduces(CollectiveRunner):
         self._require_open()
         scheduled = self._scheduled.get(algorithm)
         if scheduled is None:
+            from clcomm.schedules import schedule_of
+            from clcomm.transport.scheduled import ScheduledAllReduce
+
             schedule = schedule_of(algorithm, self.size)
             scheduled = ScheduledAllReduce(self.comm, self.rank, schedule, partial(self._round_finished, algorithm))
             self._scheduled[algorithm] = scheduled
@@ -200,6 +204,8 @@ class AllReduces(CollectiveRunner):
 
     def reduces_within_hosts(self, array: np.ndarray, out: np.ndarray) -> bool:
         """Return whether an all-reduce of `array` to `out` reduces within each host before hosts exchange data."""
+        from clcomm.transport.hierarchical import HierarchicalTransport
+
         shared = self._shared
         return isinstance(shared, HierarchicalTransport) and shared.holds(array) and shared.is_common(out)
 
@@ -216,6 +222,8 @@ class AllReduces(CollectiveRunner):
             between: see HierarchicalTransport.prepare_between_hosts.
             label: the name under which it is counted.
         """
+        from clcomm.transport.hierarchical import HierarchicalTransport
+
         source, target = self._contiguous_operands(array, "sum", out, "prepared")
         self._complete_in_flight()
         self._prepared += 1

@@ -1,16 +1,66 @@
-"""Times of all-reduces in the background: when each had its turn, and how much of that was exposed."""
+"""Collectives in flight: when each had its turn, how much of that was exposed, and whether all ranks started the same.
+
+Time is exposed while the caller is in a call to one and can do nothing else.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
-from clcomm.collectives.exposed_time import ExposedTime, intersection
 from clcomm.stats.call import Call
 from clcomm.stats.events import Collective
 from clcomm.transport import Pending
-from clcomm.transport.meeting import UNKNOWN, last_of
+from clcomm.transport.meeting import UNKNOWN, Meeting, last_of
+from clcomm.transport.pending import Span
+
+if TYPE_CHECKING:
+    from clcomm.transport.start_order import StartOrder
+
+#: Calls with shorter gaps count as one: a loop that polls `done()` does nothing else in between.
+_LOOP_S = 2e-6
+#: Bounds memory: from so many spans on, gaps count as exposed.
+_MOST = 4096
+#: What ranks that come to a meeting from such an operation add to its tag: no array has this length and dtype.
+_IN_BACKGROUND = 63
+
+
+class ExposedTime:
+    """Spans of time, (begin, end) by time.perf_counter(), in order; one log for all collectives in flight."""
+
+    def __init__(self) -> None:
+        self._spans: deque[Span] = deque()
+        #: Total length of all spans so far, including those already taken.
+        self.seconds = 0.0
+
+    def add(self, begin_s: float, end_s: float) -> None:
+        """Record a call that has returned."""
+        spans = self._spans
+        if spans and (begin_s - spans[-1][1] < _LOOP_S or len(spans) == _MOST):
+            self.seconds += end_s - spans[-1][1]
+            spans[-1] = spans[-1][0], end_s
+        else:
+            self.seconds += end_s - begin_s
+            spans.append((begin_s, end_s))
+
+    def take(self, begin_s: float, end_s: float) -> tuple[Span, ...]:
+        """Return the spans between two times, cut to them, and drop everything up to the second."""
+        spans, taken = self._spans, []
+        while spans and spans[0][0] < end_s:  # the first ones alone: there may be thousands behind them
+            begin, end = spans.popleft()
+            if end > end_s:
+                spans.appendleft((end_s, end))
+            if max(begin, begin_s) < min(end, end_s):
+                taken.append((max(begin, begin_s), min(end, end_s)))
+        return tuple(taken)
+
+
+def intersection(spans: Iterable[Span], others: Iterable[Span]) -> tuple[Span, ...]:
+    """Return the intersection of two sets of spans; those of one set do not overlap."""
+    others = tuple(others)
+    cut = ((max(begin, start), min(end, stop)) for begin, end in spans for start, stop in others)
+    return tuple((begin, end) for begin, end in cut if begin < end)
 
 
 class _Started(NamedTuple):
@@ -66,3 +116,30 @@ class InFlightTimes:
             min(end - turn, sum(stop - begin for begin, stop in exposed)), last_rank, late_s, turn - started.began_s,
             exposed, waits,
         )  # fmt: skip
+
+
+class StartGuard:
+    """Finds ranks that came to another operation: `clcomm.transport.pending.Guard`.
+
+    Args:
+        meeting: at which ranks compare their blocking calls.
+        order: what the ranks of the host have started; None: the transport compares that itself.
+        number: of this operation.
+        tag: of this operation, which ranks compare.
+        settle: as Guard's.
+    """
+
+    def __init__(
+        self, meeting: Meeting, order: StartOrder | None, number: int, tag: int, settle: Callable[[], Exception]
+    ):
+        self._meeting, self._order = meeting, order
+        self._number, self._tag, self.settle = number, tag, settle
+
+    def look(self) -> None:
+        """Raise DifferentOperations if ranks wait in different operations.
+
+        All then come to a meeting: those in blocking calls are there, and the others find out in the same way.
+        """
+        if self._order is not None and self._order.differs(self._number, self._tag):
+            self._meeting.announce(self._tag)
+            self._meeting.barrier(_IN_BACKGROUND)

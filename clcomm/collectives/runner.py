@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from functools import partial
 from pickle import UnpicklingError
 from time import perf_counter, perf_counter_ns
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 import numpy as np
 
 from clcomm.collectives.arguments import address_of
 from clcomm.collectives.handle import Handle, T
+from clcomm.collectives.in_flight import StartGuard
 from clcomm.collectives.notifier import Notifier
-from clcomm.collectives.start_guard import StartGuard
 from clcomm.collectives.world import World
 from clcomm.errors import ArgumentError, RankNames, no_copy
 from clcomm.stats.call import Call, disagreement
@@ -22,23 +22,15 @@ from clcomm.stats.comm_stats import CommStats
 from clcomm.stats.events import Collective, Observer
 from clcomm.transport import Pending, Transport, mpi_failures
 from clcomm.transport.base import misaligned
-from clcomm.transport.fused import (
-    ARRIVED_NS,
-    COMPLETE,
-    LAST_RANK,
-    LATE_NS,
-    STATE,
-    TAG,
-    WAITED_NS,
-    FusedReduction,
-)
-from clcomm.transport.host_memory import HostMemory
 from clcomm.transport.meeting import DifferentOperations, Meeting, NoMeeting
 from clcomm.transport.mpi_communicators import address_function
-from clcomm.transport.mpi_resources import closed
-from clcomm.transport.mpi_transport import MpiTransport
+from clcomm.transport.mpi_runtime import closed
 from clcomm.transport.pending import complete_started
-from clcomm.transport.shared import SharedTransport
+
+if TYPE_CHECKING:
+    from clcomm.transport.fused import FusedReduction
+    from clcomm.transport.host_memory import HostMemory
+    from clcomm.transport.mpi_transport import MpiTransport
 
 #: Bounds the memory for different calls; no program makes so many.
 KEPT_CALLS = 4096
@@ -160,7 +152,7 @@ class CollectiveRunner(Notifier):
         self._meeting.announce(tag)
         if not self._checked:
             return None
-        order = self._shared.start_order if isinstance(self._shared, SharedTransport) else None
+        order = None if self._shared is None else self._shared.start_order
         if order is not None:
             order.note(sequence, tag)
         settle = partial(self._disagreement, call, sequence, " in the background")
@@ -168,8 +160,9 @@ class CollectiveRunner(Notifier):
 
     def _repeatable(self, call: Call, move: Callable[[], T]) -> Callable[[], T | None]:
         """Return a function that runs a prepared collective: `_run_counted` with these arguments."""
-        if isinstance(move, FusedReduction) and move.launch is not None and self._checked:
-            return self._fused(call, move, move.launch)
+        launch = getattr(move, "launch", None)
+        if launch is not None and self._checked:
+            return self._fused(call, cast("FusedReduction", move), launch)
         return partial(self._run_counted, call, move)
 
     def _fused(self, call: Call, move: FusedReduction, launch: Callable[[], object]) -> Callable[[], None]:
@@ -178,6 +171,8 @@ class CollectiveRunner(Notifier):
         One that the kernel cannot complete ends as others do. The function is `_run_counted` for small arrays, where
         look-ups and calls in Python took longer than the sum.
         """
+        from clcomm.transport.fused import ARRIVED_NS, COMPLETE, LAST_RANK, LATE_NS, STATE, TAG, WAITED_NS
+
         tag, words = call.tag, move.words
         operation, label, nbytes = call.operation, call.label, call.nbytes
         transport, bucket = call.transport, call.bucket
@@ -259,10 +254,11 @@ class CollectiveRunner(Notifier):
 
         It ends all that this rank has in the background, which others may never start. how: appended to the call.
         """
-        assert isinstance(self._base, MpiTransport)
         for pending in self._pending:
             pending.take_back()
-        calls = self._base.comparisons.exchange((self._sequence, call.describe(sequence) + how, self._refusal))
+        calls = cast("MpiTransport", self._base).comparisons.exchange(
+            (self._sequence, call.describe(sequence) + how, self._refusal)
+        )
         self._sequence = max(number for number, *_ in calls)
         refused = [(rank, refusal) for rank, (*_, refusal) in enumerate(calls) if refusal]
         error: Exception

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from clcomm import variables
-from clcomm.job.common_memory import common_memory
 from clcomm.job.exit_monitor_process import (
     FAILING,
     FINALIZED,
@@ -168,6 +167,8 @@ def watch_host(host: Intracomm, rank: int) -> None:
         host: a communicator of the ranks of this host.
         rank: this rank's number in the job.
     """
+    from clcomm.job.common_memory import common_memory
+
     if _Own.is_watched:
         _Own.records[_Own.start + RANK] = rank
     launcher = launcher_of(os.getpid())

@@ -32,7 +32,7 @@ def main() -> None:
     for name in ("RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)  # of the shell: another program's
     if mpi_runtime.launched_ranks() > 1:
-        exits.hook_exits()
+        exits.hook_job()
 
     def run() -> None:
         _set_variables(address, port)

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,10 +27,12 @@ from clcomm.torch.ddp_check import require_same_parameters
 from clcomm.torch.interruptions import Interruptions
 from clcomm.torch.launch import require_same_world
 from clcomm.torch.messages import GroupMessages
-from clcomm.torch.recording import JobRecording
 from clcomm.torch.untraced import untraced
 from clcomm.torch.work import CollectiveWork, Turns
 from clcomm.transport import mpi_communicators
+
+if TYPE_CHECKING:
+    from clcomm.torch.recording import JobRecording
 
 Tensors: TypeAlias = "torch.Tensor | list[torch.Tensor]"
 
@@ -85,6 +87,8 @@ class ClcommProcessGroup(ProcessGroup):
         if not ranks:
             require_same_world(options.group_rank, options.group_size)
             group = cls(Communicator(timeout_s=limit_s), options.store, options.group_id)
+            from clcomm.torch.recording import JobRecording  # here, as it loads the report and the timeline
+
             group._recording = JobRecording.wanted(group.communicator)
             return group
         if len(ranks) == 1:

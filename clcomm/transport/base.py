@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from clcomm.errors import ArgumentError
-from clcomm.flat_space.layout import shard_bounds
 from clcomm.transport.pending import Pending
-
-#: Shards start at multiples of two cache lines, so that OpenCL devices can use the memory in place.
-SHARD_ALIGNMENT_BYTES = 128
 
 
 class Transport(ABC):
@@ -100,9 +95,3 @@ def misaligned(dtype: np.dtype | None) -> ArgumentError:
         f"array, out: expected to start at a multiple of {dtype}'s size, got memory that does not; "
         f"use a slice of whole elements, or a copy"
     )
-
-
-def shards(array: np.ndarray, parts: int) -> list[slice]:
-    """Return the slices of an array's `parts` shards, in order; see `shard_bounds`."""
-    bounds = shard_bounds(array.size, parts, max(1, SHARD_ALIGNMENT_BYTES // array.itemsize))
-    return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]

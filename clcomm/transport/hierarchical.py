@@ -19,7 +19,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from clcomm.transport.base import Transport, require_aligned, shards
+from clcomm.transport.base import Transport, require_aligned
 from clcomm.transport.host_memory import HostMemory
 from clcomm.transport.hosts import Hosts
 from clcomm.transport.meeting import MeetingPoint, WorldMeeting, length_and_dtype
@@ -31,6 +31,7 @@ from clcomm.transport.mpi_transport import MpiTransport
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import partial_op, prepared_reduction
 from clcomm.transport.same_arrays import require_alike
+from clcomm.transport.shards import shards
 
 
 class HierarchicalTransport(MemoryTransport):

@@ -11,6 +11,7 @@ from clcomm.transport.host_memory import HostMemory
 from clcomm.transport.mapped_files import MappedFile
 from clcomm.transport.meeting import Meeting
 from clcomm.transport.reduction import Fold
+from clcomm.transport.start_order import StartOrder
 
 
 class MemoryTransport(Transport):
@@ -21,6 +22,8 @@ class MemoryTransport(Transport):
 
     memory: HostMemory
     meeting: Meeting
+    #: What the ranks of the host have started; None: the transport compares that itself.
+    start_order: StartOrder | None = None
     #: Computes the sums that it supports; see `fold_with`.
     fold: Fold | None = None
 

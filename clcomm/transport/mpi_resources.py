@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from clcomm.errors import ArgumentError, RankNames, name_ranks
+from clcomm.errors import RankNames, name_ranks
 from clcomm.transport import Pending, Transport, mpi_communicators, mpi_failures, mpi_runtime
 from clcomm.transport.mpi_runtime import Intracomm
 from clcomm.transport.pending import advance_started
@@ -142,17 +142,11 @@ def owners_among(ranks: Sequence[int]) -> list[Any]:
     return [each for each in owners if each is not None]
 
 
-def closed(by: str) -> ArgumentError:
-    """Return the error for a call after `by` has closed the Communicator."""
-    advice = "call that last" if by == mpi_runtime.FINALIZE else "make a new one"
-    return ArgumentError(f"Communicator: expected an open one, but {by} was called; {advice}")
-
-
 def _mpi_ends() -> None:
     """Close all Communicators when the program calls MPI.Finalize()."""
     for resources in [*_Process.open, *_Process.dropped]:
         while resources.pending:
-            resources.pending[0].fail(closed(mpi_runtime.FINALIZE))
+            resources.pending[0].fail(mpi_runtime.closed(mpi_runtime.FINALIZE))
         owner = resources._owner()
         resources.forget()
         if owner is not None:

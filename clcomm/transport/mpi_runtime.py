@@ -99,6 +99,11 @@ def processes_without_mpi() -> int:
     return max(1, int(processes))
 
 
+def is_one_of_several() -> bool:
+    """Return whether a launcher, or torchrun, has started this process as one of several."""
+    return launched_ranks() > 1 or processes_without_mpi() > 1
+
+
 def _require_no_torchrun() -> None:
     processes = processes_without_mpi()
     if processes == 1:
@@ -136,3 +141,9 @@ def require_not_finalized() -> None:
         raise ArgumentError(
             f"Communicator: expected MPI to run, but {FINALIZE} was called; make it before, or use transport='solo'"
         )
+
+
+def closed(by: str) -> ArgumentError:
+    """Return the error for a call after `by` has closed the Communicator."""
+    advice = "call that last" if by == FINALIZE else "make a new one"
+    return ArgumentError(f"Communicator: expected an open one, but {by} was called; {advice}")

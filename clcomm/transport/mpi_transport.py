@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from clcomm.transport import mpi_communicators, mpi_failures
-from clcomm.transport.base import Transport, require_aligned, shards
+from clcomm.transport.base import Transport, require_aligned
 from clcomm.transport.comparisons import Comparisons
 from clcomm.transport.meeting import Meeting, NoMeeting
 from clcomm.transport.mpi_messages import exchange_arrays
@@ -22,6 +22,7 @@ from clcomm.transport.mpi_runtime import Intracomm, Request
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import prepared_reduction
 from clcomm.transport.same_arrays import places_elsewhere, require_alike
+from clcomm.transport.shards import shards
 
 #: Up to this many bytes of all ranks' data, one all-gather and a local fold are faster than two phases.
 GATHER_LIMIT_BYTES = 64 << 10

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from clcomm.host_arrays import PAGE, aligned_empty
-from clcomm.transport.base import require_aligned, shards
+from clcomm.transport.base import require_aligned
 from clcomm.transport.comparisons import Comparisons
 from clcomm.transport.fused import MOST_POLLS, FusedReduction, OwnPart, words_of
 from clcomm.transport.host_memory import KEPT, HostMemory
@@ -28,6 +28,7 @@ from clcomm.transport.mpi_runtime import Intracomm, Request
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import Fold, prepared_reduction, reduce_in_rank_order
 from clcomm.transport.same_arrays import require_alike
+from clcomm.transport.shards import shards
 from clcomm.transport.shared_work import SharedWork
 from clcomm.transport.start_order import StartOrder
 from clcomm.transport.started import Counters, StartedReduction

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clcomm.collectives import exposed_time
-from clcomm.collectives.exposed_time import ExposedTime
+from clcomm.collectives import in_flight
+from clcomm.collectives.in_flight import ExposedTime
 
 
 def test_spans_are_cut_to_the_requested_times_and_dropped():
@@ -23,8 +23,8 @@ def test_polling_in_a_loop_counts_as_one_call():
 
 def test_memory_is_bounded():
     log = ExposedTime()
-    for number in range(2 * exposed_time._MOST):
+    for number in range(2 * in_flight._MOST):
         log.add(number, number + 0.5)
     taken = log.take(0.0, 1e9)
-    assert len(taken) == exposed_time._MOST
-    assert taken[-1] == (exposed_time._MOST - 1, 2 * exposed_time._MOST - 0.5)
+    assert len(taken) == in_flight._MOST
+    assert taken[-1] == (in_flight._MOST - 1, 2 * in_flight._MOST - 0.5)

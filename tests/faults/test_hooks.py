@@ -77,8 +77,8 @@ def test_hooks_that_are_off_change_nothing(tmp_path):
     assert noted(tmp_path, CLCOMM_HOOKS="off") == [[]] * 5
 
 
-def test_one_rank_hooks_what_prints_errors_alone(tmp_path):
-    assert noted(tmp_path, ranks=1) == [["sys.excepthook"], [], ["sys.excepthook"], [], ["sys.excepthook"]]
+def test_one_rank_hooks_what_prints_errors_alone_and_not_before_its_first_communicator(tmp_path):
+    assert noted(tmp_path, ranks=1) == [[], [], ["sys.excepthook"], [], ["sys.excepthook"]]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

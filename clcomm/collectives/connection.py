@@ -1,0 +1,155 @@
+"""How a Communicator's ranks connect: they compare their start, find their hosts, and open transports."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from clcomm import variables
+from clcomm.collectives.world import NO_ROOM, TRANSPORTS, World
+from clcomm.errors import ArgumentError, MismatchError
+from clcomm.job import exit_monitor
+from clcomm.job.other_hosts import OtherHosts
+from clcomm.job.rank_board import ProgressBoard
+from clcomm.job.running_jobs import about_job
+from clcomm.job.startup_watchdog import StartWatch
+from clcomm.job.time_limits import Limits
+from clcomm.same_start import require_same_start
+from clcomm.transport import mpi_communicators, mpi_failures
+from clcomm.transport.hierarchical import HierarchicalTransport
+from clcomm.transport.hosts import Hosts
+from clcomm.transport.meeting import Meeting, WorldMeeting
+from clcomm.transport.mpi_resources import free_dropped, next_number
+from clcomm.transport.mpi_runtime import Intracomm
+from clcomm.transport.mpi_transport import MpiTransport
+from clcomm.transport.reduction import prepared_reduction_by_hosts
+from clcomm.transport.shared import SharedTransport
+from clcomm.usable_cores import usable_cores
+
+#: Warned where MPI offers no shared memory.
+NO_WINDOWS = (
+    "MPI offers its ranks no shared memory (MPI_Win_allocate_shared fails): reducing through MPI instead; see "
+    "docs/mpi.md"
+)
+
+_log = logging.getLogger("clcomm")
+
+
+def open_world(comm: Intracomm | None, transport: str, limits: Limits, arguments: Mapping[str, object]) -> World:
+    """Return the world of an mpi4py communicator, of COMM_WORLD if it is None; collective.
+
+    All traffic goes through a private duplicate of it.
+
+    Args:
+        comm: the mpi4py communicator.
+        transport: one of TRANSPORTS.
+        limits: the time limits of waits.
+        arguments: the Communicator's other arguments, by name; like `transport`, they are the same on all ranks.
+
+    Raises:
+        ArgumentError: an argument is invalid.
+        LaunchError: mpiexec belongs to another MPI.
+        MismatchError: ranks were started differently; on every rank.
+    """
+    if transport not in TRANSPORTS:
+        raise ArgumentError(f"transport: expected one of {', '.join(TRANSPORTS)}, got {transport!r}")
+    world = World()
+    with StartWatch(limits), mpi_failures.revoking(world.made), mpi_communicators.taking_communicators():
+        _connect_ranks(world, comm, transport, limits, arguments)
+        world.cores = _share_of_cores(world.comm)
+        compares = _wants_checks(world.comm)
+    if compares and world.base.world_size > 1:
+        world.meeting = _meeting_of(world)
+    if isinstance(world.base, MpiTransport):
+        world.base.meeting = world.meeting
+    return world
+
+
+def _meeting_of(world: World) -> Meeting:
+    """Return the meeting in which ranks compare their calls: in shared memory or through MPI."""
+    if world.shared is not None:
+        return world.shared.meeting
+    assert isinstance(world.base, MpiTransport)
+    on_one_host = world.base.comparisons.alike
+    alike = mpi_communicators.comparison_between_hosts(world.comm) if world.hosts > 1 else on_one_host
+    return WorldMeeting(alike, fence=lambda: None)
+
+
+def _connect_ranks(world: World, comm: Any, transport: str, limits: Limits, arguments: Mapping[str, object]) -> None:
+    try:
+        parent = mpi_failures.live_world() if comm is None else mpi_communicators.checked(comm)
+    except ImportError:
+        _log.info("mpi4py found no MPI library: a world of one")
+        return
+    world.comm = comm = mpi_communicators.duplicate(parent)
+    world.made.append(comm)
+    try:
+        require_same_start(comm, {"transport": transport, **arguments}, limits)
+    except MismatchError:
+        comm.Free()
+        raise
+    free_dropped(comm)
+    world.number = next_number(comm)
+    if comm.Get_size() == 1 and transport != "mpi":
+        exit_monitor.watch_host(comm, 0)
+        return
+    host = mpi_communicators.host_of(comm)
+    world.made.append(host)
+    mpi_failures.unlink_shared_files()
+    exit_monitor.watch_host(host, mpi_failures.place_in_world()[0])
+    world.local_rank, world.local_size = host.Get_rank(), host.Get_size()
+    hosts = Hosts.of(comm, host)
+    world.host, world.hosts = hosts.host_of(comm.Get_rank()), len(hosts)
+    if transport == "shared" and world.hosts > 1:
+        for each in (host, comm):
+            each.Free()
+        raise ArgumentError("transport: 'shared' needs all ranks on one host; use 'auto' or 'mpi'")
+    is_whole = comm.Get_size() == mpi_failures.place_in_world()[1]
+    world.board = ProgressBoard.of_host(
+        host, hosts.ranks[world.host], comm.Get_rank(), comm.Get_size() if is_whole else 0
+    )
+    if world.hosts > 1:
+        world.elsewhere = OtherHosts.of(comm, hosts.ranks, world.board)
+    world.board.describe(about_job(world.board.ranks, comm.Get_size(), world.hosts, world.elsewhere))
+    world.base = base = MpiTransport(comm, world.pending)
+    nested = transport == "auto" and hosts.nested
+    if nested:
+        # For the same bits where an array cannot be reduced in shared memory.
+        base.prepare_fold = partial(prepared_reduction_by_hosts, hosts=hosts.ranks)
+    if nested or (transport != "mpi" and world.hosts == 1):
+        refusal = _open_memory(world, base, host, hosts)
+        if refusal and comm.Get_rank() == 0:
+            _log.warning("%s", refusal)
+    if world.shared is None:
+        host.Free()
+
+
+def _open_memory(world: World, base: MpiTransport, host: Intracomm, hosts: Hosts) -> str:
+    """Open the transport in the hosts' shared memory; return the reason where that fails, else ""; collective."""
+    comm = world.comm
+    can_open = HierarchicalTransport.can_open(comm, host) if hosts.nested else SharedTransport.can_open(host)
+    if not can_open:
+        return NO_ROOM % ("the transport itself", comm.Get_size())
+    if not all(comm.allgather(mpi_communicators.shares_memory(host))):
+        return NO_WINDOWS
+    if hosts.nested:
+        world.shared = HierarchicalTransport(base, host, hosts)
+    else:
+        world.shared = SharedTransport(host, world.pending, base.comparisons)
+    return ""
+
+
+def _share_of_cores(comm: Intracomm | None) -> int:
+    """Return this rank's share of the cores that it may run on."""
+    mine = (os.uname().nodename, tuple(sorted(usable_cores())))
+    sharers = 1 if comm is None else comm.allgather(mine).count(mine)
+    return max(1, len(mine[1]) // sharers)
+
+
+def _wants_checks(comm: Intracomm | None) -> bool:
+    """Return whether ranks compare their calls: they do unless all have CLCOMM_CHECKS=off. The same on every rank."""
+    wants = variables.is_on("CLCOMM_CHECKS")
+    return wants if comm is None else any(comm.allgather(wants))

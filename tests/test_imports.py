@@ -1,0 +1,58 @@
+"""What importing clcomm loads, and that it hooks nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.faults.launch import ROOT, clean_environment
+
+#: Imports a module, and prints which modules of ours that loads, and what it changes in the process.
+IMPORTS = """
+import atexit, importlib, json, os, signal, sys, threading
+
+def state():
+    return {
+        "sys.excepthook": str(sys.excepthook), "threading.excepthook": str(threading.excepthook),
+        "signals": str([signal.getsignal(number) for number in sorted(signal.valid_signals())]),
+        "wakeup": str(signal.set_wakeup_fd(-1)), "threads": str(threading.enumerate()),
+        "exit handlers": str(atexit._ncallbacks()), "files": str(sorted(os.listdir("/proc/self/fd"))),
+        "MPI": str("mpi4py.MPI" in sys.modules),
+    }
+
+for library in sys.argv[2:]:
+    importlib.import_module(library)
+before = state()
+importlib.import_module(sys.argv[1])
+after = state()
+loaded = [name for name in sys.modules if name.split(".")[0] == "clcomm"]
+print(json.dumps([[name for name in before if before[name] != after[name]], loaded]))
+"""
+
+
+def imported(module: str, *libraries: str) -> tuple[list[str], list[str]]:
+    """Return what an import changes in a new process, with these libraries imported before, and what it loads."""
+    command = [sys.executable, "-c", IMPORTS, module, *libraries]
+    ended = subprocess.run(command, env=clean_environment(), cwd=ROOT, capture_output=True, text=True, check=True)
+    changed, loaded = json.loads(ended.stdout)
+    return changed, loaded
+
+
+def test_importing_the_communicator_hooks_nothing_and_loads_few_modules() -> None:
+    changed, loaded = imported("clcomm.communicator", "numpy", "logging")
+    assert changed == []
+    assert len(loaded) <= 40, sorted(loaded)
+
+
+def test_importing_the_backend_for_torch_hooks_nothing_and_loads_few_modules() -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    changed, loaded = imported("clcomm.torch", "numpy", "torch.distributed")
+    assert set(changed) <= {"MPI", "files"}  # it sets the variables of `env://`, which MPI has
+    assert len(loaded) <= 70, sorted(loaded)
+
+
+def test_the_job_module_itself_loads_nothing() -> None:
+    assert sorted(imported("clcomm.job")[1]) == ["clcomm", "clcomm._version", "clcomm.job"]
