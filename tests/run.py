@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.caches import use_own_caches
 from tests.outcomes import Outcomes
 
 #: Why tests are skipped, by a pattern of the reasons they give: its name, and what runs them.
@@ -62,6 +63,7 @@ class Part:
 
 
 def main(arguments: list[str]) -> int:
+    use_own_caches()
     options = _parsed(arguments)
     plain = [] if options.no_plain else [_plain(options)]
     parts = [*plain, *(_ranks(options, ranks) for ranks in options.ranks)]
