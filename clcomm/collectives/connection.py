@@ -12,6 +12,7 @@ from clcomm import variables
 from clcomm.collectives.world import NO_ROOM, TRANSPORTS, World
 from clcomm.errors import ArgumentError, MismatchError
 from clcomm.job import exit_monitor
+from clcomm.job.job import this_job
 from clcomm.job.other_hosts import OtherHosts
 from clcomm.job.rank_board import ProgressBoard
 from clcomm.job.running_jobs import about_job
@@ -94,12 +95,12 @@ def _connect_ranks(world: World, comm: Any, transport: str, limits: Limits, argu
     free_dropped(comm)
     world.number = next_number(comm)
     if comm.Get_size() == 1 and transport != "mpi":
-        exit_monitor.watch_host(comm, 0)
+        exit_monitor.watch_host(this_job().record, comm, 0)
         return
     host = mpi_communicators.host_of(comm)
     world.made.append(host)
     mpi_failures.unlink_shared_files()
-    exit_monitor.watch_host(host, mpi_failures.place_in_world()[0])
+    exit_monitor.watch_host(this_job().record, host, mpi_failures.place_in_world()[0])
     world.local_rank, world.local_size = host.Get_rank(), host.Get_size()
     hosts = Hosts.of(comm, host)
     world.host, world.hosts = hosts.host_of(comm.Get_rank()), len(hosts)

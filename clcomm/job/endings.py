@@ -22,7 +22,9 @@ from typing import NoReturn, TextIO
 
 from clcomm import variables
 from clcomm.errors import ClcommError
-from clcomm.job import background, exit_monitor, restarts
+from clcomm.job.exit_monitor_process import FAILING, STOPPING
+from clcomm.job.job import this_job
+from clcomm.job.restarts import SAVED, STEP
 from clcomm.stats import now
 from clcomm.transport import mpi_failures, mpi_runtime
 
@@ -44,13 +46,6 @@ class Exit(SystemExit):
     def __init__(self, code: object = None, reason: str = ""):
         super().__init__(code)
         self.reason = reason
-
-
-class _Ending:
-    """Whether this process's end has been reported, and the last error that another library may have wrapped."""
-
-    is_reported = False
-    wrapped: ClcommError | None = None
 
 
 def shell_code(code: int) -> int:
@@ -84,25 +79,29 @@ def run(main: Callable[[], int | None], tidy: Callable[[BaseException], None] | 
 def note_step(step: int) -> None:
     """Note this rank's step of the training, for messages about its end, for `clcomm run` and `clcomm top`."""
     now.note_step(step)
-    exit_monitor.note_step(step)
-    restarts.note(restarts.STEP, step, exit_monitor.rank())
+    job = this_job()
+    job.record.note_step(step)
+    if job.record.rank == 0:
+        job.progress.note(STEP, step)
 
 
 def note_saved(step: int) -> None:
     """Note that the state after `step` steps is saved, for `clcomm run`."""
-    restarts.note(restarts.SAVED, step, exit_monitor.rank())
+    job = this_job()
+    if job.record.rank == 0:
+        job.progress.note(SAVED, step)
 
 
 def is_reported() -> bool:
     """Return whether `fail` or `abort` has handled this process's end."""
-    return _Ending.is_reported
+    return this_job().is_reported
 
 
 def note_wrapped(error: ClcommError) -> None:
     """Note an error that passes through another library, which may raise its own with this one's text in it."""
     noted = ClcommError(str(error))  # the error itself would keep its frames alive
     noted.exit_code, noted.end_job = error.exit_code, error.end_job
-    _Ending.wrapped = noted
+    this_job().wrapped = noted
 
 
 def fail(error: BaseException) -> int:
@@ -113,22 +112,22 @@ def fail(error: BaseException) -> int:
     """
     if isinstance(error, SystemExit) and (error.code is None or error.code == 0):
         return 0
-    _Ending.is_reported = True
-    if (isinstance(error, Exit) and error.reason) or mpi_failures.is_lost_peer(error):
-        exit_monitor.note_stopping()
-    else:
-        exit_monitor.note_failing()
+    job = this_job()
+    job.is_reported = True
+    is_caused = (isinstance(error, Exit) and error.reason) or mpi_failures.is_lost_peer(error)
+    job.record.note(STOPPING if is_caused else FAILING)
     try:
         return _report(error)
     except BaseException as another:  # the other ranks must end all the same
         names = type(error).__name__, type(another).__name__
-        print_line(f"clcomm: rank {exit_monitor.rank()} failed: {names[0]}, and {names[1]} while it was reported")
+        print_line(f"clcomm: rank {job.record.rank} failed: {names[0]}, and {names[1]} while it was reported")
         abort(FAILURE)
         return FAILURE
 
 
 def _report(error: BaseException) -> int:
-    wrapped = _Ending.wrapped
+    job = this_job()
+    wrapped = job.wrapped
     if wrapped is not None and not isinstance(error, ClcommError) and str(wrapped) in str(error):
         error = wrapped
     if isinstance(error, ClcommError) and error.end_job is not None:
@@ -142,19 +141,20 @@ def _report(error: BaseException) -> int:
         return _report_together(f"clcomm: {{where}}{error}", error.exit_code)
     if isinstance(error, KeyboardInterrupt):
         text = "clcomm: {where}interrupted"
-        return _report_together(text, INTERRUPTED, alone=text + exit_monitor.at_step())
+        return _report_together(text, INTERRUPTED, alone=text + job.record.at_step())
     trace = "".join(traceback.format_exception(error)).rstrip()
     code = error.exit_code if isinstance(error, ClcommError) else FAILURE
-    return _report_together(f"clcomm: {{who}} failed{exit_monitor.at_step()}:\n{trace}", code)
+    return _report_together(f"clcomm: {{who}} failed{job.record.at_step()}:\n{trace}", code)
 
 
 def _follow_lost_peer() -> int:
     """End the job after another rank's death, and report it if no exit monitor of this host does."""
-    if exit_monitor.another_failed():
-        exit_monitor.wait_for_report(REPORT_S)
+    record = this_job().record
+    if record.another_failed():
+        record.wait_for_report(REPORT_S)
     else:
         rank, size = mpi_failures.place_in_world()
-        print_line(_placed(f"clcomm: {{where}}ended{exit_monitor.at_step()}, as another rank has died", [rank], size))
+        print_line(_placed(f"clcomm: {{where}}ended{record.at_step()}, as another rank has died", [rank], size))
     abort(FAILURE)
     return FAILURE
 
@@ -168,7 +168,7 @@ def end(code: int, reason: str, rank: int | None = None) -> None:
         rank: the rank that the message names; None: this one, with its step.
     """
     own, size = mpi_failures.place_in_world()
-    step = exit_monitor.at_step() if rank is None else ""
+    step = this_job().record.at_step() if rank is None else ""
     print_line(_placed(f"clcomm: {{where}}{reason}{step}", [own if rank is None else rank], size))
     abort(code)
 
@@ -179,10 +179,11 @@ def _report_exit(error: SystemExit) -> int:
         return _report_together(error.code, FAILURE)
     code = error.code if isinstance(error.code, int) else FAILURE
     reason = error.reason if isinstance(error, Exit) else ""
-    if reason and exit_monitor.another_failed():
+    record = this_job().record
+    if reason and record.another_failed():
         return shell_code(code)  # some launchers end the other ranks by SIGTERM
     # The caller of sys.exit(code), argparse for one, has printed a message; only a rank that exits alone needs one.
-    alone = f"clcomm: {{where}}{reason or f'left with exit code {code}'}{exit_monitor.at_step()}"
+    alone = f"clcomm: {{where}}{reason or f'left with exit code {code}'}{record.at_step()}"
     return _report_together(f"clcomm: {reason}" if reason else "", shell_code(code), alone)
 
 
@@ -201,7 +202,7 @@ def _report_together(message: str, code: int, alone: str | None = None) -> int:
     if rank == min(alike):
         print_line(_placed(message, alike, size))
         _wait_for_reader()
-    is_idle = background.finish(BACKGROUND_S)
+    is_idle = this_job().finish_queues(BACKGROUND_S)
     if size > 1:
         # Launchers may end the others once one exits.
         idle = mpi_failures.ranks_in_agreement(_digest("idle" if is_idle else "busy"), AGREEMENT_S)
@@ -251,8 +252,9 @@ def _flush(stream: TextIO | None) -> None:
 
 def abort(code: int) -> None:
     """End every rank now, without MPI's own messages about it."""
-    _Ending.is_reported = True
-    exit_monitor.note_failing()
+    job = this_job()
+    job.is_reported = True
+    job.record.note(FAILING)
     try:
         _flush(sys.stdout)
         _flush(sys.stderr)
@@ -263,7 +265,7 @@ def abort(code: int) -> None:
         if mpi_failures.tolerates_failures():
             # MPI_Abort would end this rank alone, and MPI would let the other ranks continue.
             mpi_failures.prepare_abort()
-            exit_monitor.end_siblings()
+            job.record.end_siblings()
             os._exit(shell_code(code))
         mpi_failures.abort(shell_code(code))
 

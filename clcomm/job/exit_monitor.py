@@ -1,7 +1,7 @@
 """The exit monitor: a small process per host that reports a rank's unexpected exit, by SIGKILL, a crash or os._exit.
 
 Launchers then end all other ranks within milliseconds, so no rank can report it. Each rank keeps a record in memory
-shared with the monitor: its number, its step, and the state of its exit. The process runs exit_monitor_process.py and
+shared with the monitor (`rank_record.py`). The process runs exit_monitor_process.py and
 ends with the last rank of its host. It also ends ranks whose launcher is gone, which would run forever and write the
 same files as a restarted job. Until a rank has a Communicator, a separate process watches that rank alone.
 """
@@ -10,49 +10,18 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 from clcomm import variables
-from clcomm.job.exit_monitor_process import (
-    FAILING,
-    FINALIZED,
-    JOB_VARIABLE,
-    JOINED,
-    LEAVING,
-    PID,
-    RANK,
-    RECORD_BYTES,
-    REPORTED,
-    RUNNING,
-    STATE,
-    STEP,
-    STOPPING,
-    children_of,
-    is_gone,
-    launcher_of,
-)
+from clcomm.job.common_memory import common_memory
+from clcomm.job.exit_monitor_process import JOB_VARIABLE, LEAVING, RECORD_BYTES, launcher_of
+from clcomm.job.rank_record import RankRecord
 from clcomm.launcher import launched_rank_in_words
 from clcomm.transport.mpi_runtime import Intracomm, launched_ranks
-
-
-class _Own:
-    """This rank's record: in private memory at first, in memory shared with the host's ranks once those are watched.
-
-    `start` is the index of its first word in `records`; `start_pipe` leads to the process that watches this rank until
-    it has a Communicator.
-    """
-
-    records: Any = memoryview(bytearray(RECORD_BYTES)).cast("q")
-    start = 0
-    is_watched = False
-    start_pipe = -1
 
 
 def wants_hooks() -> bool:
@@ -60,95 +29,12 @@ def wants_hooks() -> bool:
     return variables.seems_on("CLCOMM_HOOKS")
 
 
-def note_step(step: int) -> None:
-    """Note this rank's step of the training, for messages about its end."""
-    _Own.records[_Own.start + STEP] = step
-
-
-def rank() -> int:
-    """Return this process's rank in the job; 0 in a job of one rank, and before the first Communicator."""
-    return int(_Own.records[_Own.start + RANK])
-
-
-def note_finalized() -> None:
-    """Note that the program has called MPI.Finalize()."""
-    _note(FINALIZED)
-
-
-def note_leaving() -> None:
-    """Note that this rank runs Python's exit handlers."""
-    _note(LEAVING)
-
-
-def note_stopping() -> None:
-    """Note that this rank ends the job, perhaps because of another rank's failure."""
-    _note(STOPPING)
-
-
-def note_failing() -> None:
-    """Note that this rank ends the job and reports the reason."""
-    _note(FAILING)
-
-
-def _note(state: int) -> None:
-    _Own.records[_Own.start + STATE] = max(state, _Own.records[_Own.start + STATE])
-    _notify_start_monitor(state)
-
-
-def _notify_start_monitor(state: int) -> None:
-    if _Own.start_pipe >= 0:
-        with suppress(OSError):
-            os.write(_Own.start_pipe, bytes([state]))
-
-
-def at_step() -> str:
-    """Return " at step N", or "" if no step was noted."""
-    step = _Own.records[_Own.start + STEP]
-    return f" at step {step}" if step else ""
-
-
-def another_failed() -> bool:
-    """Return whether another rank of this host ends the job, or is dead."""
-    words = RECORD_BYTES // 8
-    for start in range(0, len(_Own.records), words):
-        state, pid = _Own.records[start + STATE], _Own.records[start + PID]
-        if start != _Own.start and pid and (state == FAILING or (state == RUNNING and is_gone(pid))):
-            return True
-    return False
-
-
-def wait_for_report(within_s: float) -> None:
-    """Wait until the exit monitor has reported another rank's death; the launcher may end with this process."""
-    deadline = time.monotonic() + within_s
-    while _Own.is_watched and not any(_Own.records[REPORTED :: RECORD_BYTES // 8]) and time.monotonic() < deadline:
-        time.sleep(0.005)
-
-
-def siblings() -> list[int]:
-    """Return the known processes of the job's other ranks on this host.
-
-    They are the ranks in the records, and the launcher's other children that belong to the same job; the launcher is
-    this process's parent.
-    """
-    words = RECORD_BYTES // 8
-    found = {_Own.records[start + PID] for start in range(0, len(_Own.records), words)}
-    found.update(children_of(os.getppid(), os.environ.get(JOB_VARIABLE, "")))
-    return sorted(found - {0, os.getpid()})
-
-
-def end_siblings() -> None:
-    """Kill the job's other ranks on this host."""
-    for pid in siblings():
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def watch_start() -> None:
+def watch_start(record: RankRecord) -> None:
     """Start the process that watches this rank until it has a Communicator; no-op without pidfds."""
     if not hasattr(os, "pidfd_open"):
         return
     with ExitStack() as opened, suppress(OSError):
-        reading, _Own.start_pipe = os.pipe()
+        reading, record.start_pipe = os.pipe()
         opened.callback(os.close, reading)
         handle = os.pidfd_open(os.getpid())
         opened.callback(os.close, handle)
@@ -157,25 +43,24 @@ def watch_start() -> None:
         _run_monitor("start", launched_rank_in_words(), job, *map(str, numbers), descriptors=(handle, reading))
 
 
-def watch_host(host: Intracomm, rank: int) -> None:
+def watch_host(record: RankRecord, host: Intracomm, rank: int) -> None:
     """Start the exit monitor of the ranks of `host`; collective, once.
 
     A rank that is already watched keeps its monitor; its number may have changed after losses. Where a system call
     fails there is no monitor, and exits are not reported.
 
     Args:
+        record: this rank's.
         host: a communicator of the ranks of this host.
         rank: this rank's number in the job.
     """
-    from clcomm.job.common_memory import common_memory
-
-    if _Own.is_watched:
-        _Own.records[_Own.start + RANK] = rank
+    if record.is_watched:
+        record.rank = rank
     launcher = launcher_of(os.getpid())
-    if host.Get_size() < 2 and (_Own.is_watched or not launcher):
+    if host.Get_size() < 2 and (record.is_watched or not launcher):
         return
     reading, writing = os.pipe()  # closed by the end of this process
-    here = _Own.is_watched, os.getpid(), reading, launcher
+    here = record.is_watched, os.getpid(), reading, launcher
     watched, pids, pipes, launchers = zip(*host.allgather(here), strict=True)
     with ExitStack() as opened:
         opened.callback(os.close, reading)
@@ -185,10 +70,9 @@ def watch_host(host: Intracomm, rank: int) -> None:
         if memory is None:
             os.close(writing)
         else:
-            _join(memory.cast("q"), host.Get_rank(), rank)
-            _Own.is_watched = True
+            record.join(memory.cast("q"), host.Get_rank(), rank)
             if launched_ranks() < 2 or not wants_hooks():
-                note_leaving()  # its exit needs no report: no rank waits for it, or no hook notes how it exits
+                record.note(LEAVING)  # its exit needs no report: no rank waits for it, or no hook notes how it exits
         ends = None
         if descriptor >= 0:
             opened.callback(os.close, descriptor)
@@ -197,15 +81,6 @@ def watch_host(host: Intracomm, rank: int) -> None:
         host.Barrier()  # all records are written, and all later exits are queued
         if ends is not None:
             _start_host_monitor(descriptor, *ends)
-
-
-def _join(records: Any, local_rank: int, rank: int) -> None:
-    start = local_rank * RECORD_BYTES // 8
-    records[start + STEP] = _Own.records[_Own.start + STEP]
-    records[start + STATE] = _Own.records[_Own.start + STATE]
-    records[start + RANK], records[start + PID] = rank, os.getpid()
-    _Own.records, _Own.start = records, start
-    _notify_start_monitor(JOINED)
 
 
 def ends_of(

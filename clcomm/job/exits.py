@@ -16,8 +16,9 @@ from typing import Any
 
 from clcomm import variables
 from clcomm.errors import ClcommError
-from clcomm.job import background, endings, exit_monitor, restarts, termination_signals
-from clcomm.job.job import Hooks, this_job
+from clcomm.job import endings, exit_monitor, termination_signals
+from clcomm.job.exit_monitor_process import FINALIZED, LEAVING
+from clcomm.job.job import Hooks, Job, this_job
 from clcomm.job.last_resort import end_by_force_later
 from clcomm.job.shutdown_watchdog import ShutdownWatchdog
 from clcomm.job.termination_signals import SignalHandlers
@@ -31,7 +32,7 @@ def hook_job() -> Hooks:
     """Return the hooks of this process's job, which the first call installs."""
     job = this_job()
     if job.hooks is None:
-        job.hooks = ExitHooks()
+        job.hooks = ExitHooks(job)
     return job.hooks
 
 
@@ -42,7 +43,8 @@ class ExitHooks:
     line, until it has a Communicator of several ranks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, job: Job) -> None:
+        self._job = job
         self._pid = 0  # the rank's process; 0 without hooks
         self._excepthook, self._threading_excepthook = sys.excepthook, threading.excepthook
         self._communicators: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -64,7 +66,7 @@ class ExitHooks:
         self._latest = communicator
         if not self._was_open:
             self._was_open = True
-            mpi_failures.call_before_finalize(_mpi_finalized)
+            mpi_failures.call_before_finalize(self._mpi_finalized)
         if self._signals is None:
             self._signals = SignalHandlers.installed(self._collectives_begun)
         if self._signals is not None and not self._hooks_forks:
@@ -90,14 +92,19 @@ class ExitHooks:
         if self._pid or not exit_monitor.wants_hooks():
             return
         self._pid = os.getpid()
-        restarts.note_started()
+        self._job.progress.note_started()
         self._excepthook = sys.excepthook
         sys.excepthook = self._fail
         if threading.excepthook is threading.__excepthook__:
             threading.excepthook = self._fail_in_thread
         mpi_failures.take_over_finalize()
         atexit.register(self._at_exit)
-        exit_monitor.watch_start()
+        exit_monitor.watch_start(self._job.record)
+
+    def _mpi_finalized(self) -> None:
+        """Note that the program calls MPI.Finalize(): no rank can wait for this process any more."""
+        self._job.record.note(FINALIZED)
+        self._job.progress.note_completed()
 
     def _collectives_begun(self) -> int:
         return 0 if self._latest is None else self._latest.collectives_begun
@@ -121,7 +128,7 @@ class ExitHooks:
 
     def _fail_in_thread(self, arguments: threading.ExceptHookArgs) -> None:
         error = arguments.exc_value
-        if os.getpid() != self._pid or error is None or isinstance(error, SystemExit) or endings.is_reported():
+        if os.getpid() != self._pid or error is None or isinstance(error, SystemExit) or self._job.is_reported:
             self._threading_excepthook(arguments)
             return
         os._exit(endings.fail(error))  # the main thread may be waiting for this thread's work
@@ -129,8 +136,8 @@ class ExitHooks:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return  # a forked child leaves MPI to its parent
-        exit_monitor.note_leaving()
-        if not endings.is_reported():
+        self._job.record.note(LEAVING)
+        if not self._job.is_reported:
             self._leave_job()
         mpi_failures.finalize_after_python()
 
@@ -143,7 +150,7 @@ class ExitHooks:
             return
         self._is_looking_back = True
         try:
-            background.finish()
+            self._job.finish_queues()
             left = list(self._communicators)
             for communicator in left:  # all before the first look_back, whose order differs between ranks
                 communicator.leave_program()
@@ -159,7 +166,7 @@ class ExitHooks:
             end_by_force_later(endings.FAILURE)
             endings.end(endings.FAILURE, next(filter(None, reasons)))
         else:
-            restarts.note_completed()
+            self._job.progress.note_completed()
 
     # --- forks ---
     # A forked child has a copy of the signal handlers and shares the pipe that wakes the rank's thread: without these
@@ -184,9 +191,3 @@ def _print_error(kind: type[BaseException], error: BaseException, trace: Traceba
         endings.print_line(f"clcomm: {error}")
     else:
         sys.__excepthook__(kind, error, trace)
-
-
-def _mpi_finalized() -> None:
-    """Note that the program calls MPI.Finalize(): no rank can wait for this process any more."""
-    exit_monitor.note_finalized()
-    restarts.note_completed()

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import time
+import weakref
 from functools import cache
 from typing import Protocol
+
+from clcomm.errors import ClcommError
+from clcomm.job.rank_record import RankRecord
+from clcomm.job.restarts import ProgressFile
 
 
 class Hooks(Protocol):
@@ -16,15 +22,46 @@ class Hooks(Protocol):
         """Deregister a closed Communicator."""
 
 
+class Queue(Protocol):
+    """Collectives that a thread of their own runs one after another."""
+
+    def close(self, within_s: float | None = None) -> bool:
+        """Complete what was started and end the thread; return whether it has ended within this time, None: any."""
+
+
 class Job:
     """This process's part in a job.
 
     Attributes:
+        record: this rank's step and state, for messages and the exit monitor.
+        progress: the same for `clcomm run`.
         hooks: of the process's exits, from the first Communicator or `clcomm run` on.
+        queues: collectives that run in threads beside the program.
+        is_reported: whether this process's end has been reported.
+        wrapped: the last error that another library may have wrapped in its own.
     """
 
     def __init__(self) -> None:
+        self.record, self.progress = RankRecord(), ProgressFile()
         self.hooks: Hooks | None = None
+        self.queues: weakref.WeakSet[Queue] = weakref.WeakSet()
+        self.is_reported = False
+        self.wrapped: ClcommError | None = None
+
+    def finish_queues(self, within_s: float | None = None) -> bool:
+        """Complete what runs in other threads and end these; return whether all have ended within this time, None: any.
+
+        MPI_Finalize crashes while another thread is in MPI, and a thread that Python's end stops within a function of
+        C++ ends the process by SIGABRT.
+        """
+        began_s = time.monotonic()
+        left_s = None
+        ended = []
+        for queue in list(self.queues):
+            if within_s is not None:
+                left_s = max(0.0, began_s + within_s - time.monotonic())
+            ended.append(queue.close(left_s))
+        return all(ended)
 
 
 @cache

@@ -6,8 +6,9 @@ import contextlib
 import os
 import threading
 
-from clcomm.job import exit_monitor, forced_end
+from clcomm.job import forced_end
 from clcomm.job.endings import shell_code
+from clcomm.job.job import this_job
 from clcomm.transport import mpi_runtime
 
 #: How long the end of a failed rank may take if MPI blocks.
@@ -36,5 +37,5 @@ def _end_by_force(code: int) -> None:
     Launchers ignore a rank that exits before MPI has started, so they would leave a stopped rank behind.
     """
     if not mpi_runtime.is_running() and mpi_runtime.launched_ranks() > 1:
-        exit_monitor.end_siblings()
+        this_job().record.end_siblings()
     os._exit(shell_code(code))

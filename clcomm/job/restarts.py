@@ -22,50 +22,36 @@ _WORD_BYTES = 8
 FILE_BYTES = 4 * _WORD_BYTES
 
 
-class _File:
-    """The progress file of this process, opened at the first note."""
+class ProgressFile:
+    """The progress file of this process, opened at the first note; without `clcomm run` nothing is written."""
 
-    descriptor = -1
-    is_open = False
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+
+    def note(self, word: int, value: int) -> None:
+        """Write one of the file's words."""
+        if self._descriptor is None:
+            self._descriptor = -1
+            path = variables.text(PROGRESS)
+            if path:
+                with contextlib.suppress(OSError):  # `clcomm run` is on another host
+                    self._descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):  # not mapped: a truncated file or a full disk must not end a rank
+                os.pwrite(self._descriptor, value.to_bytes(_WORD_BYTES, sys.byteorder), word * _WORD_BYTES)
+
+    def note_started(self) -> None:
+        """Record that a rank has started: without one that completes, the job has failed."""
+        self.note(STARTED, 1)
+
+    def note_completed(self) -> None:
+        """Record that this rank's program has ended without a failure."""
+        self.note(COMPLETED, 1)
 
 
 def restart_number() -> int:
     """Return how often `clcomm run` has restarted this job; 0 for a first start, and without it."""
     return variables.count(RESTART)
-
-
-def note(word: int, step: int, rank: int) -> None:
-    """Record a step for `clcomm run`, if this is rank 0 of a job that it started.
-
-    Args:
-        word: STEP or SAVED.
-        step: the number to record.
-        rank: this process's rank.
-    """
-    if rank == 0:
-        _write(word, step)
-
-
-def note_started() -> None:
-    """Record for `clcomm run` that a rank has started: without one that completes, the job has failed."""
-    _write(STARTED, 1)
-
-
-def note_completed() -> None:
-    """Record for `clcomm run` that this rank's program has ended without a failure."""
-    _write(COMPLETED, 1)
-
-
-def _write(word: int, value: int) -> None:
-    if not _File.is_open:
-        _File.is_open = True
-        path = variables.text(PROGRESS)
-        if path:
-            with contextlib.suppress(OSError):  # `clcomm run` is on another host
-                _File.descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    if _File.descriptor >= 0:
-        with contextlib.suppress(OSError):  # written, not mapped: a truncated file or a full disk must not end a rank
-            os.pwrite(_File.descriptor, value.to_bytes(_WORD_BYTES, sys.byteorder), word * _WORD_BYTES)
 
 
 def read_progress(path: str) -> list[int]:

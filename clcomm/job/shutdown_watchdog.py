@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from clcomm.job import endings, exit_monitor
+from clcomm.job import endings
+from clcomm.job.job import this_job
 from clcomm.job.source_location import place_of_thread
 from clcomm.job.time_limits import Limits
 
@@ -55,7 +56,8 @@ class ShutdownWatchdog:
                 endings.print_line(f"clcomm: {self._report(waited_s)}{then}")
 
     def _report(self, waited_s: float) -> str:
-        return f"rank {exit_monitor.rank()} has not ended {waited_s:.1f} s after its program: it waits for {remains()}"
+        rank = this_job().record.rank
+        return f"rank {rank} has not ended {waited_s:.1f} s after its program: it waits for {remains()}"
 
     def _end_job(self, waited_s: float) -> None:
         self._end_by_force(endings.TIMED_OUT)

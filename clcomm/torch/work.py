@@ -12,7 +12,8 @@ import torch
 from torch.distributed import Work
 
 from clcomm.errors import ClcommError
-from clcomm.job import background, endings
+from clcomm.job import endings
+from clcomm.job.job import this_job
 from clcomm.tensors.private_torch import completed_future
 from clcomm.torch.interruptions import Interruptions
 from clcomm.torch.untraced import untraced
@@ -173,7 +174,7 @@ class Turns:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"clcomm-{self._name}", daemon=True)
             self._thread.start()
-            background.register(self)
+            this_job().queues.add(self)
         self._state.notify()
 
     def _run(self) -> None:

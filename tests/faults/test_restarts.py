@@ -67,19 +67,21 @@ def test_it_gives_up_with_a_reason_and_the_jobs_exit_code(command, code, reason)
     ("notes", "code"),
     [
         ("pass", 0),  # a program that does not use clcomm
-        ("restarts.note_started()", 1),
-        ("restarts.note_started(); restarts.note_completed()", 0),
-        ("restarts.note_completed() if number else restarts.note_started()", 0),
+        ("progress.note_started()", 1),
+        ("progress.note_started(); progress.note_completed()", 0),
+        ("progress.note_completed() if number else progress.note_started()", 0),
     ],
 )
 def test_exit_code_0_counts_where_a_rank_has_completed(notes, code):
     """With ULFM, Open MPI's mpiexec returns 0 for a job whose ranks were all killed."""
-    ended, _, said = run(*python(f"from clcomm.job import restarts; {notes}"), restarts=1)
+    ended, _, said = run(
+        *python(f"from clcomm.job.job import this_job; progress = this_job().progress; {notes}"), restarts=1
+    )
     assert ended == code, said
     missed = [
         line for line in said if line == "clcomm run: exit code 0, but no rank has completed: treated as a failure"
     ]
-    assert len(missed) == {"pass": 0, "restarts.note_started()": 2}.get(notes, int("number" in notes)), said
+    assert len(missed) == {"pass": 0, "progress.note_started()": 2}.get(notes, int("number" in notes)), said
 
 
 def test_two_failures_at_one_step_are_enough():
@@ -174,21 +176,20 @@ def test_a_progress_file_that_is_cut_short_ends_no_rank(tmp_path: Path, monkeypa
     path = tmp_path / "progress"
     path.write_bytes(bytes(32))
     monkeypatch.setenv(restarts.PROGRESS, str(path))
-    monkeypatch.setattr(restarts._File, "is_open", False)
-    monkeypatch.setattr(restarts._File, "descriptor", -1)
-    restarts.note_started()
-    restarts.note(restarts.STEP, 7, 0)
+    progress = restarts.ProgressFile()
+    progress.note_started()
+    progress.note(restarts.STEP, 7)
     assert restarts.read_progress(str(path)) == [7, 0, 1, 0]
     os.truncate(path, length)
     began = np.frombuffer(path.read_bytes()[:32].ljust(32, b"\0"), np.int64).tolist()
     assert restarts.read_progress(str(path)) == began
-    restarts.note(restarts.SAVED, 5, 0)  # a mapped file that is truncated ends its process by SIGBUS
-    restarts.note(restarts.STEP, 8, 0)
-    restarts.note_completed()
+    progress.note(restarts.SAVED, 5)  # a mapped file that is truncated ends its process by SIGBUS
+    progress.note(restarts.STEP, 8)
+    progress.note_completed()
     assert restarts.read_progress(str(path)) == [8, 5, began[2], 1]
     path.unlink()
     assert restarts.read_progress(str(path)) == [0, 0, 0, 0]
-    os.close(restarts._File.descriptor)
+    os.close(progress._descriptor)
 
 
 VICTIM = """

@@ -1,0 +1,103 @@
+"""A rank's record for the exit monitor: its number, its step, and the state of its exit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import Any
+
+from clcomm.job.exit_monitor_process import (
+    FAILING,
+    JOB_VARIABLE,
+    JOINED,
+    PID,
+    RANK,
+    RECORD_BYTES,
+    REPORTED,
+    RUNNING,
+    STATE,
+    STEP,
+    children_of,
+    is_gone,
+)
+
+_WORDS = RECORD_BYTES // 8
+
+
+class RankRecord:
+    """This rank's record, in private memory at first, and in memory of the host's ranks once those are watched.
+
+    Attributes:
+        is_watched: whether the host's exit monitor reads it.
+        start_pipe: leads to the process that watches this rank until it has a Communicator; -1: there is none.
+    """
+
+    def __init__(self) -> None:
+        self._records: Any = memoryview(bytearray(RECORD_BYTES)).cast("q")
+        self._start = 0  # of this rank's words in the records
+        self.is_watched, self.start_pipe = False, -1
+
+    def join(self, records: Any, local_rank: int, rank: int) -> None:
+        """Move to the `local_rank`-th of the records that the host's ranks share."""
+        start = local_rank * _WORDS
+        for word in (STEP, STATE):
+            records[start + word] = self._records[self._start + word]
+        records[start + RANK], records[start + PID] = rank, os.getpid()
+        self._records, self._start, self.is_watched = records, start, True
+        self._notify_start_monitor(JOINED)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the job; 0 in a job of one rank, and before the first Communicator."""
+        return int(self._records[self._start + RANK])
+
+    @rank.setter
+    def rank(self, rank: int) -> None:
+        self._records[self._start + RANK] = rank
+
+    def note_step(self, step: int) -> None:
+        """Note this rank's step of the training, for messages about its end."""
+        self._records[self._start + STEP] = step
+
+    def note(self, state: int) -> None:
+        """Note the state of this rank's exit, unless a later one is noted."""
+        self._records[self._start + STATE] = max(state, self._records[self._start + STATE])
+        self._notify_start_monitor(state)
+
+    def _notify_start_monitor(self, state: int) -> None:
+        if self.start_pipe >= 0:
+            with suppress(OSError):
+                os.write(self.start_pipe, bytes([state]))
+
+    def at_step(self) -> str:
+        """Return " at step N", or "" if no step was noted."""
+        step = self._records[self._start + STEP]
+        return f" at step {step}" if step else ""
+
+    def another_failed(self) -> bool:
+        """Return whether another rank of this host ends the job, or is dead."""
+        for start in range(0, len(self._records), _WORDS):
+            state, pid = self._records[start + STATE], self._records[start + PID]
+            if start != self._start and pid and (state == FAILING or (state == RUNNING and is_gone(pid))):
+                return True
+        return False
+
+    def wait_for_report(self, within_s: float) -> None:
+        """Wait until the exit monitor has reported another rank's death; the launcher may end with this process."""
+        deadline = time.monotonic() + within_s
+        while self.is_watched and not any(self._records[REPORTED::_WORDS]) and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def end_siblings(self) -> None:
+        """Kill the job's other ranks on this host.
+
+        They are the ranks in the records, and the launcher's other children that belong to the same job; the launcher
+        is this process's parent.
+        """
+        found = {self._records[start + PID] for start in range(0, len(self._records), _WORDS)}
+        found.update(children_of(os.getppid(), os.environ.get(JOB_VARIABLE, "")))
+        for pid in sorted(found - {0, os.getpid()}):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
