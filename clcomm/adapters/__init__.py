@@ -1,4 +1,4 @@
-"""One adapter for each library whose models can be synchronised, imported when first needed."""
+"""Adapters, one for each library with models to synchronise, imported at first use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clcomm.errors import ArgumentError
 
 
 def adapter_of(model: object) -> ModelAdapter:
-    """Return the ModelAdapter for a model's library; ArgumentError for an object of no known library."""
+    """Return the ModelAdapter for a model's library; ArgumentError for an object of an unknown library."""
     if isinstance(model, type):
         raise ArgumentError(f"model: expected a model, got the class {model.__name__}; make one: {model.__name__}(...)")
     torch = sys.modules.get("torch")

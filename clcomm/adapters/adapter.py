@@ -1,4 +1,4 @@
-"""What the Synchronizer requires of a model: named parameters in one flat space, and moves between model and space."""
+"""The Synchronizer's interface to a model: named parameters in one flat space, and copies between model and space."""
 
 from __future__ import annotations
 
@@ -109,16 +109,16 @@ class ModelAdapter(Protocol):
         """
 
     def mark(self) -> Mark | None:
-        """Return a mark behind all queued commands; None where commands complete before their call returns."""
+        """Return a mark behind all queued commands; None if commands complete before their call returns."""
 
     def extra_state(self) -> dict[str, np.ndarray]:
-        """Return what is not trained but must be equal on all ranks: frozen parameters, buffers."""
+        """Return untrained state that must be equal on all ranks: frozen parameters, buffers."""
 
     def load_extra_state(self, state: dict[str, np.ndarray]) -> None:
-        """Set what `extra_state` returned."""
+        """Restore an `extra_state`."""
 
     def buffers(self) -> dict[str, np.ndarray]:
         """Return the part of `extra_state` that forward may change, such as running statistics."""
 
     def load_buffers(self, state: dict[str, np.ndarray]) -> None:
-        """Set what `buffers` returned."""
+        """Restore `buffers`."""

@@ -60,50 +60,39 @@ class NativeAdapter:
             self._checked = revision
 
     def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
-        """Move the module's parameters and gradients onto the arrays; their values are kept."""
         if layout.signature() != self.flat_space.layout.signature():
             raise ArgumentError("layout: expected that of the module's flat space, got another")
         self.flat_space.rebind(arrays.params, arrays.grads, arrays.reduced)
 
     def pull_parameters(self) -> None:
-        """Copy the parameters to the host's array."""
         self.flat_space.pull_params()
 
     def hash_parameters(self) -> int:
-        """Return the parameters' hash, computed on the device."""
         space = self.flat_space
         return hash_buffer(space.device, space.params, space.params_nbytes)
 
     def push_parameters(self) -> None:
-        """Copy the host's array to the parameters."""
         self.flat_space.push_params()
 
     def has_gradients(self) -> bool:
-        """Return whether any parameter has a gradient."""
         return any(slot.state != NONE for slot in self.flat_space.slots)
 
     def pull_gradients(self, bucket: Bucket) -> None:
-        """Copy the gradients to the bucket's range of the host's array; a missing one counts as zero."""
         self.flat_space.moves.pull(bucket.start, bucket.stop)
 
     def send_gradients(self, bucket: Bucket, mark: Any) -> None:
-        """Copy like `pull_gradients`, once `mark` is reached; no backward may follow before `push_gradients`."""
         self.flat_space.moves.send(bucket.start, bucket.stop, mark)
 
     def push_gradients(self, bucket: Bucket) -> None:
-        """Make the bucket's averaged gradients the parameters' gradients."""
         self.flat_space.moves.push(bucket.start, bucket.stop)
 
     def pull_written(self) -> tuple[str, ...]:
-        """Copy gradients that were written since they were pushed to the host's array, and return their names."""
         return self.flat_space.moves.pull_own()
 
     def push_written(self, names: Sequence[str]) -> None:
-        """Copy these gradients back from the host's array."""
         self.flat_space.moves.push_own(names)
 
     def moves_in_place(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
-        """Return functions that pull and push all gradients; None where the device has memory of its own."""
         space = self.flat_space
         if space.is_staged:
             return None
@@ -143,16 +132,13 @@ class NativeAdapter:
         return stop
 
     def mark(self) -> QueueMark | None:
-        """Return a mark behind all queued commands; None where kernels run in the calling thread."""
         device = self.flat_space.device
         return None if device.runs_in_caller else QueueMark(device)
 
     def extra_state(self) -> dict[str, np.ndarray]:
-        """Return frozen parameters and buffers by name."""
         return {name: tensor.numpy() for name, tensor in self._untrained().items()}
 
     def load_extra_state(self, state: dict[str, np.ndarray]) -> None:
-        """Set what `extra_state` returned."""
         for name, tensor in self._untrained().items():
             tensor.copy_from(state[name])
 
@@ -162,10 +148,8 @@ class NativeAdapter:
         return frozen | dict(self._model.named_buffers())
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """Return buffers by name."""
         return {name: buffer.numpy() for name, buffer in self._model.named_buffers()}
 
     def load_buffers(self, state: dict[str, np.ndarray]) -> None:
-        """Set what `buffers` returned."""
         for name, buffer in self._model.named_buffers():
             buffer.copy_from(state[name])

@@ -71,11 +71,9 @@ class NetclModel:
         return ((p.name, p) for p in self._tensors if p.requires_grad)
 
     def parameters(self) -> Iterator[NetclParameter]:
-        """Yield the trained parameters."""
         return (parameter for _, parameter in self.named_parameters())
 
     def zero_grad(self) -> None:
-        """Set all gradients to None."""
         for parameter in self._tensors:
             parameter.tensor.grad = None
 
@@ -93,9 +91,9 @@ class NetclModel:
         return {parameter.name: parameter.numpy() for parameter in self._tensors}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """Set what `state_dict` returned.
+        """Restore a `state_dict`.
 
-        Raises ArgumentError for other names or shapes, or for other than numbers, before anything is written.
+        Raises ArgumentError, changing nothing, for other names or shapes, or for values other than numbers.
         """
         expected = {p.name: p.shape for p in self._tensors}
         got = {name: np.shape(array) for name, array in state.items()}
@@ -111,7 +109,7 @@ class NetclModel:
         self.forget_derived()
 
     def forget_derived(self) -> None:
-        """Drop what netcl caches of the weights: evaluation keeps a copy with BatchNorm folded in."""
+        """Drop netcl's caches derived from the weights: evaluation keeps a copy with BatchNorm folded in."""
         from netcl.nn.state import invalidate_derived
 
         invalidate_derived(self.module)
@@ -125,7 +123,6 @@ class NetclModel:
         require_same_parameters(now, known, "the tensor of the start", "make a new NetclModel after replacing a layer")
 
     def as_adapter(self) -> NetclAdapter:
-        """Return this model's adapter for the Synchronizer."""
         return NetclAdapter(self)
 
 
@@ -173,41 +170,33 @@ class NetclAdapter:
         self.specs = tuple(ParameterSpec(name, p.shape, p.dtype) for name, p in self._parameters.items())
 
     def require_unchanged(self) -> None:
-        """Raise ArgumentError where parameters were replaced, frozen or unfrozen."""
         self._model.require_unchanged()
         require_same_trainable((name for name, _ in self._model.named_parameters()), self._parameters)
 
     def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
-        """Keep the flat arrays that pull and push copy to and from."""
         self._layout, self._arrays = layout, arrays
 
     def pull_parameters(self) -> None:
-        """Copy the model's parameters into the flat space."""
         for name, parameter in self._parameters.items():
             self._layout.view(self._arrays.params, name)[...] = parameter.numpy()
 
     def push_parameters(self) -> None:
-        """Copy the flat space's parameters into the model."""
         for name, parameter in self._parameters.items():
             parameter.copy_from(self._layout.view(self._arrays.params, name))
         self._model.forget_derived()
 
     def has_gradients(self) -> bool:
-        """Return whether any parameter has a gradient."""
         return any(parameter.grad is not None for parameter in self._parameters.values())
 
     def pull_gradients(self, bucket: Bucket) -> None:
-        """Copy a bucket's gradients into the flat space; a missing one counts as zero."""
         for place in bucket.opening:
             gradient = self._parameters[place.name].grad
             self._layout.view(self._arrays.grads, place.name)[...] = 0 if gradient is None else gradient.numpy()
 
     def send_gradients(self, bucket: Bucket, mark: Mark | None) -> None:
-        """Copy a bucket's gradients into the flat space."""
         self.pull_gradients(bucket)
 
     def push_gradients(self, bucket: Bucket) -> None:
-        """Copy a bucket's averaged gradients into the model, missing ones included."""
         for place in bucket.closing:
             self._parameters[place.name].set_gradient(self._layout.view(self._arrays.reduced, place.name))
 
@@ -223,7 +212,6 @@ class NetclAdapter:
         return tuple(written)
 
     def push_written(self, names: Sequence[str]) -> None:
-        """Copy these gradients from the flat space into the model."""
         for name in names:
             self._parameters[name].set_gradient(self._layout.view(self._arrays.grads, name))
 
@@ -237,11 +225,9 @@ class NetclAdapter:
         """Return None: copying gradients to the host blocks."""
 
     def extra_state(self) -> dict[str, np.ndarray]:
-        """Return frozen parameters and buffers by name."""
         return {name: array for name, array in self._model.state_dict().items() if name not in self._parameters}
 
     def load_extra_state(self, state: dict[str, np.ndarray]) -> None:
-        """Set what `extra_state` returned."""
         for parameter in self._model._tensors:
             if parameter.name in state:
                 parameter.copy_from(state[parameter.name])

@@ -65,7 +65,6 @@ class NetclOptimizer:
         self._step += 1
 
     def zero_grad(self) -> None:
-        """Set all gradients to None."""
         for parameter in self._parameters:
             parameter.tensor.grad = None
 
@@ -78,7 +77,7 @@ class NetclOptimizer:
         return state
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """Set what `state_dict` returned; CheckpointError for another optimizer's, before anything is written."""
+        """Restore a `state_dict`; CheckpointError, changing nothing, for another optimizer's."""
         if str(state.get("kind")) != self._kind:
             raise CheckpointError(f"optimizer state: expected that of {self._kind}, got that of {state.get('kind')}")
         shapes = {f"{kind}/{p.name}": p.shape for kind, _ in self._places() for p in self._parameters}

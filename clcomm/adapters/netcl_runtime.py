@@ -15,7 +15,7 @@ from clcomm.errors import needed
 
 
 def prepare(device: Device | str | None = None) -> Device:
-    """Import netcl and make it use `device`, the device of that name, or the engine's default device.
+    """Import netcl and make it use `device`, given by object or name; None: the engine's default device.
 
     Build modules with `queue=` set to the returned device's `queue`. Raises ArgumentError where netcl is missing.
     """
@@ -72,7 +72,7 @@ class _ProgramsBuiltOnce:
 
 
 class _Built:
-    """A built program, whose `build` does nothing, and its kernels, each created once."""
+    """A built program with a `build` that does nothing, and its kernels, each created once."""
 
     def __init__(self, program: Any):
         self._program = program

@@ -77,11 +77,9 @@ class NetclParameter:
 
     @property
     def grad(self) -> NetclTensor | None:
-        """The gradient, or None."""
         return None if self.tensor.grad is None else NetclTensor(self.tensor.grad, transposed=self.transposed)
 
     def numpy(self) -> np.ndarray:
-        """Return a copy of the values on the host; waits for the device."""
         return NetclTensor(self.tensor, transposed=self.transposed).numpy()
 
     def copy_from(self, values: Any) -> None:

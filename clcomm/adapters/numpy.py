@@ -64,21 +64,17 @@ class NumpyAdapter:
                 raise ArgumentError(f"parameter {spec.name!r}: expected shape {spec.shape}, got {shape}; {_REMEDY}")
 
     def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
-        """Keep the flat arrays that pull and push copy to and from."""
         self._layout, self._arrays = layout, arrays
 
     def pull_parameters(self) -> None:
-        """Copy the model's parameters into the flat space."""
         for name, parameter in self._parameters.items():
             np.copyto(self._layout.view(self._arrays.params, name), parameter.data)
 
     def push_parameters(self) -> None:
-        """Copy the flat space's parameters into the model."""
         for name, parameter in self._parameters.items():
             np.copyto(parameter.data, self._layout.view(self._arrays.params, name), casting="same_kind")
 
     def has_gradients(self) -> bool:
-        """Return whether any parameter has a gradient."""
         return any(parameter.grad is not None for parameter in self._parameters.values())
 
     def pull_gradients(self, bucket: Bucket) -> None:
@@ -96,11 +92,9 @@ class NumpyAdapter:
             )
 
     def send_gradients(self, bucket: Bucket, mark: Mark | None) -> None:
-        """Copy a bucket's gradients into the flat space."""
         self.pull_gradients(bucket)
 
     def push_gradients(self, bucket: Bucket) -> None:
-        """Copy a bucket's averaged gradients into the model, missing ones included."""
         for place in bucket.closing:
             parameter = self._parameters[place.name]
             averaged = self._layout.view(self._arrays.reduced, place.name)
@@ -120,7 +114,6 @@ class NumpyAdapter:
         return tuple(written)
 
     def push_written(self, names: Sequence[str]) -> None:
-        """Copy these gradients from the flat space into the model."""
         for name in names:
             parameter = self._parameters[name]
             parameter.grad = self._layout.view(self._arrays.grads, name).astype(parameter.data.dtype)
@@ -135,11 +128,9 @@ class NumpyAdapter:
         """Return None: NumPy computes before a call returns."""
 
     def extra_state(self) -> dict[str, np.ndarray]:
-        """Return the model's own extra state, if any."""
         return self._model.extra_state() if hasattr(self._model, "extra_state") else {}
 
     def load_extra_state(self, state: dict[str, np.ndarray]) -> None:
-        """Set the extra state of another rank."""
         if state:
             self._model.load_extra_state(state)
 
@@ -147,7 +138,6 @@ class NumpyAdapter:
 
 
 def _named(model: NumpyModel) -> dict[str, NumpyParameter]:
-    """Return a model's parameters by name, without duplicates."""
     named: dict[int, tuple[str, NumpyParameter]] = {}
     for name, parameter in model.named_parameters():
         named.setdefault(id(parameter), (name, parameter))

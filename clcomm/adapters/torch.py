@@ -60,7 +60,6 @@ class TorchAdapter:
         self._tree = ModuleTree(model)
 
     def require_unchanged(self) -> None:
-        """Raise ArgumentError where parameters were replaced, frozen or unfrozen."""
         if self._tree.is_unchanged():
             return
         now = dict(self._model.named_parameters())
@@ -69,7 +68,6 @@ class TorchAdapter:
         require_same_trainable(trained, self._parameters)
 
     def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
-        """Wrap each parameter's slices of the flat arrays in tensors."""
         for name, slot in self._slots.items():
             slot.attach(name, layout, arrays)
         first = arrays.grads.ctypes.data
@@ -77,18 +75,15 @@ class TorchAdapter:
 
     @torch.no_grad()
     def pull_parameters(self) -> None:
-        """Copy the model's parameters into the flat space."""
         for slot in self._slots.values():
             slot.value.copy_(real(slot.parameter))
 
     @torch.no_grad()
     def push_parameters(self) -> None:
-        """Copy the flat space's parameters into the model."""
         for slot in self._slots.values():
             real(slot.parameter).copy_(slot.value)
 
     def has_gradients(self) -> bool:
-        """Return whether any parameter has a gradient."""
         return any(parameter.grad is not None for parameter in self._parameters.values())
 
     def pull_gradients(self, bucket: Bucket) -> None:
@@ -109,13 +104,11 @@ class TorchAdapter:
                 slot.parameter.grad = gradient.detach().clone()
 
     def send_gradients(self, bucket: Bucket, mark: Mark | None) -> None:
-        """Copy a bucket's gradients like `pull_gradients`."""
         self.pull_gradients(bucket)
 
     def push_gradients(self, bucket: Bucket) -> None:
-        """Copy a bucket's averaged gradients into the model, missing ones included.
-
-        So every rank's optimizer has the same set of gradients, and applies momentum and weight decay to the same.
+        """Copy a bucket's averaged gradients into the model, missing ones included, so that all ranks' optimizers
+        apply momentum and weight decay to the same gradients.
         """
         for place in bucket.closing:
             self._slots[place.name].push()
@@ -135,7 +128,6 @@ class TorchAdapter:
 
     @torch.no_grad()
     def push_written(self, names: Sequence[str]) -> None:
-        """Copy these gradients from the flat space into the model."""
         for name in names:
             slot = self._slots[name]
             real(slot.parameter.grad).copy_(slot.own)  # type: ignore[arg-type]  # written gradients are there
@@ -146,7 +138,7 @@ class TorchAdapter:
     def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> Callable[[], None]:
         """Call `complete(name)` when backward has accumulated a parameter's gradient, then the returned action.
 
-        complete: a bound method, of whose object only a weak reference is kept.
+        complete: a bound method; only a weak reference to its object is kept.
         """
         weak = WeakMethod(complete)  # the garbage collector does not see references from PyTorch's hooks
 
@@ -173,22 +165,18 @@ class TorchAdapter:
         """Return None: on the CPU PyTorch computes before a call returns, and copying blocks for other devices."""
 
     def extra_state(self) -> dict[str, np.ndarray]:
-        """Return frozen parameters and buffers by name, bit by bit."""
         return {name: np.array(_bits(tensor).cpu().numpy(), order="C") for name, tensor in self._untrained()}
 
     @torch.no_grad()
     def load_extra_state(self, state: dict[str, np.ndarray]) -> None:
-        """Set frozen parameters and buffers to another rank's bits."""
         for name, tensor in self._untrained():
             _bits(tensor).copy_(tensor_on(np.asarray(state[name])))
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """Return buffers by name, bit by bit."""
         return {name: np.array(_bits(tensor).cpu().numpy(), order="C") for name, tensor in self._model.named_buffers()}
 
     @torch.no_grad()
     def load_buffers(self, state: dict[str, np.ndarray]) -> None:
-        """Set buffers to another rank's bits."""
         for name, tensor in self._model.named_buffers():
             _bits(tensor).copy_(tensor_on(np.asarray(state[name])))
 

@@ -1,7 +1,7 @@
 """A PyTorch parameter's places in the flat space, and whether its gradient can lie in one of them.
 
-This needs to know what else refers to a gradient. PyTorch counts that; where a release of it does not tell, gradients
-are copied.
+A gradient can move only if nothing else refers to it, by PyTorch's reference counts; in releases without these
+gradients are copied.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Slot:
         )
 
     def attach(self, name: str, layout: FlatLayout, arrays: FlatArrays) -> None:
-        """Use this flat space from now on; a gradient that lies in the one before becomes one of the program's."""
+        """Switch to this flat space; a gradient in the former one becomes the program's own."""
         self.value = torch.from_numpy(layout.view(arrays.params, name))
         self.own = torch.from_numpy(layout.view(arrays.grads, name))
         self.averaged = self.own if arrays.reduced is arrays.grads else tensor_on(layout.view(arrays.reduced, name))
@@ -63,7 +63,7 @@ class Slot:
         return self._fits and self._kept is None and self._pushed is not None and self._pushed() is gradient
 
     def move_in(self) -> None:
-        """Let the gradient, whose values `own` has, be `own`, if nobody can tell: nothing else refers to it."""
+        """Replace the gradient by `own`, which has its values, unless something else refers to it."""
         if _references_to_gradient(self.parameter) == _SOLE and _is_plain(self.parameter.grad):
             self.parameter.grad = self.own
 
@@ -108,7 +108,7 @@ _SOLE = _sole() if _COUNTS else ()
 
 
 def _is_plain(gradient: torch.Tensor | None) -> bool:
-    """Return whether a gradient is a tensor in memory that PyTorch allocated, without a graph or hooks of its own."""
+    """Return whether a gradient is a tensor in memory allocated by PyTorch, without a graph or hooks of its own."""
     return (
         gradient is not None
         and type(gradient) is torch.Tensor
@@ -141,12 +141,12 @@ def real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_on(array: np.ndarray) -> torch.Tensor:
-    """Return a tensor on an array, or on a copy of a read-only one: PyTorch warns about these even where it reads."""
+    """Return a tensor on an array, or on a copy of a read-only one: PyTorch warns about these even for reads."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 class ModuleTree:
-    """The modules and parameters of a model as they were: a look at them that takes microseconds."""
+    """A snapshot of a model's modules and parameters, compared within microseconds."""
 
     def __init__(self, model: torch.nn.Module):
         modules = list(model.modules())

@@ -1,4 +1,4 @@
-"""Checks that a model's trained parameters stay those that were laid out in the flat space."""
+"""Checks that a model's trained parameters remain those laid out in the flat space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`clcomm algorithms`: what the all-reduces of textbooks send, and a drawing of one of them."""
+"""`clcomm algorithms`: the messages of textbook all-reduces, and a drawing of one of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ _COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `clcomm algorithms`."""
     add = parser.add_argument
     add("--ranks", type=whole_number(1, MOST_RANKS), default=4, help="default: %(default)s")
     add("--size", default="1MiB", help="of the array; default: %(default)s")

@@ -11,7 +11,7 @@ class Command(NamedTuple):
     """A sub-command: its name, its line in the list of commands, its description, its options and its function.
 
     `run` takes the parsed options and returns an exit code, None for success. It raises ClcommError for user errors.
-    `examples` are command lines and what each does, for the help and the manual.
+    `examples` are (command line, explanation) pairs for the help and the manual.
     """
 
     name: str
@@ -23,7 +23,7 @@ class Command(NamedTuple):
 
 
 class ExamplesFormatter(argparse.HelpFormatter):
-    """Fills descriptions, and leaves the lines of an epilog of examples as they are."""
+    """Fills descriptions, and keeps the lines of an epilog of examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if text.startswith(_HEADING) else super()._fill_text(text, width, indent)

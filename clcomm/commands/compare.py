@@ -1,4 +1,4 @@
-"""`clcomm compare`: what changed between runs, and which changes are more than noise, with clcomm/report/."""
+"""`clcomm compare`: changes between runs, and their significance, with clcomm/report/."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def _share(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write what changed in each pair of runs; return 3 where one is slower than --fail-if-slower allows.
+    """Write the changes in each pair of runs; return 3 if one is slower than --fail-if-slower allows.
 
-    Raises DataError, which names the file, if one can't be read or if --fail-if-slower finds no intervals in it.
+    Raises DataError, which names the file, if one can't be read or has no intervals for --fail-if-slower.
     """
     from clcomm.report.comparison_report import as_json, comparison_report, warnings
     from clcomm.report.differences import pairs  # here, to keep it out of the start of other commands

@@ -1,4 +1,4 @@
-"""`clcomm completion SHELL`: a script that completes this command's words, made by shtab from the parsers."""
+"""`clcomm completion SHELL`: a completion script, made by shtab from the parsers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _mark_paths(parser: argparse.ArgumentParser, shtab: object) -> None:
-    """Let options that take a path complete one."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():

@@ -1,4 +1,4 @@
-"""`clcomm devices`: the OpenCL devices of this machine, and the one that a rank takes."""
+"""`clcomm devices`: the OpenCL devices of this machine, and this rank's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Print the devices and mark this rank's; raises DeviceError if there are none, or none that --device names.
 
-    Where several runtimes have a device for the CPU, they are timed.
+    Several runtimes' devices for one CPU are timed.
     """
     rank, size = selection.local_place()
     cores = selection.core_share(size)
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def comparison(cpus: Sequence[selection.Candidate], rates: Sequence[float], cores: int) -> str:
-    """Return which of a CPU's devices trains faster, by the images a second of each, in two sentences."""
+    """Compare the images per second of one CPU's devices, in two sentences."""
     each = ", ".join(f"{cpu.label} {rate:,.0f} images/s" for cpu, rate in zip(cpus, rates, strict=True))
     rate, fastest = max(zip(rates, cpus, strict=True), key=lambda pair: pair[0])
     gain = rate / sorted(rates)[-2]
@@ -54,7 +54,7 @@ def comparison(cpus: Sequence[selection.Candidate], rates: Sequence[float], core
 
 
 def row(candidate: selection.Candidate, is_taken: bool) -> tuple[str, ...]:
-    """Return a device's cells, in the order of COLUMNS; a mark before the device that this rank takes."""
+    """Return a device's cells, in the order of COLUMNS; a mark before this rank's device."""
     device = candidate.cl_device
     return (
         f"{'*' if is_taken else ' '} {candidate.label}",

@@ -1,4 +1,4 @@
-"""`clcomm doctor`: what is wrong with this installation, host or job, and what to do, with clcomm/doctor/."""
+"""`clcomm doctor`: diagnosis of this installation, host or job, with remedies, with clcomm/doctor/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""horovodrun's options in `clcomm run`: what each is here. docs/horovod.md lists them."""
+"""horovodrun's options in `clcomm run`, and their equivalents; docs/horovod.md lists them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ IGNORED = {
 
 
 class _Set(argparse.Action):
-    """An option that sets a variable on all ranks; `const`: its name, and its value where the option has none."""
+    """An option that sets a variable on all ranks; `const`: its name, and its value if the option has none."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
         name, value = self.const[0], values or self.const[1]
@@ -55,14 +55,14 @@ class _Set(argparse.Action):
 
 
 class _Ignore(argparse.Action):
-    """An option without an effect, which is named once."""
+    """An option without effect, reported once."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
         namespace.ignored = [*(namespace.ignored or ()), option]
 
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:
-    """Add the options, which `clcomm run --help` does not list."""
+    """Add the options, hidden from `clcomm run --help`."""
     for option, name in VARIABLES.items():
         group.add_argument(option, action=_Set, const=(name, ""), help=argparse.SUPPRESS, dest="env")
     for option, const in SWITCHES.items():
@@ -74,7 +74,7 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def without_python(job: list[str]) -> tuple[list[str], bool]:
-    """Return a job such as `python -u train.py` as clcomm's: without its beginning, and whether it is a module."""
+    """Return a job such as `python -u train.py` without its interpreter, and whether it is a module."""
     if not job or not os.path.basename(job[0]).startswith("python") or job[0].endswith(".py"):
         return job, False
     rest = job[2:] if job[1:2] == ["-u"] else job[1:]

@@ -1,6 +1,6 @@
 """The list of sub-commands, each a file beside this one, and the parser of all of them.
 
-A sub-command is imported when it is in use, so that the list itself loads no slow modules.
+A sub-command is imported at first use, so that the list itself loads no slow modules.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from clcomm.commands.command import Command, ExamplesFormatter, epilog
 
 
 class Listed(NamedTuple):
-    """A sub-command in the list of commands; `load` imports it."""
-
     name: str
     summary: str
 
@@ -48,7 +46,7 @@ EPILOG = "clcomm COMMAND --help shows a command's options and examples, clcomm m
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """Return the parser with the options of every sub-command, for completion and the manual: it imports them all."""
+    """Return the parser with the options of every sub-command, for completion and the manual."""
     parser = argparse.ArgumentParser(prog="clcomm", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"clcomm {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)

@@ -58,7 +58,7 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Return text without what roff would read as its own: escapes, and a dot or quote at a line's begin."""
+    """Escape roff's special characters: backslashes, and a dot or quote at a line's begin."""
     escaped = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
 

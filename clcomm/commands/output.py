@@ -26,7 +26,6 @@ _ALIASES = {"md": "markdown"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the format and the output file."""
     parser.add_argument(
         "--format", type=lambda text: _ALIASES.get(text, text), choices=FORMATS,
         help="default: by the ending of -o's name, else terminal",
@@ -35,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def form_of(options: argparse.Namespace) -> str:
-    """Return the format that the options choose; raises ArgumentError if it can't be written."""
+    """Return the chosen format; raises ArgumentError if it can't be written."""
     form = options.format or _form_of_name(options.output or "")
     if form == "png":
         if not options.output:
@@ -45,7 +44,7 @@ def form_of(options: argparse.Namespace) -> str:
 
 
 def _form_of_name(output: str) -> str:
-    """Return the format that a file name's ending stands for; raises ArgumentError for an unknown ending."""
+    """Return the format of a file name's ending; raises ArgumentError for an unknown one."""
     form = _ENDINGS.get(Path(output).suffix.lower())
     if form is None:
         known = ", ".join(ending for ending in _ENDINGS if ending)

@@ -33,7 +33,7 @@ _REFUSED = {
 
 
 class _Refuse(argparse.Action):
-    """An option that is an error; `const` says what to use instead."""
+    """An option that is an error; `const` names its replacement."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: object, values: object, option: str | None = None
@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _spellings(option: str) -> tuple[str, ...]:
-    """Return an option as we write it and as torchrun's older form does, with underscores."""
+    """Return an option in our spelling and in torchrun's older one, with underscores."""
     older = "--" + option[2:].replace("-", "_")
     return (option,) if older == option else (option, older)
 
@@ -169,7 +169,7 @@ def _command(options: argparse.Namespace, job: list[str]) -> list[str]:
 
 
 def _require_script(job: list[str], is_module: bool) -> None:
-    """Raise ArgumentError unless there is a script, or a module's name, to run; whether there is one, the ranks see."""
+    """Raise ArgumentError unless a script or a module's name is given; the ranks check that it exists."""
     if not job or job[0].startswith("-"):
         what, example = ("module", "-m package.train") if is_module else ("script", "train.py")
         got = repr(job[0]) if job else "none"

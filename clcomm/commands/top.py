@@ -1,4 +1,4 @@
-"""`clcomm top`: what the ranks of a running job do, from another terminal, with clcomm/top/."""
+"""`clcomm top`: a running job's ranks, from another terminal, with clcomm/top/."""
 
 from __future__ import annotations
 

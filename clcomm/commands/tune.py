@@ -1,4 +1,4 @@
-"""`clcomm tune`: latency and bandwidth of all-reduces, and what follows from them, with clcomm/measure/tune.py."""
+"""`clcomm tune`: latency and bandwidth of all-reduces, and a recommended bucket size, with clcomm/measure/tune.py."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure the sizes and store the fastest, or with --reset delete what is stored.
+    """Measure the sizes and store the fastest, or with --reset delete the stored ones.
 
-    Under mpiexec one rank of each host does it. Raises DeviceError if no device fits, ArgumentError if the table can't
+    Under mpiexec one rank of each host measures. Raises DeviceError if no device fits, ArgumentError if the table can't
     be written.
     """
     if selection.local_place()[0] != 0:

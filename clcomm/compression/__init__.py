@@ -46,7 +46,7 @@ class CommHook(Protocol):
 class StatefulHook(CommHook, Protocol):
     """A hook with state; flat: the model's flat gradients, of which its buckets' gradients are parts.
 
-    It may have a method `check_state(layout, state)` too, which raises ArgumentError, changing nothing, for a state
+    It may also have `check_state(layout, state)`, which raises ArgumentError, changing nothing, for a state
     that `state_of` cannot return for a model of this FlatLayout.
     """
 
@@ -54,7 +54,7 @@ class StatefulHook(CommHook, Protocol):
         """Return this rank's state for the model, by the same names on every rank."""
 
     def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Set what `state_of` returned."""
+        """Restore a `state_of`."""
 
 
 def parse_compression(text: str) -> CommHook | None:

@@ -1,8 +1,8 @@
-"""Encodings of gradients: float16, bfloat16, int8 with scales, the largest with their indices, and low-rank factors.
+"""Encodings of gradients: float16, bfloat16, int8 with scales, top-k values with indices, and low-rank factors.
 
-Each is prepared once for fixed memory and then run every step: on the rank's own device where that accepts the arrays,
+Each is prepared once for fixed memory and then run every step, on the rank's own device if that accepts the arrays,
 else by NumPy, with the same bits except for products with factors. Arrays are one-dimensional, except for matrices and
-for `rows`, (world_size, elements of a row): what each rank sends, of which a rank writes its own.
+for `rows`, (world_size, elements of a row): the ranks' messages, of which a rank writes its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Work = Callable[[], None]
 
 
 class Codec(Protocol):
-    """A device that encodes in place; each method returns None for arrays that it does not accept."""
+    """An encoding device; each method returns None for arrays that it does not accept."""
 
     def to_halves(self, values: np.ndarray, halves: np.ndarray, divisor: int) -> Work | None: ...
 
@@ -61,7 +61,7 @@ class NoCodec:
 
 
 class Coding:
-    """Prepares encoding and decoding on the device of `codec`, where that accepts the arrays; None: by NumPy."""
+    """Prepares encoding and decoding on the device of `codec`, if that accepts the arrays, else by NumPy."""
 
     def __init__(self, codec: Codec | None):
         self._codec: Codec = NoCodec() if codec is None else codec
@@ -175,7 +175,6 @@ def _to_chars(values: np.ndarray, residual: np.ndarray, row: np.ndarray) -> None
 
 
 def unpack(packed: np.ndarray, count: int) -> np.ndarray:
-    """Return the float32 values of a packed row."""
     blocks = packed.size // (BLOCK + 4)
     scales = packed[: 4 * blocks].copy().view(np.float32)
     numbers = packed[4 * blocks :].view(np.int8).reshape(blocks, BLOCK)

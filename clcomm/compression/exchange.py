@@ -25,11 +25,9 @@ def prepare_exchange(
     only after a call in which all ranks have met.
 
     Args:
-        comm: the ranks that exchange.
         columns: elements of a row.
-        dtype: of the rows.
-        encode: called with (rows, rank), prepares the encoding of this rank's row.
-        decode: called with (rows), prepares the decoding of rows of (world_size, columns).
+        encode: called with (rows, rank); prepares the encoding of this rank's row.
+        decode: called with (rows); prepares the decoding of rows of (world_size, columns).
     """
     sides, nbytes = [], comm.size * columns * np.dtype(dtype).itemsize
     for _ in range(2):

@@ -18,9 +18,9 @@ COPIES_DIFFER = "what it rounds off a parameter depends on others, so that tenso
 
 
 class FlatMemory:
-    """One value for each element of a model's gradients, zero at first; a flat array for each model.
+    """One value for each element of a model's gradients, zero at first; one flat array per model.
 
-    Values belong to places in the flat space, so they are kept when the space is split into other buckets.
+    Values belong to places in the flat space, and survive new buckets.
     """
 
     def __init__(self) -> None:
@@ -43,11 +43,11 @@ class FlatMemory:
         return result
 
     def load(self, flat: np.ndarray, values: np.ndarray) -> None:
-        """Set what `whole` returned."""
+        """Restore a `whole`."""
         self._bytes_of(address_of(flat), flat.nbytes)[: values.size] = values
 
     def _bytes_of(self, base: int, nbytes: int) -> np.ndarray:
-        """Return a model's memory, enlarged to at least `nbytes`, with its values kept."""
+        """Return a model's memory, enlarged to at least `nbytes`, values kept."""
         kept = self._kept.get(base)
         if kept is None or kept.size < nbytes:
             grown = aligned_zeros(nbytes)
@@ -58,7 +58,7 @@ class FlatMemory:
 
 
 class Feedback:
-    """Each bucket's residual: the sum of the gradients so far minus the sum of what this rank sent."""
+    """Error feedback: each bucket's residual is the sum of the gradients so far minus the sum of the sent ones."""
 
     def __init__(self) -> None:
         self._residuals = FlatMemory()
@@ -68,7 +68,7 @@ class Feedback:
         return self._residuals.of(task.gradient, task.bucket, task.flat)
 
     def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
-        """Return this rank's residuals of the model whose gradients lie in `flat`, for a checkpoint."""
+        """Return this rank's residuals of the model with gradients in `flat`, for a checkpoint."""
         return {"residual": self._residuals.whole(flat)}
 
     def check_state(self, layout: FlatLayout, state: Mapping[str, np.ndarray]) -> None:
@@ -83,12 +83,12 @@ class Feedback:
             raise ArgumentError("state_dict['residual']: expected zeros between the parameters, got something else")
 
     def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Set what `state_of` returned."""
+        """Restore a `state_of`."""
         self._residuals.load(flat, state["residual"])
 
 
 def model_of(gradient: np.ndarray, bucket: Bucket) -> int:
-    """Return a key for a bucket's model: the address of its flat gradients, which does not change."""
+    """Return a key for a bucket's model: the fixed address of its flat gradients."""
     return address_of(gradient) - bucket.start
 
 

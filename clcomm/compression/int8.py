@@ -30,16 +30,13 @@ class Int8(PreparedHook):
         return prepare_exchange(task.ranks, chars_nbytes(gradient.size), np.uint8, encode, decode)
 
     def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
-        """Return this rank's residuals of the model whose gradients lie in `flat`."""
         return self.feedback.state_of(flat)
 
     def check_state(self, layout: FlatLayout, state: Mapping[str, np.ndarray]) -> None:
-        """Raise ArgumentError unless this is what `state_of` returns for a model of this layout."""
         self.feedback.check_state(layout, state)
         require_known(state, {"residual"})
 
     def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Set what `state_of` returned."""
         self.feedback.load_state_of(flat, state)
 
     def __str__(self) -> str:

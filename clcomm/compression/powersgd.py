@@ -71,7 +71,7 @@ class PowerSGD(PreparedHook):
         return without_warnings(run)
 
     def _split(self, flat: np.ndarray, bucket: Bucket) -> tuple[list[tuple[str, np.ndarray]], list[np.ndarray]]:
-        """Return (name, matrix) of what is factored, and the arrays that are sent whole; all are views."""
+        """Return (name, matrix) of the factored tensors, and the arrays sent whole; all are views."""
         matrices, whole = [], []
         for place in bucket.ranges:
             start = (place.start - bucket.start) // flat.itemsize
@@ -94,13 +94,11 @@ class PowerSGD(PreparedHook):
         return np.random.default_rng(list(name.encode())).standard_normal((columns, self.rank)).astype(dtype)
 
     def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
-        """Return this rank's residuals and the factors of the model whose gradients lie in `flat`."""
         base = address_of(flat)
         factors = {f"factor/{name}": value for (key, name), value in self._factors.items() if key == base}
         return self.feedback.state_of(flat) | factors
 
     def check_state(self, layout: FlatLayout, state: Mapping[str, np.ndarray]) -> None:
-        """Raise ArgumentError unless this is what `state_of` returns for a model of this layout."""
         self.feedback.check_state(layout, state)
         ranges = {f"factor/{place.name}": place for place in layout.ranges if self._is_factored(place)}
         require_known(state, {"residual", *ranges})
@@ -110,7 +108,6 @@ class PowerSGD(PreparedHook):
                 raise ArgumentError(f"state_dict[{name!r}]: expected finite numbers, got others")
 
     def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Set what `state_of` returned."""
         self.feedback.load_state_of(flat, state)
         for name, value in state.items():
             if name.startswith("factor/"):

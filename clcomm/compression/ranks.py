@@ -12,7 +12,7 @@ from clcomm.transport import Transport
 
 
 class Ranks(Protocol):
-    """What a scheme requires of a Communicator; arrays are one-dimensional, except for rows."""
+    """The collectives of a Communicator that schemes need; arrays are one-dimensional, except for rows."""
 
     rank: int
     size: int
@@ -35,7 +35,7 @@ class Ranks(Protocol):
 
 
 class FirstRanks:
-    """The first ranks of all hosts, with a count of the bytes that this one has sent."""
+    """The first ranks of all hosts, with a count of the bytes sent by this one."""
 
     hosts = 2  # or more: they share no memory
 
@@ -45,13 +45,11 @@ class FirstRanks:
         self.handed_over = 0
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        """Return zeroed bytes of this rank."""
         return aligned_zeros(nbytes)
 
     allocate_common = allocate
 
     def all_reduce(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
-        """Reduce an array over the hosts, "sum" or "mean", in place, and return it."""
         self.handed_over += array.nbytes
         self._transport.all_reduce(array, array, "sum")
         if op == "mean":  # the transport's own divides by all ranks of the job
@@ -59,7 +57,6 @@ class FirstRanks:
         return array
 
     def all_reduce_init(self, array: np.ndarray, *, out: np.ndarray) -> Callable[[], None]:
-        """Return a function that writes the hosts' sum to `out`."""
         reduce = self._transport.prepare_all_reduce(array, out, "sum")
 
         def run() -> None:
@@ -69,7 +66,6 @@ class FirstRanks:
         return run
 
     def all_gather_in_place_init(self, array: np.ndarray) -> Callable[[], None]:
-        """Return a function that gathers the hosts' rows."""
         own = array[self.rank].copy()
 
         def run() -> None:

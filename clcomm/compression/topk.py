@@ -25,7 +25,7 @@ WARM_UP_STEPS = 100
 
 
 class TopK(PreparedHook):
-    """Each rank sends this share of a bucket's elements, those of the largest magnitude, with their indices.
+    """Each rank sends a share of a bucket's elements, those of the largest magnitude, with their indices.
 
     warm_up: number of first steps with larger shares, a quarter at first.
     """
@@ -40,7 +40,7 @@ class TopK(PreparedHook):
         self._steps: dict[tuple[int, int], int] = {}
 
     def share_at(self, step: int) -> float:
-        """Return the share that is sent in a step, counted from 0."""
+        """Return the share for a step, counted from 0."""
         return self._stages[step * len(self._stages) // self.warm_up] if step < self.warm_up else self.share
 
     def prepare(self, task: Task) -> Work:
@@ -67,13 +67,11 @@ class TopK(PreparedHook):
         return self.share_at(step)
 
     def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
-        """Return this rank's residuals and the buckets' steps of the model whose gradients lie in `flat`."""
         base = address_of(flat)
         steps = [(start, step) for (model, start), step in self._steps.items() if model == base]
         return self.feedback.state_of(flat) | {"steps": np.array(steps, np.int64).reshape(-1, 2)}
 
     def check_state(self, layout: FlatLayout, state: Mapping[str, np.ndarray]) -> None:
-        """Raise ArgumentError unless this is what `state_of` returns for a model of this layout."""
         self.feedback.check_state(layout, state)
         steps = checked_entry(state, "steps", np.dtype(np.int64), (None, 2))
         require_known(state, {"residual", "steps"})
@@ -84,7 +82,6 @@ class TopK(PreparedHook):
             raise ArgumentError(f"state_dict['steps']: expected numbers from 0 up, got {steps[:, 1].min()}")
 
     def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Set what `state_of` returned."""
         self.feedback.load_state_of(flat, state)
         self._steps.update({(address_of(flat), start): step for start, step in state["steps"].tolist()})
 

@@ -1,4 +1,4 @@
-"""The exit codes of all programs, in words; docs/exit-codes.md has them with what leads to each."""
+"""The exit codes of all programs, in words; docs/exit-codes.md lists their causes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rich's console for rank 0's output: on the job's terminal, also behind a launcher, or in plain lines."""
+"""Rich consoles for rank 0's output: on the job's terminal, even behind a launcher, or in plain lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ class _TerminalConsole(Console):
 
     @property
     def size(self) -> ConsoleDimensions:
-        """The terminal's current size."""
         columns, rows = os.get_terminal_size(self.file.fileno())
         return ConsoleDimensions(self._width or columns or output_width(), rows)
 
@@ -26,13 +25,10 @@ class _TerminalConsole(Console):
 
 
 def make_console(**settings: Any) -> Console:
-    """Return a console for long lines and tables: on a terminal that may be repainted, else a plain one.
+    """Return a console for tables: on the job's terminal if that may be repainted, else a plain one.
 
     Where a launcher forwards the ranks' output, the console writes to the launcher's terminal directly, so that printed
     and repainted lines stay in order.
-
-    Args:
-        settings: arguments of Rich's Console.
     """
     settings = {"soft_wrap": True, **settings}
     terminal = terminal_of_output()

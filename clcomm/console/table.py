@@ -1,4 +1,4 @@
-"""Tables that fit the available width: numbers are never cut, and the least important columns are dropped first."""
+"""Tables that fit the width: numbers are never cut, and the least important columns are dropped first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIDE_TEXT = 24
 
 
 class Column(NamedTuple):
-    """A heading, whether cells are aligned right, and the least width in characters."""
+    """A heading, its alignment, and the least width in characters."""
 
     heading: str
     right: bool = True
@@ -25,7 +25,7 @@ class Column(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Indices of the shown columns, their widths, and the number of spaces between columns."""
+    """Indices and widths of the shown columns, and the spaces between them."""
 
     shown: tuple[int, ...]
     widths: tuple[int, ...]
@@ -42,12 +42,10 @@ class Line(NamedTuple):
 class TextTable:
     """Rows of text under headings, laid out for the output's width by `str()` and for a console's by Rich.
 
-    Where even the last columns do not fit, each cell has a line of its own.
+    If even the last columns do not fit, each cell has a line of its own.
 
     Args:
         columns: the first one names the row.
-        rows: one cell for each column.
-        title: above the table.
         note: one or more lines below the table.
         dropped_first: headings, in the order in which columns that do not fit are left out; the note names them.
         styles: Rich's, one for each row.
@@ -83,7 +81,6 @@ class TextTable:
         return None
 
     def _natural_widths(self) -> list[int]:
-        """Return each column's width without folding."""
         cells = zip([column.heading for column in self.columns], *self.rows, strict=True)
         return [max(column.least, *map(_display_width, own)) for column, own in zip(self.columns, cells, strict=True)]
 

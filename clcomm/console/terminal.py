@@ -1,4 +1,4 @@
-"""The terminal that shows a job's output, which behind mpiexec is not the rank's own, and the width of output lines.
+"""The terminal of a job's output, behind mpiexec the launcher's, and the width of output lines.
 
 A launcher gives its ranks pipes, or a pseudo-terminal (Open MPI), and forwards what they write. On Linux /proc shows
 the launcher among the rank's ancestors, and where its own output goes.
@@ -38,7 +38,6 @@ class Terminal(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The path by which it can be opened."""
         return f"/proc/{self.pid}/fd/1"
 
     @property
@@ -66,7 +65,7 @@ class Terminal(NamedTuple):
         return process.group == process.foreground and (is_own or not self._stops_others())
 
     def _stops_others(self) -> bool:
-        """Whether ranks, whose process groups are not the launcher's, would be stopped by a write (stty tostop)."""
+        """Whether the terminal stops ranks that write, as their process groups are not the launcher's (stty tostop)."""
         return bool(_query(self.path, lambda descriptor: termios.tcgetattr(descriptor)[3] & termios.TOSTOP))
 
 
@@ -80,7 +79,7 @@ def terminal_of_output() -> Terminal | None:
 
 
 def output_width() -> int:
-    """Return the width of output lines: COLUMNS, the terminal's width, or 120 in files and pipes."""
+    """Return the width of output lines: COLUMNS, the terminal's width, or 120 for files and pipes."""
     terminal = None if _columns_variable() else terminal_of_output()
     return max(terminal.width, LEAST_WIDTH) if terminal else plain_width()
 
@@ -91,7 +90,6 @@ def plain_width() -> int:
 
 
 def _columns_variable() -> int:
-    """Return the width that COLUMNS sets; 0: none."""
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isdecimal() else 0
 

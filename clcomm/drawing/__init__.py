@@ -1,1 +1,1 @@
-"""Drawings: a scene of marks, which svg.py and png.py write alike."""
+"""Drawings: scenes of marks, rendered alike by svg.py and png.py."""

@@ -1,4 +1,4 @@
-"""The axes of charts: their scales, ticks and labels."""
+"""Axes of charts: scales, ticks and labels."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Scale:
 
 
 class Axis(NamedTuple):
-    """A scale with its ticks, how their values are written, and the axis's name."""
+    """A scale with its ticks, their labels, and the axis's name."""
 
     scale: Scale
     ticks: Sequence[float]
@@ -104,7 +104,7 @@ class Axis(NamedTuple):
     name: str
 
     def at_left(self, top: float = 0.0) -> list[Mark]:
-        """Return a vertical axis: its name at `top`, lines across the plot, and beside it the labels that have room."""
+        """Return a vertical axis: its name at `top`, lines across the plot, and the labels that fit beside it."""
         marks: list[Mark] = [Text(0.0, top + 13, self.name, shift=-BESIDE[0])]
         taken = math.inf
         for tick in self.ticks:
@@ -126,9 +126,7 @@ def log_axes(
     """Return logarithmic axes with a margin around points of (bytes, value).
 
     Args:
-        points: what the axes have to hold.
-        bottom: where the plot ends, in pixels.
-        names: the axes' names.
+        bottom: the end of the plot, in pixels.
         write: returns a value as text.
         most: the most ticks of an axis.
     """

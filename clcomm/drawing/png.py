@@ -19,8 +19,8 @@ def draw(scenes: Sequence[Scene], path: str, option: str, title: str = "", *, wi
     """Draw the scenes in two columns, wide ones across both; raises ArgumentError if `path` cannot be written.
 
     Args:
-        scenes, path, title: what to draw, where to, and the lines above it.
-        option: the option that named the path, for messages.
+        title: the lines above the scenes.
+        option: the option with the path, for messages.
         width: the picture's width, in pixels before the resolution is raised by a fifth.
     """
     figure = figure_of(scenes, title, width)
@@ -32,7 +32,6 @@ def draw(scenes: Sequence[Scene], path: str, option: str, title: str = "", *, wi
 
 
 def require_matplotlib(option: str) -> None:
-    """Raise ArgumentError where matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ArgumentError(f"{option}: needs matplotlib, which is not installed; pip install 'clcomm[plot]'")
 

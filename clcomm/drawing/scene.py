@@ -1,7 +1,7 @@
-"""What a drawing consists of: rectangles, paths, dots and texts.
+"""The elements of a drawing: rectangles, paths, dots and texts.
 
-Across, places are shares of the plot, from 0 at its left end to 1, so that a drawing fills any width; down, and beside
-the plot, they are pixels. Colours are #rrggbb or a role in ROLES, whose colour depends on the reader's theme.
+Horizontal places are shares of the plot, from 0 at its left end to 1, so that a drawing fills any width; vertical ones,
+and those beside the plot, are pixels. Colours are #rrggbb or a role in ROLES, coloured by the reader's theme.
 """
 
 from __future__ import annotations
@@ -106,12 +106,10 @@ def text_width(words: str) -> float:
 
 
 def upright(x: float, top: float, bottom: float, colour: str, width: float = 1.0, dash: tuple[float, ...] = ()) -> Path:
-    """Return a line from `top` to `bottom`."""
     return Path([(x, top), (x, bottom)], colour, width, dash)
 
 
 def level(left: float, right: float, y: float, colour: str, width: float = 1.0) -> Path:
-    """Return a line from `left` to `right`."""
     return Path([(left, y), (right, y)], colour, width)
 
 
@@ -142,10 +140,8 @@ def text_on(paint: Paint, x: float, y: float, words: str) -> Text:
 
 
 def paint_key(paint: Paint, name: str, value: str = "") -> Key:
-    """Return a legend's entry for a paint."""
     return Key(painted(0.0, 0.0, 1.0, SAMPLE, paint), name, value)
 
 
 def line_key(name: str) -> Key:
-    """Return a legend's entry for upright lines."""
     return Key([upright(0.5, 0.0, SAMPLE, "ink", 2.0)], name)

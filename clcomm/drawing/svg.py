@@ -1,4 +1,4 @@
-"""A scene as a part of a page: SVG that fills the available width, whose texts keep their size."""
+"""A scene as SVG within a page: it fills the available width, and its texts keep their size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def as_svg(scene: Scene) -> str:
 
 
 def as_file(marks: Sequence[Mark], width: float, height: float, style: str) -> str:
-    """Return marks as a file of its own, whose style has the colours of the roles; it may be scaled."""
+    """Return marks as a scalable file; its style has the colours of the roles."""
     size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" font-size="{FONT}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>{_marks(marks, height)}</svg>\n'
 

@@ -1,4 +1,4 @@
-"""The mpiexec of the MPI that mpi4py loads, and the options that it wants."""
+"""The mpiexec of the MPI that mpi4py loads, and its options."""
 
 from __future__ import annotations
 
@@ -41,11 +41,10 @@ class Mpiexec(NamedTuple):
         """Return the command line up to the ranks' program.
 
         Args:
-            ranks: their number.
             hosts: in the syntax of this MPI, such as a,b:2; "": this host.
             hostfile: the path of a file of hosts, in the syntax of this MPI; "": none.
             variables: to set on all hosts; they are in our own environment too.
-            binding: one of BINDINGS; "": what this MPI does, but for Open MPI, which is to bind to nothing.
+            binding: one of BINDINGS; "": this MPI's default, but none for Open MPI.
         """
         where = [self._hosts_option, hosts] if hosts else [self._hostfile_option, hostfile] if hostfile else []
         sent = variables or {}
@@ -57,7 +56,7 @@ class Mpiexec(NamedTuple):
         return [self.path, *options, *where, "-n", str(ranks)]
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that this MPI wants besides those of the shell."""
+        """Return this MPI's variables besides those of the shell."""
         if self.kind != OPEN_MPI:
             return {}
         wanted = {"OMPI_MCA_osc": "^ucx"} if _is_beside_python(self.path) else {}  # PyPI's build warns of this part
@@ -108,7 +107,6 @@ def find_mpiexec() -> Mpiexec:
 
 
 def require_hostfile(path: str) -> None:
-    """Raise ArgumentError unless a file of hosts can be read."""
     if not os.path.isfile(path) or not os.access(path, os.R_OK):
         raise ArgumentError(f"--hostfile: expected a file that can be read, got {path!r}")
 
@@ -148,7 +146,7 @@ def candidates() -> Iterator[str]:
 
 
 def kind_of(path: str) -> str | None:
-    """Return the kind of a launcher by what it says of its version; None where that is not known."""
+    """Return the kind of a launcher by its version's text; None: unknown."""
     try:
         said = subprocess.run(
             [path, "--version"], capture_output=True, text=True, errors="replace", timeout=_ANSWER_S, check=False,

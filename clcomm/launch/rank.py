@@ -21,7 +21,7 @@ CHOSEN = "-"
 
 
 def main() -> None:
-    """Run this process's command line, and end the job if it fails."""
+    """Run this process's command line; a failure ends the job."""
     address, port, logs, *job = sys.argv[1:]
     if logs != CHOSEN:
         rank_logs.redirect(logs)

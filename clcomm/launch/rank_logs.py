@@ -31,7 +31,7 @@ def prepare(directory: str) -> str:
 
 
 def redirect(directory: str) -> None:
-    """Let this rank's output and errors go to its file, after those of an earlier start."""
+    """Redirect this rank's output and errors to its file, after those of an earlier start."""
     os.makedirs(directory, exist_ok=True)  # on another host
     file = os.open(
         os.path.join(directory, f"rank-{launched_rank() or 0}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666
@@ -44,7 +44,7 @@ def redirect(directory: str) -> None:
 
 
 def tell(directory: str, code: int) -> None:
-    """Say on the terminal how a job ended whose ranks wrote to files: in one line, with the ranks' first own line."""
+    """Print in one line how a job with log files ended, with the ranks' first own line."""
     if code:
         cause = _first_own_line(directory)
         sys.stderr.write(f"clcomm run: exit code {code}; {f'{cause}; ' if cause else ''}all output is in {directory}\n")

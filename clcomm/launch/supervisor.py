@@ -1,4 +1,4 @@
-"""Runs a job's command: restarts it when it fails, forwards signals, and says in one line how it ended."""
+"""Runs a job's command: restarts it on failure, forwards signals, and reports in one line how it ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class End(NamedTuple):
-    """The end of one run of the job: exit code, last step, and newest step in a checkpoint; a step of 0: not known."""
+    """The end of one run of the job: exit code, last step, and newest step in a checkpoint; 0: unknown."""
 
     code: int
     step: int
@@ -31,12 +31,7 @@ class End(NamedTuple):
 
 
 def reason_to_stop(ends: list[End], allowed: int) -> str:
-    """Return the reason not to restart after these ends; "" if a restart may help.
-
-    Args:
-        ends: the ends of all runs so far, the last one failed.
-        allowed: the most restarts.
-    """
+    """Return the reason not to restart after these ends; "" if a restart may help."""
     last = ends[-1]
     if last.code == USER_ERROR:
         return "exit code 2 is a mistake that another start would repeat"
@@ -139,6 +134,5 @@ def at(end: End) -> str:
 
 
 def print_notice(line: str) -> None:
-    """Print a line of the launcher to stderr."""
     sys.stderr.write(f"clcomm run: {line}\n")
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""How many threads the numeric libraries of a rank start."""
+"""The number of threads of a rank's numeric libraries."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD
 
 
 def share_cores() -> None:
-    """Give this rank's threads its share of the host's cores, unless OMP_NUM_THREADS says otherwise.
+    """Limit this rank's threads to its share of the host's cores, unless OMP_NUM_THREADS is set.
 
-    To be called before NumPy is loaded: its BLAS starts a thread for each core, and each of these polls for a while.
+    Call it before NumPy is loaded: its BLAS starts a thread for each core, and each of these polls for a while.
     """
     ranks = next((int(os.environ[name]) for name in _LOCAL_SIZES if os.environ.get(name, "").isdigit()), 1)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // max(1, ranks))))

@@ -1,4 +1,4 @@
-"""The variables by which scripts for torchrun find their ranks, from MPI."""
+"""The environment variables of torchrun's scripts, from MPI."""
 
 from __future__ import annotations
 

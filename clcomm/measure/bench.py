@@ -36,7 +36,6 @@ DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int32", "int64")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `clcomm bench`."""
     add = parser.add_argument
     add("--operation", nargs="+", default=["all_reduce"], choices=CASES, metavar="NAME",
         help=f"one or more of {', '.join(CASES)}; default: all_reduce")  # fmt: skip
@@ -52,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sizes(parser: argparse.ArgumentParser, smallest: str, largest: str) -> None:
-    """Add the options for the sizes that are measured; smallest, largest: the defaults."""
+    """Add the options for the measured sizes; smallest, largest: the defaults."""
     add = parser.add_argument
     add("--min", default=smallest, metavar="SIZE", help="smallest size; default: %(default)s")
     add("--max", default=largest, metavar="SIZE", help="largest size; default: %(default)s")
@@ -65,7 +64,7 @@ def add_sizes(parser: argparse.ArgumentParser, smallest: str, largest: str) -> N
 
 
 def add_schedule(parser: argparse.ArgumentParser) -> None:
-    """Add the options for how often each call is timed."""
+    """Add the options for the timing schedule."""
     add = parser.add_argument
     add(
         "--iterations",
@@ -134,12 +133,9 @@ def measure_all(
     """Return all rows; collective.
 
     Args:
-        targets: the transports to compare.
         control: spans all ranks; its barrier precedes each timed call.
         options: those of `add_arguments`.
-        sizes: in bytes.
-        schedule: how often each call is timed.
-        show: called with the rows of one size as soon as they are measured.
+        show: called with the rows of each size as soon as they are measured.
     """
     rows: list[Row] = []
     for operation in dict.fromkeys(options.operation):
@@ -176,7 +172,6 @@ def as_document(rows: Sequence[Row], control: Communicator, schedule: Schedule) 
 
 
 def write_results(document: dict[str, Any], options: argparse.Namespace) -> None:
-    """Write the files of --json and --plot."""
     if options.json:
         write_whole(options.json, json.dumps(document, indent=1) + "\n", "--json")
     if options.plot:

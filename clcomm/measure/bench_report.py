@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Placement(NamedTuple):
-    """Where a rank runs: its host, its share of the host's cores, and its device ("" for none)."""
+    """A rank's host, share of the host's cores, and device ("" for none)."""
 
     host: str
     cores: int
@@ -34,10 +34,7 @@ def header(control: Communicator, schedule: Schedule, has_devices: bool, sums: s
     """Return the lines above the rows: versions, ranks, hosts, devices, and the schedule. Collective.
 
     Args:
-        control: spans all ranks.
-        schedule: how often each call is timed.
-        has_devices: whether OpenCL is loaded.
-        sums: what sums in shared memory, a key of SUMMED_BY.
+        sums: in shared memory, a key of SUMMED_BY.
     """
     places = control.all_gather_object(Placement(os.uname().nodename, control.cores, _device(control, has_devices)))
     return [
@@ -51,7 +48,6 @@ def header(control: Communicator, schedule: Schedule, has_devices: bool, sums: s
 
 
 def _device(control: Communicator, has_devices: bool) -> str:
-    """Return the name of this rank's device; "" for none."""
     if not has_devices:
         return ""
     from clcomm.engine import selection
@@ -64,7 +60,6 @@ def _device(control: Communicator, has_devices: bool) -> str:
 
 
 def _ranks_by_placement(places: Sequence[Placement]) -> Iterator[tuple[list[int], Placement]]:
-    """Yield each placement once, with its ranks."""
     for place in dict.fromkeys(places):
         yield [rank for rank, each in enumerate(places) if each == place], place
 
@@ -120,7 +115,6 @@ class Printer:
         ]
 
     def begin(self, lines: Sequence[str]) -> None:
-        """Print the header."""
         for line in lines:
             self._print(line)
 
@@ -173,7 +167,7 @@ class Printer:
 
 
 def average_busbw(rows: Sequence[Row]) -> dict[str, float]:
-    """Return each transport's bus bandwidth in GB/s, averaged over sizes."""
+    """Return each transport's mean bus bandwidth over sizes, in GB/s."""
     by_transport: dict[str, list[float]] = {}
     for row in rows:
         by_transport.setdefault(row.transport, []).append(row.busbw_gb_s)

@@ -1,4 +1,4 @@
-"""The collectives that `clcomm bench` measures: each allocates its memory, makes a call and checks the result."""
+"""The collectives of `clcomm bench`: each allocates its memory, makes a call and checks the result."""
 
 from __future__ import annotations
 
@@ -65,7 +65,6 @@ class Case(ABC):
         self._allocate_arrays()
 
     def _allocate_arrays(self) -> None:
-        """Allocate memory."""
         self.source = self._allocate(self.part)
 
     @abstractmethod
@@ -89,7 +88,7 @@ class Case(ABC):
 
 
 class AllReduce(Case):
-    """Out of place, the result in memory common to a host's ranks, as the Synchronizer calls it."""
+    """Out of place, into memory common to a host's ranks, as the Synchronizer calls it."""
 
     operation, reduces = "all_reduce", True
 

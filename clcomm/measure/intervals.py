@@ -1,4 +1,4 @@
-"""Medians with confidence intervals, and whether two of them differ by more than noise."""
+"""Medians with confidence intervals, and the significance of their difference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Estimate(NamedTuple):
         return self.low is not None and self.high is not None
 
     def differs_from(self, other: Estimate) -> bool | None:
-        """Return whether the intervals do not touch; None where one of the two has no interval."""
+        """Return whether the intervals are disjoint; None if one is missing."""
         if self.low is None or self.high is None or other.low is None or other.high is None:
             return None
         return self.low > other.high or other.low > self.high
@@ -46,7 +46,6 @@ class Estimate(NamedTuple):
         return f"{self.median:,.{digits}f}{around}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name, ready for JSON."""
         return self._asdict()
 
 
@@ -66,7 +65,7 @@ def estimate(values: Iterable[float], confidence: float = CONFIDENCE) -> Estimat
 
 
 def _rank(count: int, confidence: float) -> int:
-    """Return the largest k whose two order statistics enclose the median with `confidence`; 0 where none does."""
+    """Return the largest k for which two order statistics enclose the median with `confidence`; 0 if none does."""
     term = outside = 0.5**count if count < 1000 else 0.0
     if count >= 1000:  # the normal approximation, exact to a value or two there
         return int(count / 2 - statistics.NormalDist().inv_cdf(0.5 + confidence / 2) * math.sqrt(count) / 2)

@@ -51,7 +51,7 @@ def _pen(style: tuple[str, tuple[float, ...]]) -> tuple[str, float, tuple[float,
 
 
 def _scene(title: str, name: str, lines: _Lines, styles: dict[tuple[str, str], Any], figure: str, *band: str) -> Scene:
-    """Return a chart of a figure of the rows, with a band between two others."""
+    """Return a chart of one figure of the rows, with a band between two others."""
     rows = list(itertools.chain(*lines.values()))
     points = [(row["bytes"], row[each]) for row in rows for each in (figure, *band)]
     x, y = log_axes(points, _BOTTOM, (f"size ({rows[0]['dtype']} array, bytes)", name), "{:g}".format, 16)

@@ -22,7 +22,6 @@ def draw_schedule(schedule: Schedule, path: str) -> None:
 
 
 def scene_of(schedule: Schedule) -> Scene:
-    """Return the diagram."""
     bottom, room = _ABOVE + _ROUND * len(schedule.rounds), _RANK * max(1, schedule.ranks - 1)
 
     def x(rank: int) -> float:

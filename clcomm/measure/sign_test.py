@@ -1,4 +1,4 @@
-"""A sign test on times taken in turns: is one of two alternatives faster, or within the noise?
+"""A sign test on alternating times: is one of two alternatives faster, or within the noise?
 
 Turns of both alternate, so that other load on the machine slows both; the sign test assumes no distribution of the
 noise (W. J. Conover, "Practical Nonparametric Statistics", 3rd edition, 3.4).
@@ -18,7 +18,7 @@ _WORTH = 0.98
 
 
 class SignTest(NamedTuple):
-    """Whether the other alternative is faster, and in how many of all turns it was."""
+    """Whether the other alternative is faster, and its share of won turns."""
 
     is_faster: bool
     wins: int
@@ -29,7 +29,7 @@ class SignTest(NamedTuple):
 
 
 def sign_test(default_s: np.ndarray, other_s: np.ndarray) -> SignTest:
-    """Test whether the other alternative takes less time than the default, given the seconds of the same turns."""
+    """Test whether the other alternative is faster than the default, given the seconds of the same turns."""
     turns, wins = len(default_s), int((other_s < default_s).sum())
     is_worth_it = float(np.median(other_s)) < _WORTH * float(np.median(default_s))
     return SignTest(is_worth_it and _chance_of(wins, turns) <= _CHANCE, wins, turns)

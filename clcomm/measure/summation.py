@@ -1,4 +1,4 @@
-"""The --sums option of `clcomm bench` and `clcomm tune`: sums by each rank's device, as in training, or by NumPy."""
+"""The --sums option of `clcomm bench` and `clcomm tune`: sums on each rank's device, as in training, or by NumPy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ SUMMED_BY = {"device": "each rank's own device", "numpy": "NumPy"}
 
 
 def add_sums_option(parser: argparse.ArgumentParser) -> None:
-    """Add the --sums option."""
     parser.add_argument("--sums", choices=("device", "numpy"),
         help="what sums floats in shared memory; default: the device, where it computes in the calling thread, "
         "as training does")  # fmt: skip

@@ -24,10 +24,9 @@ from clcomm.transport.reduction import Fold
 
 
 class MeasuredTransport:
-    """A Communicator to measure, named after the requested transport; `moved_by` is the one that moved the data.
+    """A Communicator under its requested transport's name; `moved_by` is the transport that moved the data.
 
     Args:
-        transport: the requested transport.
         comm: an MPI communicator; None: the world.
         fold: sums floats in shared memory; None: NumPy does.
     """
@@ -38,7 +37,6 @@ class MeasuredTransport:
         self.comm.fold_with(fold)
 
     def collective_finished(self, event: Collective) -> None:
-        """Record which transport moved the data."""
         if event.nbytes:
             self.moved_by = event.transport
 
@@ -53,7 +51,7 @@ class Schedule:
 
 
 class Timeable(Protocol):
-    """An operation that `time_calls` can repeat."""
+    """An operation for `time_calls`."""
 
     def once(self) -> object: ...
 
@@ -61,7 +59,7 @@ class Timeable(Protocol):
 def time_calls(cases: Sequence[Timeable], control: Communicator, schedule: Schedule) -> np.ndarray:
     """Return the slowest rank's seconds of each timed call: (cases, windows x calls), the same on all ranks.
 
-    `control` spans the ranks that measure together; its barrier precedes each call, and it reduces the maxima.
+    `control` spans the measuring ranks; its barrier precedes each call, and it reduces the maxima.
     """
     seconds = np.empty((len(cases), schedule.windows * schedule.calls))
     for case in cases:
@@ -104,7 +102,6 @@ class Row:
 
     @classmethod
     def of(cls, case: Case, target: MeasuredTransport, seconds: np.ndarray, wrong: int) -> Row:
-        """Return the row of one case, given the seconds of its calls."""
         median = float(np.median(seconds))
         algbw = case.nbytes / median / 1e9 if median else 0.0
         operation = "all_reduce" if isinstance(case, AllReduce) else case.operation
@@ -116,7 +113,6 @@ class Row:
         )  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the columns by name, ready for JSON."""
         return asdict(self)
 
 
@@ -141,13 +137,10 @@ def measure(
     """Time one operation at one size on each target in turn, check its results, and return a row for each target.
 
     Args:
-        targets: the transports to compare.
         control: see `time_calls`.
         operation: a key of CASES.
-        nbytes: the size, rounded down to whole elements.
-        dtype: of the elements.
+        nbytes: rounded down to whole elements.
         op: the reduction, for operations that reduce.
-        schedule: how often each call is timed.
     """
     cases = [CASES[operation](target.comm, nbytes, dtype, op) for target in targets]
     seconds = time_calls(cases, control, schedule)

@@ -39,7 +39,6 @@ MOST_TENSORS, _ARRAYS = 10**5, 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `clcomm tune`."""
     add = parser.add_argument
     add("--model", choices=MODELS, default="convnet", help="tune for its gradients; default: %(default)s")
     add("--bytes", metavar="SIZE", help="gradients of this size in total, instead of --model's")
@@ -81,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def tensors_of(options: argparse.Namespace) -> tuple[int, ...]:
-    """Return the bytes of each tensor that the options describe, in the model's order."""
+    """Return the bytes of each tensor described by the options, in the model's order."""
     if options.bytes is None:
         if options.tensors is not None:
             raise ArgumentError("--tensors: needs --bytes SIZE, their total size")
@@ -211,7 +210,7 @@ def _fits(group: RankGroup, sizes: Sequence[int], schedule: Schedule) -> list[Me
 
 
 def _plan_s(group: RankGroup, plan: Sequence[int], schedule: Schedule) -> float:
-    """Return the median time of a plan's consecutive all-reduces on the group's first transport."""
+    """Return the median seconds of a plan's consecutive all-reduces on the group's first transport."""
     assert group.control is not None
     case = ConsecutiveAllReduces([PreparedAllReduce(group.targets[0].comm, nbytes) for nbytes in plan])
     return float(np.median(time_calls([case], group.control, schedule)))
@@ -224,6 +223,5 @@ class ConsecutiveAllReduces:
         self.cases = cases
 
     def once(self) -> None:
-        """Call all of them in order."""
         for case in self.cases:
             case.once()

@@ -34,7 +34,7 @@ class TuneResult:
 
 
 def show(result: TuneResult, ranks_per_host: int, options: argparse.Namespace, stored: Path | None) -> None:
-    """Print the results; stored: the file that holds the fits, None where they were not stored."""
+    """Print the results; stored: the file of the fits, None if they were not stored."""
     console = make_console(highlight=False)
     compute_s = (options.forward_ms + options.backward_ms) / 1e3
     name = options.model if options.bytes is None else "gradients"
@@ -79,7 +79,7 @@ def fits_table(result: TuneResult) -> TextTable:
 
 
 def candidates_table(result: TuneResult, what: str) -> TextTable:
-    """Return the bucket sizes that were compared."""
+    """Return the compared bucket sizes."""
     best = result.recommendation.best
     rows = [
         (
@@ -132,7 +132,6 @@ def link_text(result: TuneResult) -> str:
 
 
 def size_text(candidate: Candidate) -> str:
-    """Return a bucket size as text."""
     return "per tensor" if candidate.bucket_size is None else format_size(candidate.bucket_size)
 
 

@@ -39,7 +39,6 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of `__all__` at its first access."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(f"{__name__}.{_MODULES.get(name, 'tensor_parallel')}")

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: a model whose replicas the data-parallel ranks keep alike, over the Synchronizer."""
+"""DistributedDataParallel: data-parallel replicas of a model, over the Synchronizer."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ DATA_PARALLEL = "dp"
 
 
 class DistributedDataParallel:
-    """A model that data-parallel ranks train on batches of their own, with the names of veScale's and PyTorch's.
+    """A model trained by data-parallel ranks on batches of their own, with the names of veScale's and PyTorch's.
 
     The loop is forward, backward, `finish_grad_sync()`, and the optimizer's step. Creating one is collective: every
-    rank gets rank 0's parameters and buffers, and names, shapes, dtypes and settings are compared. What is not a member
-    here is the model's: `parameters()`, `state_dict()`, `train()`. Backward may leave out parameters, others on each
+    rank gets rank 0's parameters and buffers, and names, shapes, dtypes and settings are compared. Other attributes
+    are the model's: `parameters()`, `state_dict()`, `train()`. Backward may leave out parameters, others on each
     rank: they count as zero. Frozen parameters are left alone.
 
     Args:
@@ -34,15 +34,14 @@ class DistributedDataParallel:
         bucket_size, use_bucketing, settings: as the Synchronizer's; `settings` are its other arguments.
         overlap_grad_reduce: reduce buckets during backward; "auto": where that is faster. Of several backwards in a
             step all but the last then belong in `no_sync()`. Not used once a DistributedOptimizer reduces.
-        zero: the stage of ZeRO, 1, 2 or 3: what the ranks divide, see docs/zero.md; 0: nothing, unless
+        zero: the stage of ZeRO, 1, 2 or 3, see docs/zero.md; 0: none, unless
             `use_distributed_optimizer` asks for stage 1.
         use_distributed_optimizer: `DistributedOptimizer(optimizer, ddp.synchronizer)` follows, which reduce-scatters
             the gradients in its step; until there is one, `finish_grad_sync()` all-reduces them.
         broadcast_buffers: give every rank rank 0's buffers before each forward of a training step.
 
     Attributes:
-        module: the model.
-        synchronizer: what averages its gradients.
+        synchronizer: averages the gradients.
 
     Raises:
         ArgumentError: an argument is invalid; on every rank.
@@ -106,9 +105,9 @@ class DistributedDataParallel:
     __call__ = forward
 
     def finish_grad_sync(self, *, samples: float | None = None) -> None:
-        """Replace each gradient by its mean over the ranks, after backward; collective. Nothing within `no_sync()`.
+        """Replace each gradient by its mean over the ranks, after backward; collective. No-op within `no_sync()`.
 
-        samples: how many samples this rank's gradient is the mean of: see `Synchronizer.sync_gradients`; None after
+        samples: the number of samples in this rank's mean gradient, see `Synchronizer.sync_gradients`; None after
             `expect_samples`.
         """
         if self._joining is None:
@@ -117,7 +116,7 @@ class DistributedDataParallel:
             self._joining.finish(samples)
 
     def expect_samples(self, samples: float) -> None:
-        """Set, before a step's first backward, what `finish_grad_sync(samples=...)` takes after it; collective.
+        """Set the argument of `finish_grad_sync(samples=...)` before a step's first backward; collective.
 
         A SyncBatchNorm needs it there: see `Synchronizer.expect_samples`.
         """
@@ -152,7 +151,7 @@ class DistributedDataParallel:
         Args:
             divide_by_initial_world_size: divide sums of gradients by the number of all ranks; False: of those that
                 still have batches. Where ranks pass `samples` to `finish_grad_sync()`, by the number of samples.
-            step: what the loop does after `finish_grad_sync()`; ranks without batches then do the same, so that their
+            step: the loop's calls after `finish_grad_sync()`; ranks without batches then do the same, so that their
                 optimizers' state stays alike too. None: they get the parameters of a rank with the most steps at
                 the end.
         """
@@ -176,12 +175,11 @@ class DistributedDataParallel:
 
 
 class _Join:
-    """A block in which ranks run out of batches at different steps.
+    """The block of `join`, in which ranks run out of batches at different steps.
 
     Args:
-        ddp: the model.
         divides_by_all: whether sums of gradients are divided by the number of all ranks.
-        step: what a rank without batches does after each synchronisation; None: nothing.
+        step: the call of a rank without batches after each synchronisation; None: nothing.
     """
 
     def __init__(self, ddp: DistributedDataParallel, divides_by_all: bool, step: Callable[[], object] | None):
@@ -199,7 +197,7 @@ class _Join:
         self._send_buffers(has_batch=True)
 
     def shadow(self) -> None:
-        """Do what follows a synchronisation, on a rank without a batch; collective."""
+        """Run a synchronisation's calls on a rank without a batch; collective."""
         self._send_buffers(has_batch=False)
         if self._step is not None:
             self._step()
@@ -218,7 +216,7 @@ class _Join:
 
 
 def _data_parallel_ranks(comm: Communicator | Mesh) -> Communicator:
-    """Return the ranks that a model's replicas are on; ArgumentError for what has none."""
+    """Return the ranks of a model's replicas; ArgumentError if there are none."""
     if isinstance(comm, Mesh):
         names = list(comm.shape)
         return comm[next((name for name in names if name.lower() == DATA_PARALLEL), names[0])]

@@ -34,7 +34,7 @@ Prepared = tuple[Tensor, Tensor, Callable[[], None]]  # in regions, and the coll
 
 
 class Exchange:
-    """The ranks of an axis, as the layers of a model on one device exchange tensors between them.
+    """The exchange of tensors between the ranks of an axis, for a model's layers on one device.
 
     All ranks make the same calls in the same order. The memory has regions: a rank's summand of a sum, all ranks' rows
     of a sum of which each gets a part, the sums, and gathered parts. Before a kernel writes to a region that other
@@ -42,7 +42,6 @@ class Exchange:
 
     Args:
         comm: the ranks, such as `mesh["tp"]`.
-        device: where the tensors are.
     """
 
     def __init__(self, comm: Communicator, device: Device):
@@ -217,7 +216,7 @@ class Exchange:
         return found
 
     def _once(self, key: tuple[object, ...], prepare: Callable[..., T]) -> T:
-        """Return what `prepare(*key)` returned the first time; nothing that it queues is recorded."""
+        """Return the result of the first `prepare(*key)`; its launches are not recorded."""
         found = self._prepared.get(key)
         if found is None:
             recorder, self.device.recorder = self.device.recorder, None
@@ -229,14 +228,14 @@ class Exchange:
         return found
 
     def _counted(self, run: Callable[[], None], read: str = "") -> None:
-        """Run a collective; `read` names the region that other ranks read after it."""
+        """Run a collective; other ranks read the region `read` after it."""
         self._met += 1
         run()
         if read:
             self._read_after[read] = self._met
 
     def _fence(self, region: str) -> None:
-        """Return when no rank reads a region any more: at once, unless it was read after the latest collective."""
+        """Wait until no rank reads a region: no-op, unless it was read after the latest collective."""
         if self._read_after.get(region) == self._met:
             self.device.finish()
             self.comm.barrier()
@@ -244,7 +243,7 @@ class Exchange:
 
 
 class Sum:
-    """A sum over ranks of which kernels write this rank's summand.
+    """A sum over ranks; kernels write this rank's summand.
 
     Attributes:
         own: the summand; all of it has to be written.
@@ -262,7 +261,7 @@ class Sum:
         self._ranks, self._total, self._finish, self._steps = ranks, total, run, steps
 
     def start(self) -> None:
-        """Let the sum move, as the summand is complete, while the device computes what is queued until `total()`.
+        """Start moving the complete summand, while the device computes the queued kernels until `total()`.
 
         Where kernels run in the calling thread nothing happens before `total()`: a core that adds up does not compute.
         """

@@ -1,4 +1,4 @@
-"""Which rank has which coordinates in a mesh, and a picture of that: arithmetic, without communication."""
+"""The coordinates of a mesh's ranks, and a picture of them: arithmetic, without communication."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def in_words(axes: Mapping[str, object]) -> str:
 
 
 def checked_sizes(axes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Return the sizes of a mesh's axes, whose product is the number of ranks; ArgumentError with the numbers."""
+    """Return the sizes of a mesh's axes; ArgumentError unless their product is the number of ranks."""
     given = in_words(axes)
     if not axes:
         raise ArgumentError(f"mesh: expected an axis such as dp={ranks}, got none")
@@ -74,7 +74,7 @@ def layout(sizes: Mapping[str, int], hosts: Sequence[Sequence[int]]) -> np.ndarr
 
 
 def spread_groups(grid: np.ndarray, axis: int, host_of: Mapping[int, int]) -> int:
-    """Return how many groups of ranks along an axis are on more than one host."""
+    """Return the number of groups of ranks along an axis that span several hosts."""
     groups = np.moveaxis(grid, axis, -1).reshape(-1, grid.shape[axis])
     return sum(len({host_of[rank] for rank in group}) > 1 for group in groups.tolist())
 

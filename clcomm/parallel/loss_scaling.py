@@ -1,7 +1,7 @@
-"""Loss scaling: gradients computed and sent at a scale at which 16 bits hold them, and a scale that is found.
+"""Loss scaling: gradients computed and sent at a scale suited to 16 bits, which is found dynamically.
 
 The names, formulas and defaults are those of torch.amp.GradScaler; the method is that of Micikevicius et al., "Mixed
-precision training" (ICLR 2018). All ranks find the same scale: whether to skip a step is decided by all together.
+precision training" (ICLR 2018). All ranks find the same scale: they decide together whether to skip a step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ class GradScaler:
         init_scale: the first scale.
         growth_factor: by which the scale grows after `growth_interval` steps in a row without NaN and Inf.
         backoff_factor: by which it shrinks after a skipped step.
-        growth_interval: a number of steps.
         enabled: False: losses stay as they are, and every step is taken.
         ranks: those that skip a step together; None: the Synchronizer's, and with tensor or pipeline parallelism all
             that have a part of the model.
@@ -67,7 +66,6 @@ class GradScaler:
             self._refuse_settings()
 
     def is_enabled(self) -> bool:
-        """Return whether losses are scaled."""
         return self._enabled
 
     def get_scale(self) -> float:
@@ -109,7 +107,7 @@ class GradScaler:
         return not overflowed
 
     def update(self, new_scale: float | None = None) -> None:
-        """Set the scale for the next step: grown, shrunk or as it was; or `new_scale`."""
+        """Set the next step's scale: grown, shrunk or unchanged; or `new_scale`."""
         if not self._enabled:
             return
         if new_scale is not None:
@@ -132,7 +130,7 @@ class GradScaler:
             self._steps = 0
 
     def _use(self, scale: np.float32) -> None:
-        """Scale losses by another number from now on; a Replay records their steps anew."""
+        """Change the scale; a Replay records its steps anew."""
         if scale != self._scale and self._device is not None:
             self._device.revision += 1
         self._scale = scale
@@ -159,7 +157,6 @@ class GradScaler:
         return False
 
     def _anywhere(self, here: bool, space: SharedSpace) -> bool:
-        """Return whether something is true on any rank; collective."""
         found = (self._ranks or self.sync.comm).all_gather(np.array([here]), label=CHECKS)
         return bool(found.any()) if self._ranks is not None else ModelRanks.of(space).anywhere(bool(found.any()))
 
@@ -183,7 +180,7 @@ class GradScaler:
         return {"scale": self.get_scale(), **self._settings, _TRACKER: self._steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict()`; raises ArgumentError, changing nothing, for what none returns."""
+        """Restore a `state_dict()`; raises ArgumentError, changing nothing, for anything else."""
         if not self._enabled:
             return
         expected = sorted(self.state_dict())
@@ -213,7 +210,7 @@ def _checked(scale: float, growth: float, backoff: float, interval: int) -> dict
 
 
 def _above(name: str, value: float) -> float:
-    """Return a number above 0; ArgumentError for anything else, and for what float32 does not hold."""
+    """Return a number above 0; ArgumentError for others, and for those outside float32."""
     is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     with np.errstate(over="ignore"):
         if not is_number or not 0 < np.float32(value) < math.inf:

@@ -30,10 +30,9 @@ class Mesh:
 
     Args:
         comm: the ranks.
-        axes: the size of each axis; the product is the number of ranks, and one may be -1: what remains.
+        axes: the size of each axis; their product is the number of ranks, and one may be -1: the rest.
 
     Attributes:
-        comm: the ranks of all axes.
         shape: the axes' sizes by name, in the order given.
         coordinates: this rank's, by axis.
         ranks: the rank in `comm` at each coordinate, with an axis of the array for each of the mesh.
@@ -129,7 +128,7 @@ class DeviceMesh(Mesh):
     has a device of its own.
 
     Args:
-        device_type: changes nothing, which rank 0 logs once; or `mesh`, where that is left out.
+        device_type: has no effect, which rank 0 logs once; or `mesh`, if that is left out.
         mesh: the rank at each coordinate, each rank once.
         mesh_dim_names: the axes, one for each dimension of `mesh`.
         comm: the ranks; None: all of the job.
@@ -167,7 +166,7 @@ class DeviceMesh(Mesh):
 
 @cache
 def _say_type_is_unused(device_type: str) -> None:
-    """Say once in a process that a DeviceMesh does not choose devices."""
+    """Log once in a process that a DeviceMesh does not choose devices."""
     _log.warning(
         "DeviceMesh: device type %r changes nothing, as each rank computes on its own device, which --device or "
         "CLCOMM_DEVICE chooses",

@@ -24,10 +24,7 @@ class SyncBatchNorm(BatchNorm):
     summed in rank order.
 
     Args:
-        num_features: the channels of x.
-        eps, momentum, affine, track_running_stats: as of a BatchNorm.
-        comm: the ranks, such as `mesh["dp"]`.
-        device: where its parameters and buffers are; by default `default_device()`.
+        comm: the ranks, such as `mesh["dp"]`. The other arguments are a BatchNorm's.
 
     Raises ArgumentError for sizes below 1, and for an x of other dimensions or channels.
     """
@@ -55,11 +52,11 @@ class SyncBatchNorm(BatchNorm):
 
     @property
     def mixes_ranks(self) -> bool:
-        """Whether its backward adds up gradients of several ranks, as it trains now."""
+        """Whether its backward, in its present mode, adds up gradients of several ranks."""
         return self._comm.size > 1 and (self.training or self.running_mean is None)
 
     def weigh(self, weight: float, device: Device) -> None:
-        """Let this rank's loss count `weight` times in the gradients to come: see `Synchronizer.expect_samples`."""
+        """Weight this rank's loss in the coming gradients by `weight`: see `Synchronizer.expect_samples`."""
         self._exchange(device).weigh(weight)
 
     def _exchange(self, device: Device) -> Exchange:

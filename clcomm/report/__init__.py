@@ -1,4 +1,4 @@
-"""Reports of runs: what a run writes down, and what `clcomm report` and `clcomm compare` show of it.
+"""Reports of runs: records of a run's figures, and the output of `clcomm report` and `clcomm compare`.
 
 record.py gathers and writes a run's figures. reading.py reads such files, which schema.py checks. report.py builds the
 tables, charts and sentences as plain data; html.py, terminal.py, text_formats.py and png.py render them.
@@ -22,7 +22,6 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of `__all__` at its first access."""
     if name not in _MODULES:
         raise AttributeError(f"module 'clcomm.report' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"clcomm.report.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""The sums, means and shares of a run that a report's sections have in common."""
+"""Sums, means and shares of a run, shared by a report's sections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clcomm.synchronizer import GRADIENTS
 
 
 class Analysis:
-    """A run's figures as the sections need them, computed once; of an average rank unless stated otherwise."""
+    """A run's figures for the sections, computed once; of an average rank unless stated otherwise."""
 
     def __init__(self, run: Run):
         self.run = run
@@ -87,7 +87,7 @@ def _mean_of(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def mean_step(analysis: Analysis) -> list[tuple[str, float]]:
-    """Return the parts of a mean step in seconds, in the order in which they occur; [] if steps were not timed."""
+    """Return the parts of a mean step in seconds, in order; [] if steps were not timed."""
     if not analysis.training_s or not analysis.steps:
         return []
     names = dict.fromkeys(name for parts in analysis.parts for name in parts)

@@ -1,4 +1,4 @@
-"""The kinds of charts in a report: what each holds, in seconds, bytes and shares, and how it is drawn."""
+"""The kinds of charts in a report, in seconds, bytes and shares, and their drawing."""
 
 from __future__ import annotations
 
@@ -55,10 +55,7 @@ _DOTS, _WIDE_SPAN = 30, 20.0
 
 @dataclass(frozen=True)
 class Bars:
-    """Horizontal stacked bars; values[i][j] is part j of bar i, in `unit`.
-
-    `mark` is the name and value of a line to compare all bars with.
-    """
+    """Horizontal stacked bars; values[i][j] is part j of bar i, in `unit`; `mark` is the (name, value) of a line."""
 
     title: str
     parts: Sequence[str]
@@ -116,7 +113,6 @@ class Bars:
 
 
 def _row(name: str, y: float, left: float) -> list[Mark]:
-    """Return the name of a row and the track that its parts lie on."""
     return [Text(0.0, y + 14, name, shift=-left, colour="ink"), Rect(0.0, y, 1.0, _BAR, "line", opacity=0.45)]
 
 
@@ -302,7 +298,7 @@ class Intervals:
 
 
 def _shortened(text: str) -> str:
-    """Return the text, cut at its start if it is wider than a chart, as paths differ at their ends."""
+    """Return the text, cut at its start if it is wider than a chart: paths differ at their ends."""
     most = int((NARROWEST + sum(BESIDE) - 8) / CHARACTER)
     return text if len(text) <= most else f"…{text[1 - most :]}"
 

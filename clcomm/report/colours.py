@@ -31,5 +31,4 @@ PAINTS = {
 
 
 def paint_of(part: str) -> Paint:
-    """Return a part's paint."""
     return PAINTS.get(part, Paint(GREY))

@@ -27,7 +27,7 @@ _DRAWN = (
 
 
 def warnings(pairs: Pairs) -> list[str]:
-    """Return a line for each pair whose runs were on different machines, with the differences."""
+    """Return a line with the differences for each pair of runs on different machines."""
     found = []
     for before, after in pairs:
         if changes := machine_changed(before, after):
@@ -37,7 +37,7 @@ def warnings(pairs: Pairs) -> list[str]:
 
 
 def comparison_report(pairs: Pairs) -> Report:
-    """Return a report of what changed in each pair."""
+    """Return a report of the changes in each pair."""
     pairs = _shortly_named(pairs)
     subjects = _subjects(pairs)
     first = pairs[0][0].name
@@ -57,7 +57,7 @@ def comparison_report(pairs: Pairs) -> Report:
 
 
 def _shortly_named(pairs: Pairs) -> Pairs:
-    """Return the pairs with file names in place of paths, if these names are unique."""
+    """Return the pairs with file names in place of paths, if these are unique."""
     paths = {subject.path for pair in pairs for subject in pair}
     if len({Path(path).name for path in paths}) < len(paths):
         return pairs
@@ -69,7 +69,6 @@ def _without_folder(subject: Subject) -> Subject:
 
 
 def _subjects(pairs: Pairs) -> list[Subject]:
-    """Return every run once, in order."""
     return list({subject.name: subject for pair in pairs for subject in pair}.values())
 
 

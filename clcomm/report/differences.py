@@ -26,7 +26,7 @@ _REPLACED_SETTINGS = ("model", "engine", "data", "batch_size", "bucket_size", "n
 
 @dataclass(frozen=True)
 class Subject:
-    """A run to compare: its file, its variant's name if the file holds a comparison, and its figures.
+    """A run to compare: its file, its variant's name in a comparison, and its figures.
 
     `reference` is the variant that its `step_ratio` refers to.
     """
@@ -43,10 +43,10 @@ class Subject:
 
 
 class Change(NamedTuple):
-    """A figure of two runs as text, its change, and whether that is more than noise.
+    """A figure of two runs as text, its change, and whether that exceeds noise.
 
-    `values` are the figures as read: numbers, Estimates or text. `relative` is the change as a share of the figure
-    before, None where that is zero or no number.
+    `values` are the figures as read: numbers, Estimates or text. `relative` is the change as a share of the former
+    figure, None if that is zero or no number.
     """
 
     figure: str
@@ -59,15 +59,14 @@ class Change(NamedTuple):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The texts of a table's row."""
         return self[:5]
 
 
 def pairs(paths: Sequence[str]) -> list[tuple[Subject, Subject]]:
     """Return the pairs of runs to compare: the reference, and the run that is compared with it.
 
-    The reference is the first file's run; for a single file of a comparison it is that comparison's reference. A
-    variant is compared with the first file's variant of the same name, if there is one. Raises DataError, which names
+    The reference is the first file's run; for a single file of a comparison it is the comparison's reference. A
+    variant is compared with the first file's variant of the same name, if any. Raises DataError, which names
     the file, if one cannot be read or there is nothing to compare.
     """
     files = [_subjects(path) for path in paths]
@@ -85,7 +84,7 @@ def pairs(paths: Sequence[str]) -> list[tuple[Subject, Subject]]:
 
 
 def _subjects(path: str) -> tuple[list[Subject], Subject]:
-    """Return a file's runs, and the one that runs of other files are compared with by default."""
+    """Return a file's runs, and the one with which other files' runs are compared by default."""
     try:
         document = read(path, _checked)
     except DataError as error:
@@ -111,7 +110,6 @@ def _run(document: dict[str, Any]) -> Run:
 
 
 def settings_changed(before: Subject, after: Subject) -> list[Change]:
-    """Return the settings that differ."""
     first, second = _settings(before.run), _settings(after.run)
     names = dict.fromkeys([*first, *second])
     return _different(names, first, second)
@@ -214,7 +212,7 @@ def _accuracy_changed(before: Run, after: Run) -> Change | None:
 def step_change(before: Subject, after: Subject) -> Change:
     """Return the change of a step's time; for runs that alternated, of the ratio to the reference.
 
-    Raises DataError where there is no interval to judge it by.
+    Raises DataError without an interval to judge it by.
     """
     found = {change.figure: change for change in figures_changed(before, after)}
     change = found.get("step over the reference's") or found.get("step (ms)")
@@ -260,7 +258,7 @@ def _images_per_s(subject: Subject) -> Estimate | None:
 
 def _per_step(key: str) -> Callable[[Subject], float | None]:
     def count_of(subject: Subject) -> float | None:
-        """Return the count for the run's final buckets, without those of sizes that "auto" tried before."""
+        """Return the count for the run's final buckets, without those that "auto" tried before."""
         steps, stats = subject.run.figures["steps"], subject.run.stats()
         rows = [row for row in stats.as_dict()["buckets"] if row["label"] == GRADIENTS]
         synchronisations = sum(row["calls"] for row in rows if row["bucket"] == 0)

@@ -1,4 +1,4 @@
-"""A report's elements as data: tables and charts of seconds, bytes and shares, and how each kind of value is shown."""
+"""A report's elements as data: tables and charts of seconds, bytes and shares, and the formats of values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of plain values under columns, with a note on how to read them.
+    """Rows of plain values under columns, with a note.
 
     A page shows the last `folded` rows on demand, under the line `folded_as`.
     """
@@ -44,7 +44,7 @@ class Table:
 
     @property
     def left_out(self) -> str:
-        """A sentence on the rows that `cells` leaves out; "" where it leaves out none."""
+        """A sentence on the rows that `cells` leaves out; "" if none."""
         return f"{MOST_SHOWN} of {len(self.rows)} rows; JSON and CSV have all." if len(self.rows) > MOST_SHOWN else ""
 
     def filled(self) -> Table:
@@ -80,10 +80,10 @@ def written(value: Any, kind: str) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless the number is 1."""
+    """Return a number with its noun, in the singular for 1."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a duration as text for a sentence: in ms, from one second on in s."""
+    """Return a duration as text for a sentence: in ms, from 1 s on in s."""
     return f"{format_number(seconds * 1e3)} ms" if seconds < 1 else f"{seconds:,.2f} s"

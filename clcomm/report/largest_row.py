@@ -1,4 +1,4 @@
-"""What takes most of a step, whatever it is, and what beside the steps takes long: evaluations, compression."""
+"""Causes of a step's length: its largest part, and long evaluations or compression beside the steps."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Cause(NamedTuple):
 
 
 def largest_row(analysis: Analysis, others: Sequence[Cause]) -> Cause | None:
-    """Return the part that takes most of a mean step, without the ranks and the parts that other causes explain."""
+    """Return the part that takes most of a mean step, without the ranks and parts that other causes explain."""
     explained = frozenset[str]().union(*(cause.explained for cause in others))
     slow = {cause.rank for cause in others}
     ranks = [
@@ -88,7 +88,7 @@ def _meaning(analysis: Analysis, name: str, seconds: float) -> str:
 
 
 def _computing(analysis: Analysis, name: str, seconds: float) -> str:
-    """Return whether kernels or Python take more of what a rank computes, where that was measured."""
+    """Return whether kernels or Python dominate a rank's computing, if measured."""
     values = [record["kernel_step_s"] for record in analysis.run.ranks]
     if None in values:
         return name
@@ -99,9 +99,9 @@ def _computing(analysis: Analysis, name: str, seconds: float) -> str:
 
 
 def compression(analysis: Analysis, slow: Collection[int]) -> Cause | None:
-    """Return a cause where compressed gradients take longer than their bytes would without compression.
+    """Return a cause if compressed gradients take longer than they would uncompressed.
 
-    slow: ranks that another cause names, whose time is theirs alone.
+    slow: ranks named by another cause, whose time is theirs alone.
     """
     moved = [reducing(stats)["transfer_s"] for record, stats in analysis.warm if record["rank"] not in slow]
     moved_s = analysis.per_step(statistics.mean(moved)) if moved else None
@@ -118,7 +118,7 @@ def compression(analysis: Analysis, slow: Collection[int]) -> Cause | None:
 
 
 def _in_memory(analysis: Analysis, moved_s: float, step_s: float) -> Cause | None:
-    """Return the cause on one host, where ranks read each other's gradients in place and no byte is saved."""
+    """Return the cause on one host, where ranks read gradients in place and compression saves no bytes."""
     hosts = {record["host"] for record in analysis.run.ranks}
     if len(hosts) > 1 or moved_s < _NOTABLE * step_s:
         return None
@@ -141,7 +141,7 @@ def _evaluating_s(stats: CommStats) -> float:
 
 
 def evaluation(analysis: Analysis) -> Cause | None:
-    """Return a cause where evaluations take long beside the steps, on every rank or on one."""
+    """Return a cause if evaluations take long beside the steps, on all ranks or on one."""
     rows = {record["rank"]: _evaluating_s(stats) for record, stats in analysis.by_rank}
     steps, training_s = analysis.all_steps, analysis.all_training_s
     if not (steps and training_s and any(rows.values())):

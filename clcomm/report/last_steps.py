@@ -38,8 +38,8 @@ class Span(NamedTuple):
 class LastSteps:
     """An observer that keeps the events of a rank's last steps and discards older ones.
 
-    A step ends with the Communicator's phase "step". Of a step with more than MOST_EVENTS the last ones are kept: which
-    events came before a step is known only at its end.
+    A step ends with the Communicator's phase "step". Of a step with more than MOST_EVENTS the last ones are kept, as
+    its begin is known only at its end.
     """
 
     def __init__(self) -> None:
@@ -57,9 +57,9 @@ class LastSteps:
             self._events.append(phase)
 
     def spans(self) -> Iterator[Span]:
-        """Yield the spans of the steps that are kept, by this rank's clock; a step precedes the spans within it.
+        """Yield the spans of the kept steps, by this rank's clock; a step precedes the spans within it.
 
-        Of a step they are at most MOST_SPANS: a collective with more stretches than are left is left out.
+        At most MOST_SPANS per step: a collective with more stretches than are left is left out.
         """
         for step, events in self._steps:
             yield _span(STEP, -1, step.began_s, step.began_s + step.seconds)
@@ -76,7 +76,7 @@ class LastSteps:
 
 
 def parse_span(text: str) -> Span:
-    """Return the span of a text that `texts` made; raises ValueError for any other text."""
+    """Return the span of a text made by `texts`; raises ValueError for any other text."""
     kind, *numbers = text.split(" ")
     if kind not in KINDS or len(numbers) != 3 or not all(number.lstrip("-").isdecimal() for number in numbers):
         raise ValueError(f"expected a kind, a bucket, a begin and a length, got {text[:60]!r}")
@@ -138,7 +138,7 @@ _ORDER = (
 
 
 def flattened(spans: list[Span], of: Callable[[str], str] = str) -> list[Span]:
-    """Return consecutive spans of what a rank did at each time, hidden communication left out.
+    """Return a rank's consecutive spans, without hidden communication.
 
     `of` maps kinds to the names to show; neighbours with one name and bucket are merged.
     """

@@ -1,4 +1,4 @@
-"""A run's provenance: model, settings, machine and versions, to repeat the run or to compare it."""
+"""A run's provenance, for repeating or comparing it: model, settings, machine and versions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ def subtitle(run: Run) -> str:
 
 
 def line(run: Run) -> str:
-    """Return all entries as one line."""
     unnamed = ("model", "device", "driver", "cores", "date")
     return "; ".join(text if name in unnamed else f"{name} {text}" for name, text in provenance(run).items() if text)
 
@@ -80,7 +79,6 @@ def _bucket_size(run: Run) -> str:
 
 
 def _transport(run: Run) -> str:
-    """Return the transports that moved gradients."""
     stats = run.stats()
     totals = [stats.total(*key) for key in (("all_reduce", GRADIENTS), ("reduce_scatter", GRADIENTS),
                                             ("all_gather", PARAMETERS))]  # fmt: skip

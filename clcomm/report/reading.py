@@ -1,7 +1,7 @@
-"""Reads the files of runs and merges those of one run; their order makes no difference.
+"""Reads and merges the files of a run, in any order.
 
 A file may come from anyone: its size is checked before it is read, it has to be JSON, and every field has to be of its
-kind and within its range (schema.py). So text that could act on a terminal or a page is refused.
+kind and within its range (schema.py), which refuses text that could act on a terminal or a page.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Run:
 
 
 def read_runs(paths: Iterable[str]) -> Run:
-    """Return the run that these files hold together; `problems` has a line for each file that is left out.
+    """Return the run in these files; `problems` has a line for each file that is left out.
 
-    Left out are files that cannot be read, and those of another run than the first readable file's. Raises DataError if
+    Left out are unreadable files, and those of another run than the first readable file's. Raises DataError if
     no file can be read.
     """
     found: list[dict[str, Any]] = []
@@ -75,11 +75,10 @@ def _add_file(path: str, found: list[dict[str, Any]], ranks: dict[int, dict[str,
 
 
 def read(path: str, checked: Callable[[dict[str, Any]], dict[str, Any]] = checked_run) -> dict[str, Any]:
-    """Return the document in a file as `checked` returns it; raises DataError, with a message without the path.
+    """Return the document in a file, checked; raises DataError, with a message without the path.
 
     Args:
-        path: the file.
-        checked: takes the decoded document and returns its known fields; raises ValueError for an invalid one.
+        checked: returns the known fields of the decoded document; raises ValueError for an invalid one.
     """
     try:
         info = Path(path).stat()

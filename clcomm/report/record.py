@@ -1,4 +1,4 @@
-"""Writes a run's figures: those of the whole run, and each rank's stats as numbers that merge exactly."""
+"""Records of a run: the figures of the whole, and each rank's stats as numbers that merge exactly."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def gather_records(comm: Communicator, *, last_steps: LastSteps | None = None, *
 
 
 def _clock_offset_ns(comm: Communicator) -> int:
-    """Return rank 0's clock less this rank's; 0 on one host, whose ranks share a clock. Collective."""
+    """Return the offset of rank 0's clock from this rank's; 0 on one host, whose ranks share a clock. Collective."""
     hosts = set(comm.all_gather_object(comm.host, label="report"))
     return read_clock(comm).offset_ns if len(hosts) > 1 else 0
 
@@ -82,14 +82,14 @@ def run_document(records: Sequence[Mapping[str, Any]], **figures: Any) -> dict[s
 
 
 def layout_of(plan: Sequence[Bucket]) -> list[list[int]]:
-    """Return a bucket plan as the bytes of each bucket's tensors, or of its parts of them."""
+    """Return the bytes of each bucket's tensors, or of its parts of them."""
     return [
         [min(bucket.stop, place.stop) - max(bucket.start, place.start) for place in bucket.ranges] for bucket in plan
     ]
 
 
 def _ceilings(world_size: int, hosts: int) -> list[dict[str, Any]]:
-    """Return what `clcomm tune` measured on this host for as many ranks; [] where its file is missing or invalid."""
+    """Return the costs measured by `clcomm tune` for as many ranks here; [] if its file is missing or invalid."""
     try:
         fits = costfile.load() or []
     except (ArgumentError, DataError):
@@ -122,7 +122,7 @@ def write_document(path: str, document: dict[str, Any], comm: Communicator, opti
 
 
 def _finite(value: Any) -> Any:
-    """Return the value with None in place of NaN and the infinities, which JSON lacks."""
+    """Return the value with None for NaN and the infinities, which JSON lacks."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A run's figures and timeline without a line in the program: environment variables name the files."""
+"""Reports and timelines without code in the program: environment variables name the files."""
 
 from __future__ import annotations
 
@@ -58,10 +58,9 @@ class Recording:
         return recording
 
     def collective_finished(self, event: object) -> None:
-        """Collectives are in the Communicator's stats."""
+        """The Communicator's stats count collectives."""
 
     def phase_finished(self, phase: Phase) -> None:
-        """Count a step."""
         if phase.name == "step":
             self._steps += 1
             self._training_s += phase.seconds
@@ -78,7 +77,7 @@ class Recording:
             self._trace = None
 
     def write(self) -> None:
-        """Write what was asked for; collective."""
+        """Write the requested files; collective."""
         self.stop_trace()
         if self._report:
             records = gather_records(

@@ -1,4 +1,4 @@
-"""A run's report as plain data: sentences, tables, charts, and what is left out and why."""
+"""A run's report as plain data: sentences, tables, charts, and omissions with reasons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA = 2
 
 
 class LeftOut(NamedTuple):
-    """Something that the report does not show, and why."""
+    """An omission of the report, and its reason."""
 
     what: str
     why: str
@@ -39,7 +39,6 @@ class Report:
 
 
 def build(run: Run) -> Report:
-    """Return the report of a run."""
     analysis = Analysis(run)
     found = [*(make(analysis) for make in tables.ALL), provenance.provenance_table(run)]
     drawn = [make(analysis) for make in charts.ALL]
@@ -56,7 +55,7 @@ def build(run: Run) -> Report:
 
 
 def left_out(analysis: Analysis) -> list[LeftOut]:
-    """Return what cannot be shown, with the reason and how to get it."""
+    """Return the omissions with their reasons and remedies."""
     unfit = run_costs.unfit(analysis.buckets)
     several, not_reported = analysis.run.world_size > 1, "this transport does not report"
     background = " for background all-reduces; --overlap off shows them" if analysis.reducing["hidden_s"] else ""

@@ -1,4 +1,4 @@
-"""Latency and bandwidth from a run's own calls or from `clcomm tune`, and the bucket size that they recommend."""
+"""Latency and bandwidth from a run's calls or from `clcomm tune`, and the bucket size that follows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Costs(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """The bucket sizes that were compared, and this run's plan."""
+    """The compared bucket sizes, and this run's plan."""
 
     recommendation: Recommendation
     current_s: float
@@ -44,7 +44,7 @@ class Advice(NamedTuple):
 
 
 def own_costs(rows: list[dict[str, Any]]) -> Costs | str:
-    """Return the fit to a run's reductions, given their buckets' rows, or why there is none."""
+    """Return the fit to a run's reductions, given their buckets' rows, or the reason for none."""
     if not rows:
         return "there are no buckets to fit it to"
     if reason := unfit(rows):
@@ -75,7 +75,7 @@ def own_costs(rows: list[dict[str, Any]]) -> Costs | str:
 
 
 def unfit(rows: list[dict[str, Any]]) -> str:
-    """Return why the time of these reductions does not predict others; "" where it does."""
+    """Return the reason why these reductions' times do not predict others; "" if they do."""
     if any(row["hidden_s"] for row in rows):
         return "all-reduces overlapped with computing, which makes them longer; --overlap off shows what they cost"
     if any(row["wire_bytes"] != row["bytes"] for row in rows):
@@ -101,9 +101,9 @@ def moving_s(row: dict[str, Any]) -> float:
 
 
 def ceiling_of(ceilings: list[dict[str, Any]], transport: str, sums: str | None) -> Cost | str | None:
-    """Return the cost that `clcomm tune` measured for a transport, None if it did not, or why it does not apply.
+    """Return the cost measured by `clcomm tune` for a transport, None if missing, or the reason why it does not apply.
 
-    `sums` is what summed in shared memory in this run, None where that is not known.
+    `sums` is "device" or "numpy", as in this run; None if unknown.
     """
     for each in ceilings:
         if each["transport"] == transport:
@@ -123,5 +123,5 @@ def advise(costs: Costs, layout: list[list[int]]) -> Advice:
 
 
 def is_current(candidate: Candidate, layout: list[list[int]]) -> bool:
-    """Return whether a bucket size results in the run's own plan."""
+    """Return whether a bucket size gives the run's own plan."""
     return list(candidate.buckets) == [sum(bucket) for bucket in layout]

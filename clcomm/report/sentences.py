@@ -18,7 +18,7 @@ _MOSTLY = 0.75
 
 
 def title(analysis: Analysis) -> str:
-    """Return what ran, as a title."""
+    """Return the title."""
     figures = analysis.run.figures
     what = " on ".join(figures[name] for name in ("model", "dataset") if figures[name])
     hosts = f" of {figures['hosts']} hosts" if (figures["hosts"] or 1) > 1 else ""
@@ -58,7 +58,7 @@ def headline(analysis: Analysis) -> list[str]:
 
 
 def problems(analysis: Analysis) -> list[str]:
-    """Return what went wrong: missing files, failures, differing replicas."""
+    """Return the problems: missing files, failures, differing replicas."""
     found = []
     missing = analysis.run.world_size - len(analysis.run.ranks)
     if missing:
@@ -93,13 +93,13 @@ def pace(analysis: Analysis) -> str:
 
 
 def _after_warm_up(analysis: Analysis) -> str:
-    """Return which steps the means leave out."""
+    """Return the steps left out of the means."""
     cold = analysis.cold_steps
     return f" without the first{f' {cold}' if cold > 1 else ''}" if cold else ""
 
 
 def _speed_after_warm_up(analysis: Analysis) -> str:
-    """Return which steps the speed leaves out in a run whose file does not have the first steps apart."""
+    """Return the steps left out of the speed, for a file without separate first steps."""
     return f" without the first {WARM_UP_STEPS}" if (analysis.all_steps or 0) > WARM_UP_STEPS else ""
 
 
@@ -132,7 +132,7 @@ def sharing(analysis: Analysis) -> str:
 
 
 def arrivals(analysis: Analysis) -> str:
-    """Return which rank the others wait for, or that there is none."""
+    """Return the rank that others wait for, or that there is none."""
     rows, ranks = analysis.counts["stragglers"], analysis.run.world_size
     seen = sum(row["last"] for row in rows)
     if not rows or ranks < 2:
@@ -148,7 +148,7 @@ def arrivals(analysis: Analysis) -> str:
 
 
 def detour(analysis: Analysis) -> str:
-    """Return a hint if gradients went through MPI, as requested, although shared memory could reduce them."""
+    """Return a hint if gradients went through MPI on request although shared memory is available."""
     asked = (analysis.run.figures["settings"] or {}).get("transport")
     hosts = {record["host"] for record in analysis.run.ranks}
     if not analysis.several or len(hosts) > 1 or analysis.reductions["transport"] != "mpi" or asked != "mpi":

@@ -1,4 +1,4 @@
-"""The parts of a step in seconds; each second is counted once, so that they add up to the step."""
+"""The parts of a step in seconds; each second counts once, so that they add up to the step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OTHER_LABELS = {CHECKS: "checks and join", TUNING: "trying bucket sizes"}
 
 
 def moving(several: bool, compressed: bool) -> str:
-    """Return the name of the part in which data moves."""
+    """Return the name of the part that moves data."""
     if not several:
         return "communication"
     return "compress, move and add" if compressed else "move and add"
@@ -39,8 +39,8 @@ def parts_of(record: dict[str, Any], stats: CommStats, moving: str, last: float 
 
     Args:
         record, stats: the rank's.
-        moving: the name of the part in which data moves.
-        last: the share of collectives, 0 to 1, in which the others waited for this rank, if they mostly did.
+        moving: name of the part that moves data.
+        last: share of collectives, 0 to 1, in which the others waited for this rank, if most did.
     """
     if not record["training_s"] or not record["steps"]:
         return {}
@@ -113,9 +113,9 @@ def labelled(stats: CommStats, label: str) -> dict[str, float]:
 
 
 def _share_in_steps(stats: CommStats, checks_s: float) -> float:
-    """Return the share of all checks that fell within steps' phases; those before the first step wait for start-up.
+    """Return the share of all checks within steps' phases; those before the first step wait for start-up.
 
-    It exceeds 1 where steps hold barriers as well, as clipping does.
+    It exceeds 1 if steps contain barriers too, as clipping does.
     """
     phases = {row["phase"]: row["communication_s"] for row in stats.as_dict()["phases"] if not row["label"]}
     if "sync" not in phases or not checks_s:

@@ -89,16 +89,13 @@ def operations_table(analysis: Analysis) -> Table:
 
 
 def _first_to_last(columns: Sequence[Column], rows: list[dict[str, Any]], before: str = "") -> str:
-    """Return the headings of adjacent columns that have values as a range, "wait to move"; it starts at `before`."""
+    """Return the headings of adjacent columns with values as a range, "wait to move"; it starts at `before`."""
     headings = [each for each in (before, *(column.heading for column in with_values(columns, rows))) if each]
     return " to ".join(dict.fromkeys((headings[0], headings[-1]))) if headings else ""
 
 
 def _blank_zeros(analysis: Analysis, row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row with None for parts that are zero, and for moving data in a world of one.
-
-    Columns without any value are then left out of the table.
-    """
+    """Return the row with None for zero parts, and for moving data in a world of one."""
     suffixes = ("_s", "_mean_s", "_step_s")
     blank = {f"{name[:-2]}{suffix}" for name in (*PART_KEYS, "hidden_s") for suffix in suffixes} | {"failures"}
     alone = set() if analysis.several else {f"transfer{suffix}" for suffix in suffixes}
@@ -106,7 +103,7 @@ def _blank_zeros(analysis: Analysis, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _wait_or_move_note(rows: list[dict[str, Any]], key: str = "wait_unknown_s") -> str:
-    """Return a note on the column "wait+move", "" where it has no values."""
+    """Return a note on the column "wait+move", "" if it is empty."""
     return " wait+move is either; the transport does not report which." if any(row[key] for row in rows) else ""
 
 
@@ -145,7 +142,6 @@ def step_ranks_table(analysis: Analysis) -> Table:
 
 
 def _key(part: str) -> str:
-    """Return the JSON key of a part of a step."""
     return f"{part.replace(',', '').replace(' ', '_')}_step_s"
 
 
@@ -243,7 +239,7 @@ def _span(sizes: list[int]) -> str:
 
 
 def checks_table(analysis: Analysis) -> Table:
-    """Return pairs of figures that have to be equal; they differ if the parts of the report do not add up."""
+    """Return pairs of figures that have to be equal; a difference shows an error of the report."""
     # Each synchronisation reduces one bucket 0.
     rows, synchronisations = [], sum(row["calls"] for row in analysis.buckets if row["bucket"] == 0)
     if analysis.layout and synchronisations:

@@ -43,13 +43,12 @@ def _print_table(table: Table, console: Console) -> None:
 
 
 def _piece(table: Table, cells: list[list[str]], columns: list[int]) -> TextTable:
-    """Return some columns of a table, given by index."""
     shown = [(table.columns[index].heading, table.columns[index].kind != "text") for index in columns]
     return TextTable([Column(*each) for each in shown], [[row[index] for index in columns] for row in cells])
 
 
 def _pieces(table: Table, cells: list[list[str]], width: int) -> list[list[int]]:
-    """Return the column indices of each piece: those that name the row, then as many others as there is room for."""
+    """Return the column indices of each piece: those that name the row, then as many others as fit."""
     naming = [index for index, column in enumerate(table.columns) if index == 0 or column.key == "label"]
     pieces = [list(naming)]
     for index in range(len(table.columns)):

@@ -71,5 +71,4 @@ def _table_lines(table: Table) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Return text that Markdown shows as it is."""
     return "".join(f"\\{character}" if character in "\\`*_[]<>|#" else character for character in text)

@@ -1,4 +1,4 @@
-"""The timeline chart: what each rank did in the last steps of a run."""
+"""The timeline chart of the last steps of a run, with a row per rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from clcomm.report.step_parts import (
 
 
 def timeline_chart(analysis: Analysis) -> Timeline | None:
-    """Return the timeline of all ranks whose file has one."""
+    """Return the timeline of all ranks with one in their file."""
     records = [record for record in analysis.run.ranks if record["timeline"]][:MOST_SHOWN]
     if not records:
         return None

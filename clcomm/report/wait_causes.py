@@ -1,4 +1,4 @@
-"""The causes of a step's length: a slow rank and the part that takes it longer, too few cores, the largest part."""
+"""Causes of a step's length: slow ranks and the slow part, shortage of cores, and the largest part."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WAITING = frozenset({WAIT, EITHER})
 
 
 def causes(analysis: Analysis) -> list[Cause]:
-    """Return the causes, the largest first; the largest part of a step is among them, unless steps were not timed."""
+    """Return the causes, the largest first; if steps were timed, one is the largest part of a step."""
     if not analysis.training_s or not analysis.steps:
         return []
     waiting = _of_waiting(analysis)
@@ -32,7 +32,7 @@ def causes(analysis: Analysis) -> list[Cause]:
 
 
 def _of_waiting(analysis: Analysis) -> list[Cause | None]:
-    """Return why ranks wait for each other or for a core."""
+    """Return the causes of waits for other ranks and for cores."""
     if not analysis.several:
         return [_busy_cores(analysis)]
     crowd = _crowd(analysis)
@@ -79,7 +79,7 @@ def _crowding(analysis: Analysis, crowd: list[dict[str, Any]]) -> Cause | None:
 
 
 def _busy_cores(analysis: Analysis) -> Cause | None:
-    """Return a cause where other processes use the cores of all ranks alike."""
+    """Return a cause if other processes use all ranks' cores alike."""
     step_s = analysis.per_step(analysis.training_s) or 0.0
     mean_s = statistics.mean(_core_s(analysis, record["rank"]) for record in analysis.run.ranks)
     if mean_s < _BUSY * step_s:
@@ -147,7 +147,7 @@ def _why(part: str, values: dict[int, float], slow: int, shares: bool) -> str:
 
 
 def _launches(analysis: Analysis, slow: int, longer_s: float) -> str:
-    """Return whether kernels or Python take longer; "" where that is not measured, or neither does."""
+    """Return whether kernels or Python take longer; "" if unknown or neither."""
     for key, what in (("launch_step_s", "its Python and launches take"), ("kernel_step_s", "its kernels take")):
         values = {record["rank"]: record[key] for record in analysis.run.ranks}
         if None in values.values():

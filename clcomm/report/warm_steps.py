@@ -1,4 +1,4 @@
-"""A rank's first steps, which build kernels and fill caches: kept apart, so that no mean counts them."""
+"""A rank's first steps, which build kernels and fill caches, kept out of all means."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ WARM_UP_STEPS = 10
 
 
 class FirstSteps:
-    """An observer that keeps the figures of a rank's first steps, and of what came before them.
+    """An observer of the figures of a rank's first steps, and of the time before them.
 
     figures: the `cold` of a rank's record; None before the first step.
 
     Args:
-        comm: the ranks.
-        core_waits: an earlier observer of theirs; None: waits for a core are not measured.
+        core_waits: an earlier observer; None: waits for a core are not measured.
     """
 
     def __init__(self, comm: Communicator, core_waits: CoreWaits | None = None):
@@ -29,7 +28,7 @@ class FirstSteps:
         self._steps, self._training_s, self._data_wait_s = 0, 0.0, 0.0
 
     def collective_finished(self, event: Collective) -> None:
-        """Collectives are in the Communicator's stats."""
+        """The Communicator's stats count collectives."""
 
     def phase_finished(self, phase: Phase) -> None:
         """Count a step, or a wait for data in one."""
@@ -50,7 +49,7 @@ class FirstSteps:
 
 
 def warm(record: dict[str, Any], stats: CommStats) -> tuple[dict[str, Any], CommStats]:
-    """Return a rank's record and stats without its first steps; as they are where the first ones are not known."""
+    """Return a rank's record and stats without its first steps; unchanged if these are unknown."""
     cold = record["cold"]
     if cold is None or not record["steps"] or record["steps"] <= cold["steps"] or record["training_s"] is None:
         return record, stats

@@ -1,4 +1,4 @@
-"""Who does what when, as lists: the messages of textbooks' all-reduces, the work of a pipeline; arithmetic alone."""
+"""Schedules: the messages of textbook all-reduces, and the work of a pipeline; arithmetic alone."""
 
 from clcomm.schedules.all_reduce import ALGORITHMS, schedule_of
 from clcomm.schedules.schedule import Schedule, Transfer

@@ -43,7 +43,7 @@ def _ring(ranks: int) -> tuple[int, Rounds]:
 
 
 def _halving(ranks: int) -> tuple[int, Rounds]:
-    """Pairs exchange halves of what they still reduce; then pairs exchange what is complete, in reverse."""
+    """Pairs exchange halves of their unreduced blocks; then pairs exchange complete blocks, in reverse."""
     whole = 1 << (ranks.bit_length() - 1)
     surplus = ranks - whole  # of the first 2 x surplus ranks each even one takes part through the odd one after it
     place = [2 * number + 1 if number < surplus else number + surplus for number in range(whole)]
@@ -77,7 +77,7 @@ def _tree(ranks: int) -> tuple[int, Rounds]:
 
 
 def _direct(ranks: int) -> tuple[int, Rounds]:
-    """Everyone sends everything to everyone, and adds all arrays in rank order."""
+    """Every rank sends its array to every other, and adds all arrays in rank order."""
     pairs = ((one, other) for one in range(ranks) for other in range(ranks) if one != other)
     return 1, [tuple(Transfer(one, other, 0, 1, True) for one, other in pairs)] if ranks > 1 else []
 

@@ -1,4 +1,4 @@
-"""Pipeline schedules: in which order each rank runs the forwards and backwards of its stages; arithmetic alone.
+"""Pipeline schedules: the order in which each rank runs its stages' forwards and backwards; arithmetic alone.
 
 A pipeline cuts a model into stages, stage s on rank s modulo the number of ranks, and a batch into micro-batches.
 GPipe runs all forwards, then all backwards (Huang et al., 2019). 1F1B runs a backward as soon as it can, so that a rank
@@ -39,7 +39,7 @@ class Turn(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """How many micro-batches a channel into a stage has room for: activations from before, gradients from behind."""
+    """Capacity, in micro-batches, of the channels into a stage: activations from before, gradients from behind."""
 
     activations: int
     gradients: int
@@ -51,9 +51,7 @@ class PipelineSchedule:
 
     Attributes:
         name: one of SCHEDULES.
-        ranks: how many take part.
-        chunks: how many stages each rank has.
-        micro_batches: the parts of a batch.
+        chunks: stages per rank.
         actions: those of each rank, in order.
     """
 
@@ -69,7 +67,6 @@ class PipelineSchedule:
         return self.ranks * self.chunks
 
     def rank_of(self, stage: int) -> int:
-        """Return the rank that a stage is on."""
         return stage % self.ranks
 
     @property
@@ -78,7 +75,7 @@ class PipelineSchedule:
         return (self.ranks - 1) / (self.chunks * self.micro_batches + self.ranks - 1)
 
     def most_alive(self, rank: int) -> int:
-        """Return the most micro-batches, counted in each of its stages, whose activations a rank keeps at once."""
+        """Return the most activations that a rank keeps at once, counted in micro-batches of each of its stages."""
         alive = most = 0
         for action in self.actions[rank]:
             alive += 1 if action.is_forward else -1
@@ -88,13 +85,13 @@ class PipelineSchedule:
     def timetable(
         self, duration: Callable[[Action], float], slots: Mapping[int, Slots] | None = None
     ) -> dict[Action, Turn]:
-        """Return when each action runs if ranks begin each as soon as they can, and messages take no time.
+        """Return each action's turn if ranks begin as soon as they can, and messages take no time.
 
         Args:
             duration: of each action, above 0.
-            slots: of the channels into each stage, where a sender waits for room; None: there is always room.
+            slots: of the channels into each stage, where a sender waits for room; None: unlimited.
 
-        Raises ArgumentError where ranks would wait for each other for ever.
+        Raises ArgumentError for a deadlock.
         """
         done: dict[Action, Turn] = {}
         left, free = [list(each) for each in self.actions], [0.0] * self.ranks
@@ -111,7 +108,7 @@ class PipelineSchedule:
         return done
 
     def _earliest(self, action: Action, done: Mapping[Action, Turn], slots: Mapping[int, Slots] | None) -> float | None:
-        """Return when what an action needs is there; None: that is not known yet."""
+        """Return the earliest time for an action's inputs; None: unknown yet."""
         needed = self.needs(action)
         if slots is not None:
             needed += self._makes_room(action, slots)
@@ -127,7 +124,7 @@ class PipelineSchedule:
         return own if stage == self.stages - 1 else [*own, Action(stage + 1, micro_batch, False)]
 
     def _makes_room(self, action: Action, slots: Mapping[int, Slots]) -> list[Action]:
-        """Return the actions that have to end before there is room for the result of this one."""
+        """Return the actions that must end before there is room for the result of this one."""
         stage, micro_batch, is_forward = action
         if is_forward and stage < self.stages - 1:
             earlier = micro_batch - slots[stage + 1].activations
@@ -139,7 +136,7 @@ class PipelineSchedule:
 
     @cached_property
     def slots(self) -> dict[int, Slots]:
-        """The slots of the channels into each stage with which no rank ever waits for ever.
+        """The slots of the channels into each stage that avoid deadlock.
 
         A result has a slot from when the action that computes it begins until the backward that reads it in place has
         run. The numbers are those in use in a timetable without limits, in which a backward takes as long as two
@@ -157,7 +154,6 @@ class PipelineSchedule:
         return counts
 
     def idle_share(self, table: Mapping[Action, Turn]) -> float:
-        """Return the share of a timetable in which ranks idle."""
         span = max(turn.end for turn in table.values())
         return 1 - sum(turn.end - turn.begin for turn in table.values()) / (self.ranks * span)
 
@@ -185,9 +181,7 @@ def pipeline_schedule(name: str, ranks: int, micro_batches: int, chunks: int = 1
 
     Args:
         name: "gpipe", "1f1b" or "interleaved".
-        ranks: how many take part.
-        micro_batches: the parts of a batch.
-        chunks: how many stages each rank has; more than one with "interleaved", and only there.
+        chunks: stages per rank; more than one with "interleaved", and only there.
 
     Raises ArgumentError, with the numbers, for what does not fit.
     """

@@ -22,10 +22,7 @@ class Schedule:
     """The messages of an all-reduce; those of a round are sent at once, with the values from before the round.
 
     Attributes:
-        name: the algorithm's.
-        ranks: how many take part.
-        blocks: into how many parts the array is cut, of equal size to within an element.
-        rounds: the messages of each.
+        blocks: number of parts of the array, of equal size to within an element.
     """
 
     name: str
@@ -35,7 +32,7 @@ class Schedule:
 
     @property
     def messages(self) -> int:
-        """How many messages all ranks send together."""
+        """Number of messages of all ranks."""
         return sum(map(len, self.rounds))
 
     def bounds(self, size: int) -> list[int]:
@@ -43,12 +40,12 @@ class Schedule:
         return [size * block // self.blocks for block in range(self.blocks + 1)]
 
     def elements(self, size: int) -> int:
-        """Return how many elements of an array of `size` elements all messages carry together."""
+        """Return the number of elements in all messages for an array of `size` elements."""
         bounds = self.bounds(size)
         return sum(bounds[each.last] - bounds[each.first] for messages in self.rounds for each in messages)
 
     def drawing(self) -> str:
-        """Return the schedule as text: a row for each round, a column for each rank with what it sends.
+        """Return the schedule as text: a row for each round, a column with each rank's messages.
 
         "b0 > 1 +" is block 0 to rank 1, which adds it; without "+" rank 1 copies it. "all" is the whole array.
         """
@@ -65,7 +62,7 @@ def _rows(lines: list[tuple[str, list[str]]], widths: list[int]) -> Iterator[str
 
 
 def _cell(messages: tuple[Transfer, ...], rank: int, blocks: int) -> str:
-    """Return what a rank sends in a round; "." for nothing."""
+    """Return a rank's messages in a round; "." for none."""
     sent = [each for each in messages if each.sender == rank]
     if not sent:
         return "."

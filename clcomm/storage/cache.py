@@ -15,7 +15,7 @@ _log = logging.getLogger("clcomm")
 
 
 def cache_directory() -> Path:
-    """Return the directory of clcomm's own caches: $CLCOMM_CACHE_DIR, else `clcomm` in the user's cache directory.
+    """Return the directory of clcomm's caches: $CLCOMM_CACHE_DIR, else `clcomm` in the user's cache directory.
 
     Raises ArgumentError as `user_cache` does.
     """

@@ -15,10 +15,8 @@ Check = Callable[[Any, str], Any]
 def checked_fields(value: object, checks: Mapping[str, Check], where: str) -> dict[str, Any]:
     """Return the checked fields of an object; fields without a check are left out, missing ones are checked as None.
 
-    Args:
-        value: the object.
-        checks: a check for each field by name.
-        where: the object's own name, "" for the whole file.
+    checks: a check for each field by name.
+    where: the object's own name, "" for the whole file.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{where or 'file'}: expected an object, got {shown(value)}")
@@ -27,7 +25,7 @@ def checked_fields(value: object, checks: Mapping[str, Check], where: str) -> di
 
 
 def refuse_constant(text: str) -> float:
-    """Refuse the constants that JSON lacks, as json.loads's `parse_constant`."""
+    """Refuse constants outside JSON, as json.loads's `parse_constant`."""
     raise ValueError(f"expected finite numbers, got {text}")
 
 
@@ -107,7 +105,7 @@ def object_of(**checks: Check) -> Check:
 
 
 def instance_of(kind: type, **own: Check) -> Check:
-    """Return a check of an object with the fields of a dataclass or a named tuple, which it becomes.
+    """Return a check of an object with the fields of a dataclass or a named tuple, which it converts to.
 
     A field is checked by its type unless `own` has a check for it; numbers are from 0 up.
     """
@@ -121,7 +119,7 @@ def _of_type(kind: object) -> Check:
 
 
 def by_name(check: Check) -> Check:
-    """Return a check of an object with any names and values of one kind."""
+    """Return a check of an object with arbitrary names and values of one kind."""
 
     def check_values(value: object, name: str) -> dict[str, object]:
         if not isinstance(value, dict) or len(value) > MOST_NAMES:

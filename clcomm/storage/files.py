@@ -1,4 +1,4 @@
-"""Regular files at paths that a user names: reading never blocks, writing is atomic, other kinds are never replaced."""
+"""Regular files at user-given paths: reading never blocks, writing is atomic, other kinds are never replaced."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def kind_of(mode: int) -> str:
 
 
 def destination(path: FilePath) -> Path:
-    """Return the path that a file written to `path` gets: symbolic links are followed, except another user's.
+    """Return the real path for writing to `path`: symbolic links are followed, except another user's.
 
     Raises OSError, with the reason as its strerror, if anything but a regular file is there.
     """
@@ -77,10 +77,9 @@ def destination(path: FilePath) -> Path:
 
 
 def check_writable(path: FilePath, *, in_place: bool = False) -> Path:
-    """Return the path that a file written to `path` gets; its directory is created if missing.
+    """Return the real path for writing to `path`; its directory is created if missing.
 
     Args:
-        path: of the file.
         in_place: the file will be opened, not replaced.
 
     Raises:
@@ -116,9 +115,7 @@ def replacing(path: FilePath, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     Until then it has a unique name beside `path`; its content is on disk before it is renamed. The directory is created
     if missing.
 
-    Args:
-        path: of the file.
-        mode: its permissions, before the umask.
+    mode: its permissions, before the umask.
 
     Raises:
         OSError: the file cannot be written.
@@ -140,7 +137,7 @@ def replacing(path: FilePath, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 def saving(what: str, path: FilePath) -> Iterator[None]:
     """Raise CheckpointWriteError for an OSError of this block, which replaces the file at `path`.
 
-    what: the file's content, such as "weights", with which the error begins.
+    what: the file's content, such as "weights", named first in the error.
     """
     try:
         yield
@@ -162,12 +159,10 @@ def write_whole(path: FilePath, text: str, name: str) -> None:
     """Write a file atomically; its directory is created if missing.
 
     Args:
-        path: of the file.
-        text: its content.
-        name: the option or variable that gave the path, with which the error begins.
+        name: the option or variable with the path, named first in the error.
 
     Raises:
-        ArgumentError: no file can be written there.
+        ArgumentError: the file cannot be written.
         OutputError: there is no space.
     """
     try:
@@ -181,21 +176,16 @@ def unwritable(name: str, path: FilePath, error: OSError) -> ArgumentError | Out
     """Return the error for a file that could not be written: OutputError if a restart may succeed, else ArgumentError.
 
     Args:
-        name: the option or variable that gave the path.
-        path: of the file.
-        error: raised by the system.
+        name: the option or variable with the path.
     """
     kind = OutputError if error.errno in NO_ROOM else ArgumentError
     return kind(f"{name}: expected a file to write, got {os.fspath(path)!r}: {error.strerror}")
 
 
 def open_locked(path: FilePath, mode: str, **settings: Any) -> Any:
-    """Open a file as open(path, mode, **settings) does, and lock it.
-
-    The file's directory is created if missing.
+    """Open a file as open(path, mode, **settings) does, in a directory that is created if missing, and lock it.
 
     Args:
-        path: of the file.
         mode: "w" or "a", with "b" or without.
 
     Raises:

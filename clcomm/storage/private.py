@@ -1,4 +1,4 @@
-"""Directories to which only this user can write: the user owns them, and no other user could replace them."""
+"""Private directories, which only this user can write to or replace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def exposure(directory: Path, *, chosen: bool = False) -> str:
 
     Args:
         directory: an absolute path.
-        chosen: whether the user named it; the owners of the directories above it are then trusted.
+        chosen: named by the user, who then trusts the owners of the directories above it.
 
     Raises:
         OSError: a directory cannot be examined.
@@ -54,11 +54,11 @@ def make_private(directory: Path) -> None:
 
 
 def unfit(directory: Path, *, chosen: bool = False) -> str:
-    """Return why a directory, which is created if missing, cannot hold code that this user runs; "" if it can.
+    """Return the reason why a directory, created if missing, cannot hold code that this user runs; "" if it can.
 
     Args:
         directory: an absolute path without links.
-        chosen: whether the user named it, as for `exposure`.
+        chosen: named by the user, as for `exposure`.
     """
     try:
         make_private(directory)

@@ -1,6 +1,6 @@
-"""Short-lived files in the system's temporary directory, and the removal of those that killed jobs left there.
+"""Scratch files in the system's temporary directory, and the removal of those left by killed jobs.
 
-A process locks each file that it creates, and the system releases the lock when the process ends. So an unlocked file
+A process locks each file that it creates, and the system releases the lock when the process ends: an unlocked file
 is unused, also where containers share the directory.
 """
 

@@ -1,6 +1,6 @@
-"""A lock on a file that a job writes repeatedly; another job's error names its holder.
+"""A lock on a file that a job writes repeatedly; the error of another job names the holder.
 
-The lock is on a small file beside it, .NAME.lock, which names the process. The system releases the lock when that
+The lock is on a small file beside it, .NAME.lock, which names the process. The system releases the lock when the
 process ends, also if it is killed; the lock file may remain, and is harmless.
 """
 
@@ -26,7 +26,6 @@ def acquire(target: Path, wait_s: float = WAIT_S) -> tuple[Path, int] | None:
     """Lock the file at `target` for this process and return the lock; None where the file system has no locks.
 
     Args:
-        target: the file, which need not exist.
         wait_s: how long to wait for another process's lock.
 
     Raises:

@@ -1,7 +1,7 @@
 """A model's layers with shapes and arithmetic, and each parameter's buckets.
 
-Arithmetic is the operations of matrix products and convolutions for one sample: 2 for each multiplication with its
-addition. Activations, pooling and sums are left out.
+Arithmetic is the operations of matrix products and convolutions for one sample: 2 for each multiply-add.
+Activations, pooling and sums are left out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ParameterPlace:
 class Summary:
     """All layers in the order of the forward pass, and all trained parameters in the model's order.
 
-    memory: the bytes of the model that each rank will have; None where they are unknown.
+    memory: the bytes of the model on each rank; None: unknown.
     """
 
     layers: tuple[Layer, ...]
@@ -63,7 +63,7 @@ class Summary:
         return sum(parameter.size for parameter in self.parameters)
 
     def flops(self, *, training: bool) -> int | None:
-        """Return the operations for one sample, forward and, with `training`, backward; None where they are unknown."""
+        """Return the operations for one sample, forward and, with `training`, backward; None: unknown."""
         values = [layer.training_flops if training else layer.forward_flops for layer in self.layers]
         return None if None in values else sum(value for value in values if value is not None)
 

@@ -1,4 +1,4 @@
-"""The layers of clcomm's own models, from the tape of a forward pass."""
+"""The layers of clcomm's models, from the tape of a forward pass."""
 
 from __future__ import annotations
 
@@ -93,6 +93,6 @@ def _kind(node: Context) -> str:
 
 
 def _common_prefix(names: list[str]) -> str:
-    """Return the name of the module that holds all of these parameters, "" if there is none."""
+    """Return the name of the module that holds all of these parameters; "": none."""
     owners = {name.rpartition(".")[0] for name in names}
     return owners.pop() if len(owners) == 1 else ""

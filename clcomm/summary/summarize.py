@@ -1,4 +1,4 @@
-"""Summarises a model: its layers, by the library it is written in, and its parameters, by the bucket plan."""
+"""Summary of a model: its layers, by its library, and its parameters, by the bucket plan."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def summarize(
     """Return a model's layers and parameters, found by a forward pass over a batch of zeros.
 
     Args:
-        model: any that a Synchronizer accepts; of models other than clcomm's and PyTorch's only parameters are listed.
+        model: any that a Synchronizer accepts; for libraries other than clcomm and PyTorch only parameters are listed.
         input_shape: of a batch, (N, ...).
-        buckets: the plan, from `Synchronizer.bucket_plan`; without it no parameter has a bucket.
-        order: parameter names in the order in which backward was seen to complete their gradients; further ones follow
+        buckets: from `Synchronizer.bucket_plan`; without it no parameter has a bucket.
+        order: parameter names in the observed order of completed gradients; the others follow
             in the layout's order.
 
     Raises:

@@ -1,1 +1,1 @@
-"""PyTorch's tensors as the arrays that a Communicator moves, and their collectives."""
+"""PyTorch's tensors as a Communicator's arrays, and their collectives."""

@@ -1,4 +1,4 @@
-"""PyTorch's tensors in the host's memory, as NumPy arrays and back; copies of them, and their arithmetic."""
+"""PyTorch's tensors in host memory as NumPy arrays and back; copies of them, and their arithmetic."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ HALVES_IN_FLOAT32 = {torch.float16: torch.float32, torch.bfloat16: torch.float32
 
 
 def on_host(tensor: torch.Tensor, name: str = "tensor") -> torch.Tensor:
-    """Return a tensor's values as a contiguous one in the host's memory, without gradients: itself, or a copy.
+    """Return a tensor's values, contiguous in host memory and without gradients: itself, or a copy.
 
-    Raises ArgumentError, which calls it `name`, for another device, and for what is no dense tensor.
+    Raises ArgumentError, which calls it `name`, for another device, and for tensors that are not dense.
     """
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
@@ -41,7 +41,7 @@ def on_host(tensor: torch.Tensor, name: str = "tensor") -> torch.Tensor:
 
 
 def give_back(values: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copy values to the tensor that they came from, unless they are in it already."""
+    """Copy values to the tensor that they came from, unless they share memory."""
     is_same_memory = tensor.device.type == "cpu" and values.data_ptr() == tensor.data_ptr() and tensor.is_contiguous()
     if not is_same_memory:
         copy_values(tensor.detach(), values.view(tensor.shape))
@@ -76,7 +76,7 @@ def as_tensor(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
 
 
 def require_summable(dtype: torch.dtype) -> None:
-    """Raise ArgumentError for a dtype whose numbers a Communicator cannot add, of which it would add the bits."""
+    """Raise ArgumentError for a dtype that a Communicator cannot add, as it would add the bits."""
     if (dtype.is_floating_point or dtype.is_complex) and dtype not in _SUMMABLE:
         raise ArgumentError(f"tensor: expected a dtype that can be summed, got {dtype}; convert it to float16 or wider")
 
@@ -99,18 +99,18 @@ def copy_values(to: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def changed(tensor: torch.Tensor) -> None:
-    """Let autograd know that a tensor's memory was written to, as it knows of copy_."""
+    """Tell autograd that a tensor's memory was written to, as by copy_."""
     if not tensor.is_inference():
         torch.autograd.graph.increment_version(tensor)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return what messages call a dtype, such as "float32"."""
+    """Return a dtype's name in messages, such as "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
 def described(tensors: Sequence[torch.Tensor]) -> str:
-    """Return what ranks compare of tensors of one dtype: their shapes and it."""
+    """Return the text of shapes and dtype by which ranks compare tensors."""
     return _described(tuple(tuple(each.shape) for each in tensors), tensors[0].dtype)
 
 
@@ -120,7 +120,6 @@ def _described(shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> str:
 
 
 def by_dtype(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Return the places of the tensors of each dtype."""
     dtypes = dict.fromkeys(tensor.dtype for tensor in tensors)
     return [[index for index, tensor in enumerate(tensors) if tensor.dtype == dtype] for dtype in dtypes]
 
@@ -129,7 +128,7 @@ def by_dtype(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
 
 
 def is_mean_of_integers(op: str, dtype: torch.dtype) -> bool:
-    """Return whether a reduction is a mean that is summed and then cut to an integer, as NCCL's and Lightning's are."""
+    """Return whether a reduction is a mean of integers, summed and then cut, as NCCL's and Lightning's are."""
     return op == "mean" and not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
@@ -148,7 +147,7 @@ def divide_by(ranks: int, tensor: torch.Tensor) -> None:
 
 
 def adaptive_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which Adasum adds tensors; ArgumentError where it cannot."""
+    """Return the dtype in which Adasum adds tensors; ArgumentError for others."""
     if not dtype.is_floating_point:
         raise ArgumentError(f"op: Adasum needs a real floating dtype, got {dtype}")
     require_summable(dtype)
@@ -156,7 +155,7 @@ def adaptive_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class Together:
-    """Tensors of one dtype as one, `values`, and room for the ranks' reduction of it, `reduced`; flat, on the host."""
+    """Tensors of one dtype flattened into one, `values`, and memory for its reduction, `reduced`; on the host."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]):
         flattened = [flat(tensor) for tensor in tensors]
@@ -169,6 +168,5 @@ class Together:
         return f"{label} {described(self._tensors)}".lstrip()
 
     def parts(self) -> list[torch.Tensor]:
-        """Return each tensor's part of the result."""
         parts = self.reduced.split([tensor.numel() for tensor in self._tensors])
         return [part.reshape(tensor.shape) for part, tensor in zip(parts, self._tensors, strict=True)]

@@ -1,4 +1,4 @@
-"""Collectives on tensors in the background, as collectives of a Communicator there; all of them return new tensors.
+"""Collectives on tensors in the background, as a Communicator's own; all of them return new tensors.
 
 An all-reduce is one; the others gather the parts that each rank has for the others, which may be empty, and each rank
 takes its own. Results have the bits of the blocking collectives.

@@ -1,4 +1,4 @@
-"""Collectives on PyTorch's tensors, as calls of a Communicator on arrays: backend "clcomm"'s and Horovod's.
+"""Collectives on PyTorch's tensors over a Communicator, for backend "clcomm" and Horovod's API.
 
 Most change tensors in place, as torch.distributed's do; `..._together` and `..._rows` return new ones.
 """
@@ -40,9 +40,8 @@ class TensorCollectives:
     """Collectives on tensors of any supported device, dtype and stride; each blocks until it is complete.
 
     Args:
-        comm: the ranks' Communicator.
-        summed_in: the dtypes in which tensors of others are summed, and then rounded once; all others in their own.
-        moves_buffers: whether buffers that backward after backward reduces are moved to shared memory.
+        summed_in: the dtypes for the sums of other dtypes, which are rounded once; all others are summed in their own.
+        moves_buffers: whether buffers that are reduced in several backwards move to shared memory.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class TensorCollectives:
     def all_reduce(self, tensor: torch.Tensor, op: str, label: str = "", bucket: int = -1) -> None:
         """Reduce a tensor over the ranks, in place; a mean of integers is cut towards zero.
 
-        Where the tensor is in shared memory no byte is copied; a buffer that backward after backward reduces is moved
+        A tensor in shared memory is not copied; a buffer that is reduced in several backwards moves
         there. A rank that has joined (DistributedDataParallel.join) calls the others' outside of a backward, so that
         ranks compare shape and dtype instead of label and bucket.
         """
@@ -87,7 +86,7 @@ class TensorCollectives:
         return together.parts()
 
     def _reduce(self, source: torch.Tensor, out: torch.Tensor, op: str, label: str, bucket: int, compared: str) -> None:
-        """Reduce a flat tensor on the host into `out`, which may be the source; compared: what ranks compare."""
+        """Reduce a flat tensor on the host into `out`, which may be the source; ranks compare `compared`."""
         self._checked(require_summable, source.dtype)
         if is_mean_of_integers(op, source.dtype):
             self._reduce(source, out, "sum", label, bucket, f"{compared} for a mean")
@@ -155,7 +154,6 @@ class TensorCollectives:
         return output
 
     def _to_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Return values in the dtype in which they are summed."""
         self._checked(require_summable, values.dtype)
         return values.to(self._summed_in.get(values.dtype, values.dtype))
 
@@ -254,7 +252,7 @@ class TensorCollectives:
         give_back(part, output)
 
     def all_to_all(self, outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        """Copy source r to rank r, and what rank r sends to output r; shapes may differ."""
+        """Send source r to rank r, and receive output r from it; shapes may differ."""
         own = [self._checked(on_host, each) for each in sources]
         parts = [torch.empty(each.numel(), dtype=each.dtype) for each in outputs]
         self._exchange("all_to_all", own, parts)
@@ -273,9 +271,9 @@ class TensorCollectives:
     def all_to_all_rows(
         self, tensor: torch.Tensor, splits: Sequence[int], label: str = ""
     ) -> tuple[torch.Tensor, list[int]]:
-        """Return the rows that the other ranks have for this one, in rank order, and how many are of each.
+        """Return the other ranks' rows for this one, in rank order, and the number from each.
 
-        tensor: contiguous on the host. splits: how many of its rows go to each rank; their sum is all of them.
+        tensor: contiguous on the host. splits: the number of its rows for each rank, all of them in sum.
         """
         kind = f"{label} {described([tensor[:0]])}".lstrip()
         counts = self.comm.all_gather(np.array(splits, np.int64), label=kind)[:, self.comm.rank].tolist()
@@ -284,7 +282,6 @@ class TensorCollectives:
         return found, counts
 
     def _blocks(self, name: str, values: torch.Tensor, rows: Sequence[int]) -> list[torch.Tensor]:
-        """Return a tensor's blocks of rows, one for each rank."""
         size, length = self.comm.size, values.shape[0] if values.dim() else values.numel()
         if not rows and length % size:
             self.comm.refuse(f"{name}: expected a first dimension that {size} ranks divide, got {length}")
@@ -314,7 +311,7 @@ class TensorCollectives:
     # --- refusals, on every rank ---
 
     def _checked(self, convert: Callable[[Any], _Converted], value: Any) -> _Converted:
-        """Return the converted value; an error of this rank's is every rank's."""
+        """Return the converted value; an error on one rank is raised on all."""
         try:
             return convert(value)
         except ClcommError as error:
@@ -328,6 +325,6 @@ class TensorCollectives:
 
 
 def rows_of(length: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return the range of rows that a rank gets of `length`; of n left over the first n ranks get one more each."""
+    """Return the range of rows of a rank, out of `length`; the first ranks get one more each of the remainder."""
     least, more = divmod(length, ranks)
     return rank * least + min(rank, more), (rank + 1) * least + min(rank + 1, more)

@@ -45,7 +45,7 @@ NAMES = {
 
 
 def is_there(name: str) -> bool:
-    """Return whether this release of PyTorch has what is called `name` here."""
+    """Return whether this release of PyTorch has the name."""
     return _found(NAMES[name][0]) is not None
 
 

@@ -1,4 +1,4 @@
-"""Moves tensors' memory to where the ranks of the host read and write it in place."""
+"""Shared memory for tensors, which the ranks of a host read and write in place."""
 
 from __future__ import annotations
 
@@ -27,14 +27,11 @@ _MOST_SEEN = 256
 
 
 class LastingBuffers:
-    """Finds the buffers that a backward reduces again and again, such as DistributedDataParallel's, and moves them.
+    """Finds persistent buffers, those reduced in several backwards, such as DistributedDataParallel's, and moves them.
 
-    A buffer lasts if a second backward reduces the same storage. Each rank finds its own. Before they are moved, ranks
+    A buffer is persistent if a second backward reduces the same storage. Each rank finds its own. Before the move ranks
     compare their sizes, at some of the all-reduces. The Communicator's number of collectives says at which: ranks have
     the same one, also after an error.
-
-    Args:
-        comm: the group's Communicator.
     """
 
     def __init__(self, comm: Communicator):
@@ -61,9 +58,9 @@ class LastingBuffers:
         self._seen[key] = WeakStorage(storage)
 
     def move(self, purpose: str) -> None:
-        """Move what lasts, at the calls at which ranks compare that; every all-reduce of the group calls this.
+        """Move persistent buffers to shared memory, in calls in which ranks compare sizes; each all-reduce calls this.
 
-        purpose: what messages call the all-reduce, the same on every rank.
+        purpose: the all-reduce's name in messages, the same on every rank.
         """
         done = self._comm.sequence
         if done < self._due:
@@ -97,7 +94,7 @@ def share(comm: Communicator, tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _problem(tensor: torch.Tensor, moves: bool) -> str:
-    """Return what is expected of a tensor that cannot be moved; "" if it can, or if nothing moves."""
+    """Return the requirement that a tensor fails, which is then not moved; "": none, or if nothing moves."""
     if not isinstance(tensor, torch.Tensor):
         return f"a tensor, got {type(tensor).__name__}"
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
@@ -108,7 +105,7 @@ def _problem(tensor: torch.Tensor, moves: bool) -> str:
 
 
 def _is_movable(storage: torch.UntypedStorage) -> bool:
-    """Return whether nothing but tensors knows the storage's address: PyTorch fixes the size of others."""
+    """Return whether only tensors know the storage's address: PyTorch fixes the size of others."""
     return (storage.resizable() or storage.is_shared()) and storage.filename is None
 
 
@@ -123,5 +120,4 @@ def _mapped(storages: Sequence[torch.UntypedStorage]) -> list[MappedFile]:
 
 
 def _is_used(storage: torch.UntypedStorage) -> bool:
-    """Return whether tensors use a storage that is held here."""
     return storage_use_count(storage_address(storage)) > 1

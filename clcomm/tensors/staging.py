@@ -1,4 +1,4 @@
-"""Shared memory through which ordinary tensors are reduced: one copy in, the ranks' sum, one copy out.
+"""Shared memory for the reduction of ordinary tensors: one copy in, the ranks' sum, one copy out.
 
 Tensors that are in shared memory themselves are reduced in place, beside those that other ranks copy.
 """
@@ -20,7 +20,7 @@ LEAST_BYTES, MOST_BYTES = 64 << 10, 4 << 20
 
 
 class Staging:
-    """A rank's row, which the other ranks read, and the sum, which all of them write and read; both grow as needed.
+    """A rank's row, read by the other ranks, and the sum, written and read by all; both grow as needed.
 
     comm: a Communicator, or a weak proxy of one, that shares memory.
     """
@@ -41,15 +41,15 @@ class Staging:
         bucket: int = -1,
         compared: str | None = None,
     ) -> None:
-        """Reduce a tensor over the ranks; collective. What is longer than the memory is counted as one all-reduce too.
+        """Reduce a tensor over the ranks, counted as one all-reduce even if it is longer than the memory; collective.
 
-        No byte is copied where `source` is the target and in the Communicator's memory; ranks may differ in that.
+        No byte is copied if `source` is the target and in the Communicator's memory; ranks may differ in that.
 
         Args:
             source: flat and contiguous, in the host's memory.
             target: receives the result; of the same length, or `source` itself.
             op, label, bucket, compared: as for `Communicator.all_reduce`.
-            summed: the dtype in which it is reduced; the result is rounded to that of `target`.
+            summed: the dtype of the sum; the result is rounded to that of `target`.
         """
         count, nbytes = source.numel(), source.nbytes
         run = partial(self._comm.all_reduce, op=op, label=label, nbytes=nbytes, bucket=bucket, compared=compared)
@@ -86,9 +86,7 @@ class Staging:
         """Return memory for `nbytes`, or the most there is; collective where it has to grow.
 
         Args:
-            nbytes: the same on every rank.
-            dtype: of the tensors.
-            purpose: returns what messages call the collective that it is for.
+            purpose: returns the collective's name in messages.
         """
         if max(1, nbytes) > self._row.nbytes and self._row.nbytes < MOST_BYTES:
             self._grow(min(MOST_BYTES, max(LEAST_BYTES, 1 << (nbytes - 1).bit_length())), purpose())

@@ -1,4 +1,4 @@
-"""Operations on tensors that have been started and are completed later."""
+"""Started operations on tensors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ class Started(Generic[_Result]):
     """A started operation: the Communicator's handles, and the function that makes its result of theirs.
 
     Args:
-        handles: of the collectives.
-        finish: called once all of them are complete; returns the result.
+        finish: called once all handles are complete; returns the result.
     """
 
     def __init__(self, handles: Sequence[Handle], finish: Callable[[], _Result]):
@@ -24,12 +23,12 @@ class Started(Generic[_Result]):
 
     @classmethod
     def together(cls, started: Sequence[Started[_Result]]) -> Started[list[_Result]]:
-        """Return several as one, whose result is the list of theirs."""
+        """Return several as one; its result is the list of theirs."""
         handles = [handle for each in started for handle in each.handles]
         return Started(handles, lambda: [each._finish() for each in started])
 
     def then(self, change: Callable[[_Result], _Changed]) -> Started[_Changed]:
-        """Return the same with a result that is changed in the end."""
+        """Return the same with a changed result."""
         return Started(self.handles, lambda: change(self._finish()))
 
     def done(self) -> bool:

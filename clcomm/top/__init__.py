@@ -1,1 +1,1 @@
-"""`clcomm top`: what the ranks of a running job do, read from the boards that they keep for each other."""
+"""`clcomm top`: the current state of a running job's ranks, from their status boards."""

@@ -1,4 +1,4 @@
-"""What each rank of a job does, from its line on its host's board."""
+"""The state of each rank of a job, from its line on its host's board."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Row(NamedTuple):
     Attributes:
         state: "running", "stopped", "dead", "unknown" (its host does not answer), "silent" (no line for SILENT_S),
             "left" (its program has ended) or "starting" (no figures yet).
-        doing: its collective or its phase, with how long it has been in a collective, if that is long.
-        waits_for: the ranks that it waits for now, else the one that it waited for most in the last second.
+        doing: its collective or its phase, with the time in a collective if that is long.
+        waits_for: the ranks it waits for now, or else waited for most in the last second.
         step, samples: so far; samples_per_s, steps_per_s: of the last seconds.
         communication, waiting: shares of the last second, 0 to 1; waiting is a part of communication.
         memory: bytes; cores: busy in the last second.
@@ -47,7 +47,6 @@ class Row(NamedTuple):
 
 
 def rows_of(lines: Sequence[Progress]) -> list[Row]:
-    """Return a row for each line."""
     now_ns = perf_counter_ns()
     return [_row(line, lines, now_ns) for line in lines]
 
@@ -78,7 +77,7 @@ def _state(line: Progress, age_s: float) -> str:
 
 
 def _waited_s(line: Progress) -> float:
-    """Return how long a rank had been in its collective when its line was written."""
+    """Return how many seconds a rank had been in its collective when its line was written."""
     return (line.beat_ns - line.began_ns) / 1e9 if line.waits else 0.0
 
 

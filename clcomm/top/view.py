@@ -28,7 +28,7 @@ _MOST_NAMED = 3
 def table(job: RunningJob, rows: Sequence[Row], most: int | None = None) -> TextTable:
     """Return the table of a job's ranks.
 
-    most: how many rows fit the terminal; None: all. The busiest ones of a larger job are those that are late.
+    most: rows that fit the terminal, late ranks first; None: all.
     """
     shown = list(rows) if most is None or len(rows) <= most else _most_telling(rows, most)
     note = "" if len(shown) == len(rows) else f"{len(rows) - len(shown)} more ranks; --once shows all"
@@ -38,7 +38,7 @@ def table(job: RunningJob, rows: Sequence[Row], most: int | None = None) -> Text
 
 
 def _most_telling(rows: Sequence[Row], most: int) -> list[Row]:
-    """Return rows that differ from running, then those for which others wait, then the lowest ranks; in rank order."""
+    """Return the rows of ranks that do not run, then those that others wait for, then the lowest; in rank order."""
     awaited = {rank for row in rows for rank in row.waits_for}
     ordered = sorted(rows, key=lambda row: (row.state == "running", row.rank not in awaited, row.rank))
     return sorted(ordered[:most])

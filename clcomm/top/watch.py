@@ -1,4 +1,4 @@
-"""Chooses a job, and shows it once or until it ends."""
+"""Selection of a job, and its display once or until it ends."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _FRAME = 5
 
 
 class NoJobError(ClcommError):
-    """There is nothing to look at."""
+    """There is no job to show."""
 
     exit_code = 1
 
 
 def choose(pid: int | None) -> RunningJob:
-    """Return the job that this user runs here, or that of a process.
+    """Return this user's only job here, or the job of a process.
 
-    Raises NoJobError where there is none, ArgumentError where there are several and none is chosen.
+    Raises NoJobError without a job, ArgumentError where there are several and none is chosen.
     """
     jobs, problems = find_jobs()
     own = [job for job in jobs if pid is None or pid == job.pid]
@@ -54,7 +54,7 @@ def show_once(job: RunningJob, as_json: bool) -> int:
 
 
 def _settled(job: RunningJob, within_s: float = 2.0) -> list[Row]:
-    """Return the rows once all ranks have written figures, which each does about once a second."""
+    """Return the rows once all ranks have written figures, which takes about a second."""
     deadline = time.monotonic() + within_s
     while True:
         rows = rows_of(job.lines())
@@ -64,7 +64,7 @@ def _settled(job: RunningJob, within_s: float = 2.0) -> list[Row]:
 
 
 def show_live(job: RunningJob, interval_s: float, as_json: bool) -> int:
-    """Show the ranks until the job ends or Ctrl-C, on a terminal in place, else in plain tables or lines of JSON."""
+    """Show the ranks until the job ends or Ctrl-C: in place on a terminal, else as plain tables or lines of JSON."""
     with contextlib.suppress(OSError, AttributeError):  # the job goes first
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     try:

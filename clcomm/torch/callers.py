@@ -1,4 +1,4 @@
-"""Which function of PyTorch's calls a collective, where it gives the group no other sign of that.
+"""The PyTorch function that calls a collective, where PyTorch gives the group no other sign of it.
 
 DistributedDataParallel and Join have no hooks for what this package does there; where a function changes its name, the
 import of `clcomm.tensors.private_torch` says so.
@@ -19,7 +19,7 @@ _MOST_FRAMES = 4
 
 
 def locals_of_caller(*names: str) -> tuple[str, dict[str, Any]]:
-    """Return name and variables of the nearest function with one of these names that has called the caller; "", {}."""
+    """Return name and variables of the nearest calling function with one of these names; "", {}."""
     frame = sys._getframe(2)
     for _ in range(_MOST_FRAMES):
         if frame.f_code.co_name in names:

@@ -1,4 +1,4 @@
-"""The check that ranks wrap the same model, made where DistributedDataParallel begins its own.
+"""The check that ranks wrap the same model, at the start of DistributedDataParallel's own.
 
 PyTorch's compares each rank with rank 0 in C++, so that ranks which find no difference go on, and the others raise a
 RuntimeError whose traceback hides it. It has no hook, but calls the group's all-gather first, from a Python function

@@ -1,4 +1,4 @@
-"""Collectives that a group's time-out ends with an exception, as PyTorch's other backends do.
+"""Time-outs of collectives, raised as exceptions as by PyTorch's other backends.
 
 A rank that waits runs Python in turns with its polls, so an exception can be raised in its thread from outside
 (PyThreadState_SetAsyncExc). One that MPI itself blocks cannot be reached: then the job ends, as with a Communicator.
@@ -28,11 +28,11 @@ class GroupTimeoutError(ClcommError, RuntimeError):
 
 
 class _Interrupted(BaseException):
-    """Raised in a thread that waits; not an Exception, which code on the way might handle."""
+    """Raised in a waiting thread; not an Exception, which code on the way might handle."""
 
 
 class Interruptions:
-    """The threads of this rank that run a group's collectives, and what is raised in them."""
+    """The threads of this rank in a group's collectives, and the error raised in them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,12 +56,11 @@ class Interruptions:
             raise self._error from None
 
     def interrupt(self, text: str, limit_s: float, end_job: Callable[[], None]) -> bool:
-        """Raise an error in all of these threads, once; return False where that was done before, or there are none.
+        """Raise an error in all of these threads, once; return False if there are none, or it was done before.
 
         Args:
-            text: where this rank waits, and for which.
-            limit_s: the group's timeout.
-            end_job: what happens where the program does not catch the error.
+            text: this rank's operation, and the ranks that it waits for.
+            end_job: called if the program does not catch the error.
         """
         with self._lock:
             if self._error is not None or not self._threads:

@@ -1,4 +1,4 @@
-"""How `env://` finds the ranks of an MPI job: the variables that torchrun sets, from MPI."""
+"""Rendezvous by `env://` for the ranks of an MPI job: torchrun's variables, from MPI."""
 
 from __future__ import annotations
 
@@ -31,17 +31,11 @@ def prepare_environment() -> None:
 
 
 def is_torchrun() -> bool:
-    """Return whether torchrun has started this process, and not MPI."""
     return "TORCHELASTIC_RUN_ID" in os.environ and mpi_runtime.launched_ranks() == 1
 
 
 def require_same_world(rank: int, size: int) -> None:
-    """Raise LaunchError unless PyTorch's rank and world size, -1 for not given, are MPI's.
-
-    Args:
-        rank: this process's in the default group.
-        size: the default group's.
-    """
+    """Raise LaunchError unless PyTorch's rank and world size, -1 for not given, are MPI's."""
     if is_torchrun():
         raise LaunchError(f"torchrun: expected ranks of MPI for backend 'clcomm', got torchrun's; {_INSTEAD}")
     try:

@@ -33,7 +33,7 @@ def share(*tensors: torch.Tensor, group: dist.ProcessGroup | None = None) -> boo
 
     Args:
         tensors: parameters, buffers or any tensors on the CPU, of the same sizes on every rank. Whole storages move.
-        group: whose collectives need no copy of them; None: the default group.
+        group: the one with these collectives; None: the default group.
 
     Returns:
         Whether they are in such memory: not without shared memory, nor where /dev/shm lacks room.
@@ -54,7 +54,7 @@ def empty(
     Args:
         size: as for `torch.empty`, the same on every rank.
         dtype: None: the default one.
-        group: whose collectives need no copy of it; None: the default group.
+        group: the one with its collectives; None: the default group.
 
     Raises:
         ArgumentError: the group is of another backend.

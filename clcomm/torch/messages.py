@@ -27,12 +27,7 @@ _TESTS, _PAUSE_S = 2000, 2e-4
 
 
 class GroupMessages:
-    """Starts the messages of a group's rank.
-
-    Args:
-        comm: the group's Communicator.
-        interruptions: end waits that take too long.
-    """
+    """Starts a rank's messages in a group."""
 
     def __init__(self, comm: Communicator, interruptions: Interruptions):
         self._counted = CountedMessages(comm)
@@ -73,7 +68,6 @@ class CountedMessages:
         self._notifies = threading.Lock()
 
     def add(self, event: Collective) -> None:
-        """Count a finished message."""
         self._finished.append(event)
         while self._finished and self._notifies.acquire(blocking=False):
             try:
@@ -88,10 +82,8 @@ class MessageWork(OwnWork):
     """A message on its way.
 
     Args:
-        counted: where it is counted once it is complete.
-        message: MPI's part.
-        outputs: the tensors that belong to it.
-        name: what messages of the watchdog call it.
+        counted: counts the message once it is complete.
+        name: in messages of the watchdog.
         finish: called once, when it is complete.
         peer: the other rank; None: any.
         run: calls a function that waits; see Interruptions.
@@ -155,7 +147,6 @@ class MessageWork(OwnWork):
         )  # fmt: skip
 
     def source_rank(self) -> int:
-        """Return the rank in the group that sent it."""
         return self._message.source
 
     _source_rank = source_rank

@@ -46,13 +46,7 @@ _OPS = {
 
 @untraced
 class ClcommProcessGroup(ProcessGroup):
-    """A group of ranks whose collectives clcomm runs.
-
-    Args:
-        comm: the group's Communicator.
-        store: PyTorch's, of this group.
-        name: the group's.
-    """
+    """A group of ranks whose collectives clcomm runs."""
 
     def __init__(self, comm: Communicator, store: object, name: str):
         super().__init__(comm.rank, comm.size)
@@ -174,7 +168,7 @@ class ClcommProcessGroup(ProcessGroup):
     supports_coalescing = supports_splitting = supports_shrinking = supports_time_estimate = False
 
     def _get_backend(self, device: torch.device) -> ClcommProcessGroup:
-        """Return this group, which is its own backend for all devices."""
+        """This group is its own backend for all devices."""
         return self
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
@@ -192,7 +186,7 @@ class ClcommProcessGroup(ProcessGroup):
         self._open = None
 
     def abort(self) -> None:
-        """Do what `shutdown` does, without the other ranks."""
+        """Shut down without the other ranks."""
         self._recording = None
         self.shutdown()
 
@@ -205,13 +199,13 @@ class ClcommProcessGroup(ProcessGroup):
         self, name: str, outputs: list[torch.Tensor], options: object, move: Callable[..., object], *args: object,
         waits: bool = False,
     ) -> Work:  # fmt: skip
-        """Run a collective: in this thread if the caller waits for it, or is a backward, which calls in one order."""
+        """Run a collective: in this thread if the caller blocks or is a backward, which calls in one order."""
         self._sequence += 1
         blocking = waits or not getattr(options, "asyncOp", True) or current_backward() >= 0
         return self._turns.take(CollectiveWork(outputs, name), partial(move, *args), blocking)
 
     def _next_bucket(self, tensor: torch.Tensor) -> tuple[str, int]:
-        """Return label and bucket of an all-reduce: within a backward it is that of the next bucket."""
+        """Return label and bucket of an all-reduce, within a backward those of the next bucket."""
         backward = current_backward()
         if backward < 0 or not tensor.is_floating_point():
             return "", -1

@@ -17,12 +17,7 @@ from clcomm.stats.events import Phase
 
 
 class JobRecording:
-    """Records what the default group's ranks do, until `write`, or else until the program ends.
-
-    Args:
-        comm: the group's Communicator.
-        recording: where it is recorded.
-    """
+    """Records the default group's ranks until `write`, or the program's end."""
 
     def __init__(self, comm: Communicator, recording: Recording):
         self._comm, self._recording = comm, recording
@@ -32,7 +27,7 @@ class JobRecording:
 
     @classmethod
     def wanted(cls, comm: Communicator) -> JobRecording | None:
-        """Return a recording where the environment asks for one; collective."""
+        """Return a recording if the environment asks for one; collective."""
         recording = Recording.wanted(comm)
         return None if recording is None else cls(comm, recording)
 
@@ -44,7 +39,6 @@ class JobRecording:
         self._began_s, self._communicated_s = now_s, communicated_s
 
     def write(self) -> None:
-        """Write the files; collective."""
         self._hook.remove()
         atexit.unregister(self._at_exit)
         self._recording.write()

@@ -1,7 +1,7 @@
-"""Methods that TorchDynamo leaves alone: a collective is Python code, which torch.compile would take for a model's.
+"""Methods excluded from TorchDynamo: torch.compile would take a collective's Python code for a model's.
 
-While a compiled model runs, Dynamo looks at every Python frame, those that PyTorch's C++ calls included. What is marked
-here runs as it is, with all that it calls.
+While a compiled model runs, Dynamo looks at every Python frame, those that PyTorch's C++ calls included. Marked
+methods run unchanged, with all that they call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def untraced(kind: _Class) -> _Class:
-    """Mark all methods of a class, those that it inherits from another marked one aside."""
+    """Mark all methods of a class, except those inherited from another marked one."""
     skipped = FrameStrategy(FrameAction.SKIP, FrameAction.SKIP)  # this frame, and those below it
     for value in vars(kind).values():
         method = value.fget if isinstance(value, property) else getattr(value, "__func__", value)

@@ -1,4 +1,4 @@
-"""What a collective returns, and the order in which a group's collectives run."""
+"""Works, the results of collectives, and the work queue that runs a group's collectives in order."""
 
 from __future__ import annotations
 
@@ -23,12 +23,7 @@ Outcome = tuple[list[torch.Tensor], BaseException | None]  # of a collective: ou
 
 @untraced
 class OwnWork(Work):
-    """What a call of a group returns; subclasses complete it.
-
-    Args:
-        outputs: the tensors that belong to it.
-        name: what messages call it.
-    """
+    """The work of a group's call; subclasses complete it."""
 
     def __init__(self, outputs: list[torch.Tensor], name: str):
         super().__init__()
@@ -54,7 +49,7 @@ class OwnWork(Work):
 
 @untraced
 class CollectiveWork(OwnWork):
-    """A collective in its turn, or done; `outputs` are the tensors that it writes."""
+    """A collective in the queue, or done; `outputs` are the tensors that it writes."""
 
     def __init__(self, outputs: list[torch.Tensor], name: str):
         super().__init__(outputs, name)
@@ -63,7 +58,7 @@ class CollectiveWork(OwnWork):
         self._future: torch.futures.Future[Outcome] | None = None
 
     def run(self, move: Callable[[], object]) -> None:
-        """Run the collective in this thread; the error is raised by `wait`."""
+        """Run the collective in this thread; `wait` raises its error."""
         try:
             move()
         except BaseException as error:
@@ -88,7 +83,7 @@ class CollectiveWork(OwnWork):
         return True
 
     def ends_within(self, seconds: float | None) -> bool:
-        """Block until it is done, and return whether it is within this time; None: any."""
+        """Block until it is done or the time is over, and return whether it is done; None: no limit."""
         with self._lock:
             if not self._is_done and self._ended is None:
                 self._ended = threading.Event()
@@ -131,10 +126,6 @@ class Turns:
 
     A blocking one runs in the caller's thread if nothing is before it, and is done when `take` returns; others run in
     the group's own thread, so that ranks may start those of several groups in different orders.
-
-    Args:
-        name: the group's.
-        interruptions: end what takes too long.
     """
 
     def __init__(self, name: str, interruptions: Interruptions):
@@ -147,7 +138,7 @@ class Turns:
         self._is_closed = False
 
     def take(self, work: CollectiveWork, move: Callable[[], object], blocking: bool) -> CollectiveWork:
-        """Run a collective, or have it run in its turn."""
+        """Run a collective, or queue it."""
         move = partial(self._interruptions.run, move)
         if threading.current_thread() is self._thread or self._is_closed:
             work.run(move)  # called by a callback of the one that has just ended, or at the end of the program
@@ -192,9 +183,9 @@ class Turns:
                 self._unfinished -= 1
 
     def close(self, within_s: float | None = None) -> bool:
-        """Complete what has been called, and end the thread; return whether it has ended within this time, None: any.
+        """Complete all calls, and end the thread; return whether it ended within the time; None: no limit.
 
-        What is called later runs in the caller's thread.
+        Later calls run in the caller's thread.
         """
         with self._state:
             self._is_closed = True

@@ -1,4 +1,4 @@
-"""Records a timeline of all ranks: collectives, phases and kernels, in one file for Perfetto or Chrome."""
+"""Timelines of all ranks' collectives, phases and kernels, in one file for Perfetto or Chrome."""
 
 from __future__ import annotations
 

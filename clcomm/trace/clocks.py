@@ -1,4 +1,4 @@
-"""Measures each rank's clock against rank 0's, at the start and at the end of a trace."""
+"""Measurement of each rank's clock against rank 0's, at the start and at the end of a trace."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ class ClockReading(NamedTuple):
 
 
 def read_clock(comm: Communicator) -> ClockReading:
-    """Measure this rank's clock against rank 0's; collective."""
     own = measure_offset(comm.comm)
     measured: list[tuple[int, ClockOffset]] = comm.all_gather_object((comm.host, own), label="trace")
     offset = agreed_offset(measured, comm.rank)
@@ -40,7 +39,7 @@ def read_clock(comm: Communicator) -> ClockReading:
 
 
 def agreed_offset(measured: Sequence[tuple[int, ClockOffset]], rank: int) -> ClockOffset:
-    """Return the offset that a rank uses; `measured` has the (host, measurement) of every rank, by rank."""
+    """Return the offset for a rank; `measured` has the (host, measurement) of every rank, by rank."""
     host, own = measured[rank]
     if host == measured[0][0]:
         return own if abs(own.offset_ns) > own.uncertainty_ns else ClockOffset()

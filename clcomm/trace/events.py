@@ -60,9 +60,9 @@ class RankEvents:
         return self._slices[0].begin_ns if self._slices else self._align(self.part.header["began_ns"])
 
     def came_last(self) -> dict[int, int]:
-        """Return when this rank arrived last, in ns of rank 0's clock, by the collective's sequence number.
+        """Return this rank's last arrivals, in ns of rank 0's clock, by the collective's sequence number.
 
-        Only slices for which `pieces` will have room: an arrow that begins at another would come from nowhere.
+        Only slices that fit into `pieces`: arrows from others would come from nowhere.
         """
         found, room = {}, self.limit_bytes - _RESERVED_BYTES
         for each in self._slices:
@@ -79,7 +79,7 @@ class RankEvents:
         """Yield comma-separated lines of JSON, some hundred KiB at a time.
 
         Args:
-            origin_ns: the time on rank 0's clock from which the events' times count.
+            origin_ns: zero of the events' times, on rank 0's clock.
             came_last: the merged results of all ranks' `came_last()`, for the arrows to the ranks that waited.
         """
         piece: list[str] = []

@@ -1,4 +1,4 @@
-"""A trace that is read while its job runs: what rank 0 has recorded so far."""
+"""A readable trace of a running job: rank 0's records so far."""
 
 from __future__ import annotations
 
@@ -35,5 +35,4 @@ class LiveFile:
             self._between = ",\n"
 
     def close(self) -> None:
-        """Leave the file as it is."""
         self._file.close()

@@ -1,4 +1,4 @@
-"""Writes all ranks' events to one file: sent to rank 0 piece by piece, or read from the parts of a killed job."""
+"""Merges all ranks' events into one file: sent to rank 0 in pieces, or read from the parts of a killed job."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ _DAMAGE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, Re
 
 
 def write_together(comm: Communicator, part: Path, path: Path, limit_bytes: int) -> str:
-    """Write the trace of all ranks' parts on rank 0; return on every rank why that failed, or "". Collective.
+    """Write the trace of all ranks' parts on rank 0; return the error, or "", on every rank. Collective.
 
     Args:
-        part: the path of this rank's part.
-        path: the path of the trace.
         limit_bytes: the size of the trace over all ranks, before compression.
     """
     events, problem = None, ""
@@ -89,7 +87,7 @@ def _write_parts(path: Path, parts: list[TracePart], limit_bytes: int) -> list[i
 
 
 def write_trace(path: Path, pieces: Iterable[str], other_data: Callable[[], dict[str, Any]]) -> None:
-    """Write pieces of events, then what `other_data()` returns; the file appears when it is complete.
+    """Write pieces of events, then the result of `other_data()`; the file appears when it is complete.
 
     It is compressed if its name ends in .gz. Raises OSError.
 
@@ -116,7 +114,7 @@ def _merged(tables: Iterable[dict[int, int]]) -> dict[int, int]:
 def _gathered(
     comm: Communicator, pieces: Iterator[str], events: RankEvents, ranks: list[dict[str, Any]]
 ) -> Iterator[str]:
-    """Yield all ranks' pieces on rank 0, none elsewhere; then fill `ranks` with the data of each rank."""
+    """Yield all ranks' pieces on rank 0, none elsewhere; then fill `ranks` with each rank's data."""
     more = True
     while more:
         each_rank = comm.gather_object(next(pieces, None), label=LABEL) or []

@@ -58,17 +58,15 @@ class PartWriter:
         self._whole_bytes += len(line)
 
     def close(self) -> None:
-        """Close the file and keep it."""
         self._file.close()
 
     def remove(self) -> None:
-        """Close and delete the file."""
         self.close()
         self.path.unlink(missing_ok=True)
 
 
 def _plain(value: object) -> int | float | str:
-    """Return a value that JSON supports in place of one that it does not, such as a NumPy number."""
+    """Return a JSON value in place of an unsupported one, such as a NumPy number."""
     if isinstance(value, Integral):
         return int(value)
     return float(value) if isinstance(value, Real) else str(value)
@@ -95,14 +93,12 @@ class TracePart:
 
     @classmethod
     def of(cls, header: Mapping[str, object], rows: Mapping[str, Rows]) -> TracePart:
-        """Return records that are in no file."""
         part = cls.__new__(cls)
         part.header, part.rows = dict(header), {kind: list(rows.get(kind, ())) for kind in KINDS}
         return part
 
     @property
     def rank(self) -> int:
-        """The rank that wrote the part."""
         return int(self.header["rank"])
 
 

@@ -1,4 +1,4 @@
-"""The trace of a job: an observer that records events on every rank and writes one file at the end."""
+"""The trace of a job: an observer of events on every rank, merged into one file at the end."""
 
 from __future__ import annotations
 
@@ -43,8 +43,6 @@ class KernelSource(Protocol):
 
 
 class TimedDevice(Protocol):
-    """The part of `clcomm.engine.Device` that a trace uses."""
-
     name: str
 
     def log_kernels(self) -> AbstractContextManager[Any]: ...
@@ -168,7 +166,7 @@ class Trace:
             self._room_bytes -= _KERNEL_BYTES * len(taken)
 
     def _flush(self) -> None:
-        """Write the records to the part, and stop recording if this rank's share of the file is used up."""
+        """Write the records to the part, and stop recording once this rank's share of the file is used up."""
         self._take_kernels()
         self._left_bytes -= min(_FLUSH_BYTES, self._left_bytes) - self._room_bytes
         self._room_bytes = min(_FLUSH_BYTES, max(0, self._left_bytes))

@@ -1,4 +1,4 @@
-"""Turns a rank's records into slices on threads: placed in rows, properly nested, and connected by flows."""
+"""A rank's records as slices on threads: placed in rows, properly nested, and connected by flows."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Slice(NamedTuple):
     Attributes:
         lane: the row of the thread; slices that overlap without being nested are in different rows.
         flow_out, flow_in: numbers of flows; a flow leads from `flow_out` to the equal `flow_in`, 0: none.
-        wait_ns: how long a collective's rank waited for others, from its beginning on.
-        queued_ns: how long a collective was queued before it began.
-        last_rank: the rank that arrived at a collective last; -1: not known.
+        wait_ns: the wait for other ranks at the start of a collective.
+        queued_ns: time in the queue before a collective's start.
+        last_rank: the rank that arrived last at a collective; -1: unknown.
         sequence: the number of a collective; arrows lead from the rank that came last to those that waited, 0: none.
         counters: values by name at the end of the slice.
         exposed: (begin, end) of the times within a background collective in which its rank could do nothing else.
@@ -60,7 +60,7 @@ class Slice(NamedTuple):
 
 
 def slices_of(part: TracePart, align: Callable[[int], int]) -> list[Slice]:
-    """Return a part's slices in the order of their beginning, enclosing ones first.
+    """Return a part's slices in the order of their begin, enclosing ones first.
 
     `align` maps the part's times to rank 0's clock.
     """
@@ -91,7 +91,6 @@ def _phase(phase: Phase, align: Callable[[int], int]) -> Slice:
 
 
 def _with_steps(slices: list[Slice]) -> Iterator[Slice]:
-    """Yield the slices; phases and collectives get the number of their step."""
     steps = sorted((each.begin_ns, each.end_ns, each.args["step"]) for each in slices if "step" in each.args)
     for each in slices:
         index = bisect_right(steps, (each.begin_ns, math.inf, 0)) - 1
@@ -147,7 +146,7 @@ def _collective(event: Collective, align: Callable[[int], int], world_size: int)
 
 
 def _number(event: Collective) -> int:
-    """Return a number that only the ranks of this collective have for it, where its last rank is known.
+    """Return a number for a collective, unique among the ranks that took part, if its last rank is known.
 
     The parts of a Communicator number their collectives alike; the last rank is in one of them only.
     """

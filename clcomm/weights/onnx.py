@@ -1,6 +1,6 @@
 """A native model as an ONNX graph, from the tape of a forward pass in eval mode.
 
-The number of samples stays open. What a model computes outside the tape, in NumPy for example, is not seen.
+The number of samples stays open. Computations outside the tape, for example in NumPy, are lost.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ def export_onnx(model: Module, path: FilePath, in_shape: Iterable[int], *, in_dt
     """Write a model as an ONNX file with the input "x", [N, *in_shape], and the output "y".
 
     Args:
-        model: any module of the engine whose forward takes one tensor.
-        path: of the file.
+        model: any module of the engine with one input tensor.
         in_shape: the shape of one sample.
         in_dtype: "float32", or "int32" for a model whose input is indices, as of an Embedding.
 
     Raises:
-        ArgumentError: onnx is not installed, the model does not take such samples, or computes what has no form here.
+        ArgumentError: onnx is not installed, or the model does not fit the samples or has no ONNX form.
         CheckpointWriteError: the file could not be written; an old one is kept.
     """
     with needed("onnx"):

@@ -11,7 +11,7 @@ from clcomm.weights.onnx_graph import Graph, refuse
 
 
 def attention(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
-    """Attention of separate queries, keys and values, whose heads are apart or beside each other in each row."""
+    """Attention of separate queries, keys and values, with heads apart or packed in each row."""
     problem: Problem = context.problem
     _require_apart(graph, *context.inputs)
     if problem.places[0].row == problem.sizes.head:  # heads, if any, are a dimension before the rows
@@ -25,7 +25,7 @@ def attention(graph: Graph, inputs: list[str], context: Context, tensor: Tensor)
 
 
 def packed_attention(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
-    """Attention of queries, keys and values that lie beside each other in each row."""
+    """Attention of queries, keys and values packed in each row."""
     sizes, width = context.problem.sizes, tensor.shape[-1]
     _require_apart(graph, tensor)
     axis = graph.whole_numbers([-1])
@@ -55,7 +55,7 @@ def _heads_beside(graph: Graph, name: str, tensor: Tensor) -> str:
 
 
 def _attended(graph: Graph, inputs: list[str], ndim: int, context: Context) -> str:
-    """Return softmax(scale q k^T + mask) v of tensors with so many dimensions; a query that sees no key gives zeros."""
+    """Return softmax(scale q k^T + mask) v of tensors with `ndim` dimensions; a query that sees no key gives zeros."""
     q, k, v = inputs
     turned = graph.node("Transpose", [k], perm=[*range(ndim - 2), ndim - 1, ndim - 2])
     scores = graph.node("Mul", [graph.node("MatMul", [q, turned]), graph.number(context.problem.scale)])
@@ -73,7 +73,7 @@ def _attended(graph: Graph, inputs: list[str], ndim: int, context: Context) -> s
 
 
 def _mask(graph: Graph, ndim: int, context: Context) -> np.ndarray | None:
-    """Return what is added to scores of so many dimensions; None: nothing."""
+    """Return the mask to add to scores of `ndim` dimensions; None: none."""
     problem: Problem = context.problem
     if problem.causal:
         later = np.arange(problem.sizes.keys) > np.arange(problem.sizes.queries)[:, None]

@@ -24,16 +24,13 @@ _SAMPLES = 3, 5
 
 
 class Graph:
-    """A graph that computes what a model does, made by walking from a result back to the input.
+    """The graph of a model's computation, made by walking from a result back to the input.
 
     Args:
-        onnx: the module.
-        model: in eval mode; takes one tensor.
-        in_shape: of a sample.
-        in_dtype: of the input.
-        writers: what adds the nodes of each operation.
+        model: in eval mode, with one input tensor.
+        writers: functions that add each operation's nodes.
 
-    Raises ArgumentError where the model's computation has no form here.
+    Raises ArgumentError for computations without an ONNX form.
     """
 
     def __init__(
@@ -70,7 +67,7 @@ class Graph:
             self._add(tensor, writers)
 
     def _pair(self, tensor: Tensor, twin: Tensor) -> None:
-        """Note what depends on the number of samples, of a tensor of the first pass and that of the second."""
+        """Relate a tensor of the first pass to its twin of the second, by the dimensions that depend on the samples."""
         self._twins[id(tensor._node)] = twin._node
         pairs = zip((tensor, *tensor._node.inputs), (twin, *twin._node.inputs), strict=True)  # type: ignore[union-attr,misc]
         for each, other in pairs:
@@ -89,7 +86,6 @@ class Graph:
         self._names[id(tensor)] = write(self, inputs, context, tensor)
 
     def finish(self) -> Any:
-        """Return the checked model."""
         helper, floats = self._onnx.helper, self._onnx.TensorProto.FLOAT
         shape = self._result.shape
         if self._samples.get(id(self._result)) != (1,) + (0,) * (len(shape) - 1):
@@ -114,7 +110,6 @@ class Graph:
     # --- for writers ---
 
     def node(self, kind: str, inputs: list[str], out: str = "", **attributes: object) -> str:
-        """Add a node and return the name of its result."""
         name = out or f"{kind.lower()}_{len(self._nodes)}"
         self._nodes.append(self._onnx.helper.make_node(kind, inputs, [name], **attributes))
         return name
@@ -131,9 +126,9 @@ class Graph:
         return self._names[id(tensor)]
 
     def fixed(self, context: Context, part: Callable[[Any], Tensor]) -> Tensor:
-        """Return a tensor that a node keeps beside its inputs; refused where its shape depends on the samples.
+        """Return a tensor attribute of a node; refused if its shape depends on the samples.
 
-        part: returns it for a node; the input itself may be one.
+        part: returns the tensor, perhaps the input itself, for a node.
         """
         tensor, other = part(context), part(self._twins[id(context)])
         if id(tensor) not in self._names and tensor.shape != other.shape:
@@ -145,24 +140,21 @@ class Graph:
         return self._samples[id(tensor)]
 
     def constant(self, name: str, values: np.ndarray) -> str:
-        """Add values under a name, and return it."""
         self._weights.append(self._onnx.numpy_helper.from_array(values, name))
         return name
 
     def values(self, values: np.ndarray) -> str:
-        """Add values, and return their name."""
         return self.constant(f"values_{len(self._weights)}", values)
 
     def number(self, value: float, shape: tuple[int, ...] = ()) -> str:
-        """Add a number, as often as a shape has elements, and return its name."""
+        """Add a constant tensor of `shape` filled with a number, and return its name."""
         return self.values(np.full(shape, value, np.float32))
 
     def whole_numbers(self, values: Iterable[int]) -> str:
-        """Add a list of whole numbers, and return its name."""
         return self.values(np.array([*values], np.int64))
 
     def sizes(self, tensor: Tensor) -> str:
-        """Add a tensor's shape, in which the dimension of the samples is open, and return its name."""
+        """Add a tensor's shape, with the dimension of the samples open, and return its name."""
         samples = self.samples(tensor)
         if sum(map(bool, samples)) > 1:
             refuse(f"one dimension of samples, got {tensor.shape} for {_SAMPLES[0]}")
@@ -174,12 +166,12 @@ Writer = Callable[[Graph, list[str], Context, Tensor], str]
 
 
 def refuse(what: str) -> NoReturn:
-    """Raise ArgumentError for a model; what: what was expected, and what came."""
+    """Raise ArgumentError for a model; what: the expected and the actual value."""
     raise ArgumentError(f"model: for ONNX expected {what}")
 
 
 def samples_of(one: Shape, other: Shape) -> tuple[int, ...]:
-    """Return how many times the number of samples each size is, 0 for a fixed one, from the shapes in both passes."""
+    """Return each size as a multiple of the number of samples, 0 for fixed ones, from the shapes of both passes."""
     few, many = _SAMPLES
     if len(one) != len(other) or any(
         a != b and (a % few or a * many != b * few) for a, b in zip(one, other, strict=True)
@@ -189,7 +181,7 @@ def samples_of(one: Shape, other: Shape) -> tuple[int, ...]:
 
 
 def _in_order(result: Tensor) -> list[Tensor]:
-    """Return the tensors from which a result was computed, and itself, in the order in which they were."""
+    """Return a result and the tensors it was computed from, in the order of computation."""
     found: dict[int, Tensor] = {}
     waiting = [result]
     while waiting:

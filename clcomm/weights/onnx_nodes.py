@@ -1,4 +1,4 @@
-"""What computes in ONNX (https://onnx.ai/onnx/operators) what an operation of the engine computes in eval mode."""
+"""Operations of the engine in eval mode as ONNX nodes (https://onnx.ai/onnx/operators)."""
 
 from __future__ import annotations
 
@@ -158,7 +158,6 @@ def _gelu_tanh(graph: Graph, inputs: list[str], context: Context, tensor: Tensor
 
 
 def _half_gated(graph: Graph, x: str, gate: str) -> str:
-    """Return x * (1 + gate) / 2."""
     both = graph.node("Mul", [x, graph.node("Add", [gate, graph.number(1.0)])])
     return graph.node("Mul", [both, graph.number(0.5)])
 

@@ -16,7 +16,7 @@ from clcomm.storage.files import FilePath, open_regular, replacing, saving
 
 
 class Model(Protocol):
-    """A module of the engine, or any other whose state is arrays by name."""
+    """A module of the engine, or any object with its state as arrays by name."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return all weights by name."""
@@ -29,12 +29,11 @@ def save(path: FilePath, weights: Mapping[str, object] | Model, metadata: Mappin
     """Write weights, atomically.
 
     Args:
-        path: of the file; a regular file there is replaced.
         weights: a model, or its `state_dict()`: arrays, or PyTorch's tensors, by name.
         metadata: texts to store beside them.
 
     Raises:
-        ArgumentError: safetensors is not installed, or has no such dtype.
+        ArgumentError: safetensors is not installed, or lacks a dtype.
         CheckpointWriteError: the file could not be written; an old one is kept.
     """
     state = weights if isinstance(weights, Mapping) else weights.state_dict()
@@ -63,7 +62,7 @@ def load(path: FilePath) -> dict[str, np.ndarray]:
 
 
 def load_into(model: Model, path: FilePath) -> None:
-    """Set a model's weights to those of a file.
+    """Set a model's weights from a file.
 
     Raises CheckpointError, changing nothing, where a name is missing or unexpected, or a shape or dtype differs.
     """
@@ -79,14 +78,14 @@ def load_into(model: Model, path: FilePath) -> None:
 
 
 def _described(array: np.ndarray | None) -> str:
-    """Return an array's kind and shape in words; whole numbers of any size may be those of a counter."""
+    """Return an array's kind and shape in words; integers of any size may be a counter's."""
     if array is None:
         return "no such name"
     return f"{'whole numbers' if array.dtype.kind in 'iu' else array.dtype} of shape {array.shape}"
 
 
 def _array(name: str, values: Any) -> np.ndarray:
-    """Return weights as a contiguous array: safetensors writes the memory of an array as it lies."""
+    """Return weights as a contiguous array, as safetensors writes an array's memory unchanged."""
     try:
         host = values.detach().cpu().numpy() if hasattr(values, "cpu") else values
         array = np.asarray(host)

@@ -20,12 +20,7 @@ _MOST_FORMS = 256
 
 
 class BatchCheck:
-    """Compares the ranks' batches; what was found once is compared by hashes alone.
-
-    Args:
-        comm: the pipeline's ranks.
-        micro_batches: into how many parts a batch is cut.
-    """
+    """Compares the ranks' batches, by hashes alone once a kind of batch has passed."""
 
     def __init__(self, comm: Communicator, micro_batches: int):
         self._comm, self._micro_batches = comm, micro_batches
@@ -34,7 +29,7 @@ class BatchCheck:
     def agreed(self, inputs: object, targets: object, *, needs_targets: bool, refusal: str = "") -> tuple[Shape, str]:
         """Return shape and dtype of the pipeline's inputs; collective.
 
-        refusal: why this rank cannot go on.
+        refusal: the reason why this rank cannot go on.
 
         Raises:
             ArgumentError: a rank has a refusal, the first rank has no inputs or the last one no targets, or the batch
@@ -85,13 +80,7 @@ class BatchCheck:
 
 
 class MicroBatches:
-    """A batch in parts of equal size, each brought to the device when it is needed.
-
-    Args:
-        values: an array, or a Tensor.
-        count: the number of parts.
-        device: for arrays.
-    """
+    """A batch in parts of equal size, each brought to the device when it is needed."""
 
     def __init__(self, values: Any, count: int, device: Device):
         if isinstance(values, Tensor) and values.dtype == np.int32:  # the engine takes parts of float32 alone

@@ -1,4 +1,4 @@
-"""All boundaries of a pipeline for one shape of micro-batches: what passes each of them, and the channels for it."""
+"""All boundaries of a pipeline for one shape of micro-batches: the arrays that pass, and their channels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHAPES = "shapes"
 
 
 class Passing(NamedTuple):
-    """What a stage hands on for a micro-batch: shape, and dtype as text."""
+    """A stage's output for a micro-batch: shape, and dtype as text."""
 
     shape: Shape
     dtype: str
@@ -34,11 +34,7 @@ class Passing(NamedTuple):
 class Boundaries:
     """This rank's ends of all boundaries, by stage; collective.
 
-    Args:
-        comm: the pipeline's ranks.
-        device: of this rank.
-        schedule: which stage is where.
-        passing: what each stage but the last hands on.
+    passing: the output of each stage but the last.
 
     Attributes:
         inputs: the activations that a stage receives.
@@ -77,7 +73,6 @@ class Boundaries:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the activations and gradients that were received and not released."""
         return sum(each.held_bytes for each in (*self.inputs.values(), *self.gradients.values()))
 
 
@@ -89,15 +84,14 @@ def find_passing(
     part: Module,
     first: Passing,
 ) -> list[Passing]:
-    """Return what each stage but the last hands on; collective. Each stage runs once on zeros, as in evaluation.
+    """Return the output of each stage but the last; collective. Each stage runs once on zeros, as in evaluation.
 
     Args:
-        comm, device, schedule: as for Boundaries.
         stages: this rank's, by number.
         part: the module that holds their parameters.
         first: a micro-batch of the pipeline's inputs.
 
-    Raises the error of a stage that does not take what it gets, on every rank.
+    Raises a stage's error for its input on every rank.
     """
     passing: list[Passing] = []
     for number in range(schedule.stages - 1):

@@ -15,7 +15,7 @@ from clcomm.parallel.pipeline.channels import Receiver, Sender
 
 
 class Arrived(Tensor):
-    """A leaf of the tape: what a stage received. Its gradient is written to `gradient_place`; None: to new memory."""
+    """A leaf of the tape: a stage's input. Its gradient is written to `gradient_place`; None: to new memory."""
 
     __slots__ = ("gradient_place",)
 
@@ -40,11 +40,6 @@ class Arrived(Tensor):
 class SlotTensor:
     """A slot of a channel as a tensor.
 
-    Args:
-        device: of the rank.
-        memory: of the slot, uint8.
-        shape, dtype: of the tensor; they fill the memory.
-
     Attributes:
         tensor: on top of the slot, or in the device's memory.
         is_staged: whether it is in the device's memory.
@@ -63,7 +58,7 @@ class SlotTensor:
             self._device.write(self.tensor.buffer, self._array)
 
     def put(self, tensor: Tensor | None) -> None:
-        """Queue what brings the slot up to date with a tensor, unless that is on top of it; None: zeros.
+        """Queue the update of the slot from a tensor, unless that lies on it; None: zeros.
 
         A staged slot waits for the queue; others are up to date once the queue is finished.
         """
@@ -78,13 +73,10 @@ class SlotTensor:
 class Inbox:
     """Tensors that a stage receives.
 
-    Args:
-        receiver: the channel's end.
-        device, shape, dtype: of the tensors.
-        name: in messages, such as "activations of stage 2".
+    name: in messages, such as "activations of stage 2".
 
     Attributes:
-        held_bytes: of the tensors that were received and not released.
+        held_bytes: bytes of unreleased tensors.
     """
 
     def __init__(self, receiver: Receiver, device: Device, shape: Shape, dtype: np.dtype, name: str):
@@ -98,7 +90,7 @@ class Inbox:
         self._receiver.expect(count)
 
     def receive(self, micro_batch: int) -> Arrived:
-        """Return the next tensor, as soon as it is there, as a leaf; it stays until it is released."""
+        """Return the next tensor as a leaf, once it has arrived; it stays until it is released."""
         index = self._receiver.receive(f"{self._name}, micro-batch {micro_batch},")
         slot, leaf = self._slots[index], self._leaves[index]
         slot.fetch()
@@ -119,7 +111,7 @@ class Outbox:
         self._slots = [SlotTensor(device, memory, shape, dtype) for memory in sender.slots]
 
     def reserve(self, micro_batch: int) -> SlotTensor:
-        """Return the next slot, as soon as it is free."""
+        """Return the next slot, once it is free."""
         return self._slots[self._sender.reserve(f"{self._name}, micro-batch {micro_batch},")]
 
     def send(self) -> None:

@@ -1,4 +1,4 @@
-"""Channels: arrays from rank to rank, counted and timed, and named in messages while a rank waits for them."""
+"""Channels: arrays from rank to rank, counted and timed, and named in the watchdog's messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHANNELS = "channels"
 
 
 class ChannelPlan(NamedTuple):
-    """A channel to be opened: `slots` arrays of `nbytes` may be in use at once, for which `label` is the name."""
+    """A channel to open: `slots` arrays of `nbytes` may be in use at once; `label` names it."""
 
     sender: int
     receiver: int
@@ -43,7 +43,7 @@ class Sender:
         self._slots, self.slots = slots, slots.slots
 
     def reserve(self, what: str) -> int:
-        """Return the index of the next slot to write, as soon as it is free.
+        """Return the index of the next slot to write, once it is free.
 
         what: the array's name in messages of the watchdog.
         """
@@ -51,7 +51,7 @@ class Sender:
         return self._slots.next_slot()
 
     def send(self) -> None:
-        """Send the slot that was reserved last, which is written."""
+        """Send the slot that was reserved last."""
         began_s = perf_counter()
         self._slots.send()
         self._messages.finished(began_s)
@@ -75,11 +75,11 @@ class Receiver:
         self._slots, self.slots = slots, slots.slots
 
     def expect(self, count: int) -> None:
-        """Note that so many arrays will be sent from now on; the earlier ones have been received."""
+        """Announce `count` arrays; the earlier ones have been received."""
         self._slots.expect(count)
 
     def receive(self, what: str) -> int:
-        """Return the index of the slot with the next array, as soon as it is there; it stays until it is released.
+        """Return the index of the slot with the next array, once it has arrived; it stays until it is released.
 
         what: the array's name in messages of the watchdog.
         """
@@ -90,12 +90,12 @@ class Receiver:
         return index
 
     def release(self) -> None:
-        """Release the slot that was received first of those that are not released."""
+        """Release the oldest unreleased slot."""
         self._slots.release()
 
 
 class _CountedMessages:
-    """Times one end's messages, and shows the watchdog what this rank waits for."""
+    """Times one end's messages, and shows the watchdog the array that this rank waits for."""
 
     def __init__(self, comm: Communicator, plan: ChannelPlan, transport: str, operation: str):
         self._comm, self._operation, self._transport = comm, operation, transport
@@ -118,7 +118,7 @@ class _CountedMessages:
         return self._comm.waiting_for(self._operation, f"{what} {self._peer}", before_next=True)
 
     def finished(self, moved_from_s: float) -> None:
-        """Count a message that this rank began to move then, by time.perf_counter()."""
+        """Count a message; `moved_from_s` is its begin by time.perf_counter()."""
         began_s = self._began_s if self._waited_s else moved_from_s
         seconds, label = self._waited_s + perf_counter() - moved_from_s, self._label
         event = Collective(
@@ -139,13 +139,6 @@ def open_channels(comm: Communicator, plans: Sequence[ChannelPlan]) -> list[Ends
     """Open channels between ranks, in shared memory where both are on one host; collective.
 
     Until all that was sent is received, no other channels of these ranks may be in use.
-
-    Args:
-        comm: the ranks.
-        plans: all channels, the same on every rank.
-
-    Returns:
-        This rank's ends of each.
 
     Raises:
         MismatchError: ranks differ in the plans; on every rank.

@@ -1,4 +1,4 @@
-"""Where a list of layers is cut into stages: arithmetic, without models."""
+"""Cuts of a list of layers into stages: arithmetic, without models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def require_enough(layers: int, stages: int, chunks: int = 1, kind: str = "layer
 
 
 def by_number(has_parameters: Sequence[bool], stages: int, chunks: int = 1) -> list[int]:
-    """Return the first layer of each stage, for stages of as many layers with parameters, to within one.
+    """Return the first layer of each stage; stages have as many layers with parameters, to within one.
 
     A layer without parameters, such as an activation, stays with the one before it.
     """
@@ -28,7 +28,7 @@ def by_number(has_parameters: Sequence[bool], stages: int, chunks: int = 1) -> l
 
 
 def by_cost(costs: Sequence[float], stages: int) -> list[int]:
-    """Return the first layer of each stage, such that the most expensive stage is as cheap as possible.
+    """Return the first layer of each stage, with the most expensive stage as cheap as possible.
 
     costs: of each layer, in any unit, from 0 up. Raises ArgumentError for others.
     """
@@ -57,7 +57,7 @@ def by_cost(costs: Sequence[float], stages: int) -> list[int]:
 
 
 def checked(starts: Sequence[int], layers: int, stages: int) -> list[int]:
-    """Return the first layer of each stage as the user gave them; ArgumentError for what is no cut into stages."""
+    """Return the first layer of each stage as given by the user; ArgumentError for an invalid cut."""
     found = list(starts)
     is_cut = len(found) == stages and all(isinstance(at, Integral) and not isinstance(at, bool) for at in found)
     if not is_cut or found[0] != 0 or any(a >= b for a, b in pairwise([*found, layers])):

@@ -34,17 +34,10 @@ class Batch(NamedTuple):
 class Executor:
     """Runs the stages of one rank.
 
-    Args:
-        comm: the pipeline's ranks.
-        device: of this rank.
-        schedule: the actions of all ranks.
-        stages: this rank's, by number.
-        loss: called with the last stage's result and the targets.
-
     Attributes:
-        turns: when this rank ran each action of the last step, by time.perf_counter(), in order.
-        peak_bytes: the most bytes of activations that this rank has kept at once: what forwards left for their
-            backwards, and what was received and not released.
+        turns: the begin and end of this rank's actions in the last step, by time.perf_counter(), in order.
+        peak_bytes: the most bytes of activations that this rank has kept at once: those that forwards kept for their
+            backwards, and unreleased received ones.
     """
 
     def __init__(
@@ -68,7 +61,7 @@ class Executor:
     ) -> list[float]:
         """Run all forwards and backwards; return the losses of the micro-batches on the last stage's rank.
 
-        accumulate: returns a context for each backward after which the stage has another one to come.
+        accumulate: returns a context for each backward of a stage but its last.
         """
         losses: list[Tensor] = []
         self._begin([*boundaries.inputs.values(), *boundaries.gradients.values()])
@@ -118,7 +111,7 @@ class Executor:
         self._is_running = False
 
     def _kept(self, y: Tensor, action: Action) -> Tensor:
-        """Return a result in memory that lasts: that of a stage which only passes its input on lies on a slot."""
+        """Return a result in lasting memory: a stage that passes its input on returns memory of a slot."""
         x, _ = self._alive[action.stage, action.micro_batch]
         if y.buffer is not x.buffer:
             return y
@@ -130,7 +123,7 @@ class Executor:
     # --- actions ---
 
     def _forward(self, boundaries: Boundaries, batch: Batch, action: Action) -> Tensor:
-        """Run a stage on a micro-batch, send the result on, and return it; of the last stage with targets the loss."""
+        """Run a stage on a micro-batch, send the result on, and return it; for the last stage with targets the loss."""
         number, m, _ = action
         x: Tensor
         if number:
@@ -158,7 +151,7 @@ class Executor:
         return y
 
     def _backward(self, boundaries: Boundaries, action: Action) -> None:
-        """Add a micro-batch's gradients to those of a stage's parameters, and send on that of its input."""
+        """Add a micro-batch's gradients to a stage's parameters, and send its input's gradient."""
         number, m, _ = action
         x, y = self._alive.pop((number, m))
         inbox, outbox = boundaries.gradients.get(number), boundaries.input_gradients.get(number)

@@ -1,4 +1,4 @@
-"""The layers of a model in their order, and what they cost."""
+"""The layers of a model in order, and their costs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ COSTS = "costs"
 def layers_of(model: object) -> list[Module]:
     """Return the modules that compute a model one after another.
 
-    They are those of a Sequential, or what `model.pipeline_layers()` returns: modules whose parameters and buffers are
-    the model's. Raises ArgumentError for a model that offers none.
+    They are a Sequential's, or the result of `model.pipeline_layers()`: modules whose parameters and buffers are
+    the model's. Raises ArgumentError for other models.
     """
     offered: Callable[[], Sequence[Module]] | None = getattr(model, "pipeline_layers", None)
     if offered is not None:
@@ -40,7 +40,7 @@ def layers_of(model: object) -> list[Module]:
 
 
 def require_own_forwards(model: Module, layers: Sequence[Module]) -> None:
-    """Raise ArgumentError where a module around the layers has a `forward` of its own, which stages would leave out."""
+    """Raise ArgumentError if a module around the layers has its own `forward`, which stages would leave out."""
     inside = {id(each) for layer in layers for _, each in layer.named_modules()}
     for name, module in model.named_modules():
         if id(module) not in inside and "forward" in module.__dict__:
@@ -51,7 +51,7 @@ def require_own_forwards(model: Module, layers: Sequence[Module]) -> None:
 
 
 def parameter_costs(layers: Sequence[Module]) -> list[float]:
-    """Return the number of each layer's trainable values, as a rough estimate of what it computes."""
+    """Return the number of each layer's trainable values, a rough estimate of its cost."""
     return [float(layer.parameter_count()) for layer in layers]
 
 
@@ -62,10 +62,9 @@ def measured_costs(model: Module, sample: Any, comm: Communicator | None = None,
     of one axis. Collective. The model computes as in evaluation, and its parameters' gradients are dropped.
 
     Args:
-        model: the whole model.
         sample: a micro-batch of inputs.
         comm: the ranks; None: this one.
-        repeats: how often each layer runs; the shortest time counts.
+        repeats: runs of each layer; the shortest time counts.
     """
     costs = _measured(model, sample, repeats) if comm is None or comm.rank == 0 else []
     return costs if comm is None else comm.broadcast_object(costs, label=COSTS)

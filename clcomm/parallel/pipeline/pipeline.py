@@ -1,4 +1,4 @@
-"""Pipeline: a model whose layers are divided between ranks, trained on micro-batches by a schedule."""
+"""Pipeline: a model's layers divided between ranks, trained on micro-batches by a schedule."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Pipeline:
         model: a Sequential, or a Module whose `pipeline_layers()` returns modules that compute it one after another.
         comm: the ranks, such as `mesh["pp"]`; a Mesh: its axis "pp".
         loss: `loss(output, target)` of a micro-batch, the mean over its samples.
-        micro_batches: into how many parts a batch is cut.
+        micro_batches: number of parts of a batch.
         schedule: "gpipe", "1f1b" or "interleaved".
         chunks: stages a rank; by default 2 with "interleaved", else 1.
         cut: "layers": stages of equally many layers that have parameters, each with those behind it that have none;
@@ -185,7 +185,7 @@ class Pipeline:
         return found
 
     def _refusal(self, ddp: object) -> str:
-        """Return why a step with this `ddp` cannot be; "": it can."""
+        """Return the reason against a step with this `ddp`; "": none."""
         if self._tied.are_here and self.module.flat_space().blocks is not None:
             return (
                 "zero: expected 0 or 1 with parameters that several stages share, whose gradients are complete after "
@@ -279,7 +279,7 @@ class Pipeline:
 
 
 def _pipeline_ranks(comm: Communicator | Mesh) -> Communicator:
-    """Return the ranks of the stages; ArgumentError for what has none."""
+    """Return the ranks of the stages; ArgumentError if there are none."""
     if isinstance(comm, Mesh):
         name = next((name for name in comm.shape if name.lower() == PIPELINE_PARALLEL), None)
         if name is None:
@@ -291,7 +291,6 @@ def _pipeline_ranks(comm: Communicator | Mesh) -> Communicator:
 
 
 def _parameters_of(layers: Sequence[Module]) -> Iterator[Parameter]:
-    """Yield a stage's parameters, each once."""
     yield from {id(each): each for layer in layers for each in layer.parameters()}.values()
 
 

@@ -1,4 +1,4 @@
-"""A pipeline's plan, from what its user asks for: layers, schedule and cut, the same on every rank."""
+"""A pipeline's plan from the user's arguments: layers, schedule and cut, the same on every rank."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def agreed_plan(
 
 
 def _require_alike(comm: Communicator, everyone: Sequence[Any]) -> None:
-    """Raise the first rank's error, or one where ranks differ, on every rank."""
+    """Raise the first rank's error, or one for ranks that differ, on every rank."""
     for rank, found in enumerate(everyone):
         if isinstance(found, ClcommError):
             alone = not all(isinstance(each, ClcommError) for each in everyone)

@@ -12,13 +12,9 @@ from clcomm.errors import ArgumentError
 
 
 class ModelPart(Module):
-    """A module with the parameters and buffers of some layers, named as in the model that the layers are from.
+    """A module with the parameters and buffers of some layers, under their names in the whole model.
 
-    So `state_dict()` holds a part of the model's, and name patterns mean the same as there. It computes nothing.
-
-    Args:
-        model: the whole model; the part does not keep it.
-        layers: some of its layers.
+    So `state_dict()` holds a part of the model's, and name patterns mean the same. It computes nothing.
     """
 
     def __init__(self, model: Module, layers: Iterable[Module]):
@@ -27,7 +23,7 @@ class ModelPart(Module):
             self._add(layer, names)
 
     def _add(self, module: Module, names: Names) -> None:
-        """Add a module that the model has, else what is in it; parameters shared with an earlier one have its names."""
+        """Add a module of the model, or the modules inside it; parameters shared with an earlier one have its names."""
         path = names.modules.get(id(module))
         if path and all(names.of(each) == f"{path}.{name}" for name, each in module.named_parameters()):
             self._attach(path, module)
@@ -59,7 +55,6 @@ class Names:
         self._tensors = {id(each): name for name, each in (*model.named_parameters(), *model.named_buffers())}
 
     def of(self, tensor: Tensor) -> str:
-        """Return the name of a parameter or buffer of the model."""
         return self._tensors[id(tensor)]
 
     def require_all(self, layers: Iterable[Module]) -> None:
@@ -74,12 +69,7 @@ class Names:
 
 
 class Stage:
-    """Consecutive layers.
-
-    Args:
-        number: the stage's.
-        layers: at least one.
-    """
+    """Consecutive layers."""
 
     def __init__(self, number: int, layers: Sequence[Module]):
         self.number, self._layers = number, list(layers)

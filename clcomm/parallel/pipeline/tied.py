@@ -1,4 +1,4 @@
-"""Tied parameters: those that layers of several stages share, on several ranks, whose gradients are summed."""
+"""Tied parameters: shared by layers of stages on several ranks; their gradients are summed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ WHOLE = "whole model"
 
 
 class TiedParameters:
-    """This rank's parameters that other ranks have too: the `Stages` of a parameter. Creating it is collective.
+    """This rank's parameters that other ranks share: the `Stages` of a parameter. Creating it is collective.
 
     After `sum_gradients` each has the sum of all its uses, with the same bits on each of its ranks: the ranks of a
     parameter begin alike and step alike. Where gradients add up over several steps of a pipeline, `begin_step` lets the
     first of a parameter's ranks keep the sum so far, and the others begin anew.
 
     Args:
-        comm: the pipeline's ranks.
-        shared: the ranks that have a parameter, for each that is on several, in the same order on every rank.
+        shared: the ranks of each shared parameter, in the same order on every rank.
         own: this rank's of them, by their place in `shared`.
     """
 

@@ -1,4 +1,4 @@
-"""How long ranks compute and idle in a pipeline's steps."""
+"""Computing and idle times of ranks in a pipeline's steps."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _TIMES = "times"
 
 
 class Bubble(NamedTuple):
-    """The share of the ranks' time in which they did not compute.
+    """The share of the ranks' time without computing.
 
     Attributes:
         measured: over all ranks and steps: 1 - computing / (ranks x time from the step's begin to its last action).
         formula: for stages that take equally long, and messages that take no time.
-        steps: how many were measured.
+        steps: number of measured steps.
     """
 
     measured: float
@@ -40,15 +40,14 @@ class StepTimes:
         self._steps: deque[tuple[float, float]] = deque(maxlen=MOST_STEPS)
 
     def add(self, began_s: float, turns: Sequence[tuple[Action, float, float]]) -> None:
-        """Add a step that began at `began_s` and whose actions ran from when to when."""
+        """Add a step by its begin and its actions' times."""
         self._steps.append((turns[-1][2] - began_s, sum(end - begin for _, begin, end in turns)))
 
     def reset(self) -> None:
-        """Forget the steps so far."""
         self._steps.clear()
 
     def bubble(self, comm: Communicator, formula: float) -> Bubble:
-        """Return the bubble of the steps since the last reset; collective. NaN where there was none."""
+        """Return the bubble of the steps since the last reset, NaN if there were none; collective."""
         own = np.array(self._steps, np.float64).reshape(-1, 2)
         if not len(own):
             return Bubble(float("nan"), formula, 0)

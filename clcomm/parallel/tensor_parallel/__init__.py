@@ -1,4 +1,4 @@
-"""Models whose layers are divided between ranks: tensor and sequence parallel."""
+"""Tensor and sequence parallelism: models with layers divided between ranks."""
 
 from clcomm.parallel.exchange import Exchange
 from clcomm.parallel.tensor_parallel.functions import (

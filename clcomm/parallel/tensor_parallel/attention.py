@@ -1,4 +1,4 @@
-"""Attention of which each rank has some heads."""
+"""Attention with its heads divided between ranks."""
 
 from __future__ import annotations
 

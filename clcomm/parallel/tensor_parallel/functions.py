@@ -1,4 +1,4 @@
-"""Differentiable exchanges between tensor-parallel ranks: what each does forward and backward.
+"""Differentiable exchanges between tensor-parallel ranks, with their forward and backward communication.
 
 Tensors that are the same on all ranks have gradients that are the same on all ranks; a tensor that ranks use in
 different ways, or of which each has a part, has a gradient of its own on each. Source: Shoeybi et al., "Megatron-LM",

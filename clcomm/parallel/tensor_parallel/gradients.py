@@ -1,4 +1,4 @@
-"""Gradients of parameters that all ranks have, where each rank computes with a part of the sequence: their sums.
+"""Summed gradients of whole parameters, where each rank computes with a part of the sequence.
 
 A rank's own gradient of such a parameter is that of its tokens. The sums over the ranks are made within backward, in
 one all-reduce for all parameters of a module, before a data-parallel synchronisation can see them.
@@ -68,7 +68,7 @@ class _Member(Op):
 
 @contextmanager
 def shared_gradients(places: Sequence[Place], ranks: Exchange) -> Iterator[None]:
-    """Let these parameters' gradients from the operations in the block be summed over the ranks, in backward.
+    """Sum these parameters' gradients from the operations in the block over the ranks, in backward.
 
     Within the block the attributes hold tensors in place of the parameters; an outer block's stay.
     """

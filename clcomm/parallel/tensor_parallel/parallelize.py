@@ -38,9 +38,9 @@ def parallelize_module(module: M, comm: Communicator, plan: Mapping[str, Style] 
         module: of `clcomm.engine`, before it has an optimizer, a Synchronizer or a flat space. All of its inputs are
             the same on all ranks.
         comm: the ranks, such as `mesh["tp"]`.
-        plan: for patterns of modules' names how they are divided: `{"blocks.*.mlp.0": ColumnParallel()}`. A `*` stands
-            for any text without a dot, "" for the module itself; a single style is for that. Modules that no pattern
-            names compute on all ranks alike.
+        plan: styles by patterns of modules' names: `{"blocks.*.mlp.0": ColumnParallel()}`. A `*` stands
+            for any text without a dot, "" for the module itself; a single style is for that. Other modules
+            compute on all ranks alike.
 
     Raises:
         ArgumentError: a pattern names no module, or a style does not suit a module or its sizes; on every rank.
@@ -76,14 +76,13 @@ def _divide_sequences(ranks: Exchange, styles: Mapping[Module, Style], shards: S
 
 
 def _share_values(module: Module, comm: Communicator) -> None:
-    """Give every rank rank 0's parameters and buffers."""
     if comm.size > 1:
         for tensor in (*module.parameters(), *module.buffers()):
             tensor.copy_from(comm.broadcast(tensor.numpy(), 0, label=PARAMETERS))
 
 
 def _draw_alike(ranks: Exchange) -> None:
-    """Let the device's dropout draw the same numbers on all ranks, others than any rank's own."""
+    """Set the device's dropout to the same numbers on all ranks, different from any rank's own."""
     if ranks.size > 1:
         launched = ranks.comm.all_gather_object(launched_rank() or 0, label=PARAMETERS)
         stream = RandomStream.of(ranks.device)
@@ -95,7 +94,7 @@ def _draw_alike(ranks: Exchange) -> None:
 
 
 def _agreed_styles(module: Module, comm: Communicator, plan: Mapping[str, Style]) -> dict[str, Style]:
-    """Return the style of each module that the plan names; every rank raises where one refuses it or ranks differ."""
+    """Return the style of each module named by the plan; every rank raises if one refuses it or ranks differ."""
     refusal, styles = None, dict[str, Style]()
     try:
         styles = _styles_of(module, plan, comm.size)

@@ -13,12 +13,10 @@ from clcomm.parallel.tensor_parallel.gradients import Place, shared_gradients
 
 
 class SequenceForward:
-    """The `forward` of a module on a part of the sequence: the gradients of whole parameters in it are summed.
+    """The `forward` of a module on a part of the sequence, with the gradients of whole parameters in it summed.
 
     Args:
-        module: computes as its class does.
-        ranks: that divide the sequence.
-        axis: the dimension along which they do.
+        ranks: divide the sequence along `axis`.
         splits: whether the input is whole, of which each rank takes its part.
         gathers: whether the result is gathered.
     """
@@ -36,7 +34,7 @@ class SequenceForward:
 
 
 def whole_parameters(module: Module) -> list[Place]:
-    """Return the attributes in a module and inside it that hold parameters of which each rank has the whole."""
+    """Return the attributes in a module and inside it that hold whole parameters."""
     return [
         (each, name)
         for _, each in module.named_modules()

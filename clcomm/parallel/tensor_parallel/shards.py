@@ -1,4 +1,4 @@
-"""Which part of a parameter a rank has, and its parameters made of the whole ones."""
+"""The parts of parameters that a rank holds."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PARAMETERS = "parameters"
 
 @dataclass(frozen=True)
 class Cut:
-    """How a parameter is divided: along dimension `axis`, in each of `sections` equal sections of it by itself.
+    """The cut of a parameter along dimension `axis`, in each of `sections` equal sections of it by itself.
 
-    A layer of queries, keys and values beside each other has three sections.
+    Queries, keys and values beside each other in one layer are three sections.
     """
 
     axis: int = 0
@@ -25,7 +25,7 @@ class Cut:
 
 
 class Shard:
-    """The part of a parameter that rank `comm.rank` has: a `clcomm.engine.parameter.Part`."""
+    """Rank `comm.rank`'s part of a parameter: a `clcomm.engine.parameter.Part`."""
 
     def __init__(self, cut: Cut, comm: Communicator):
         self.cut, self.comm = cut, comm
@@ -34,17 +34,14 @@ class Shard:
         return self
 
     def whole_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the whole of which a part has `shape`."""
         axis = self.cut.axis
         return (*shape[:axis], shape[axis] * self.comm.size, *shape[axis + 1 :])
 
     def own(self, whole: np.ndarray) -> np.ndarray:
-        """Return this rank's part of the whole."""
         axis, each = self.cut.axis, np.split(whole, self.cut.sections, self.cut.axis)
         return np.concatenate([np.split(section, self.comm.size, axis)[self.comm.rank] for section in each], axis)
 
     def gather(self, part: np.ndarray) -> np.ndarray:
-        """Return the whole, on every rank; collective."""
         axis = self.cut.axis
         parts = self.comm.all_gather(np.ascontiguousarray(part), label=PARAMETERS)
         sections = zip(*(np.split(each, self.cut.sections, axis) for each in parts), strict=True)
@@ -55,7 +52,6 @@ class Shard:
         return self.comm.size
 
     def gather_numbers(self, own: np.ndarray) -> np.ndarray:
-        """Return the numbers of all ranks, a row for each; collective."""
         return self.comm.all_gather(own, label=PARAMETERS)
 
 

@@ -1,4 +1,4 @@
-"""The state of an optimizer whose parameters are divided between ranks, as that of the whole model's."""
+"""Optimizer state of divided parameters, in the form of the whole model's."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def gathered_state(optimizer: Any) -> dict[str, np.ndarray]:
 
 
 def divided_state(optimizer: object, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return this rank's parts of what `gathered_state` returned, for `load_state_dict`.
+    """Return this rank's parts of a `gathered_state`, for `load_state_dict`.
 
-    What does not fit the whole model stays as it is, for `load_state_dict` to refuse.
+    Entries that do not fit the whole model stay unchanged, for `load_state_dict` to refuse.
     """
     inner, own = _divided(optimizer), dict(state)
     if inner is None:
@@ -57,7 +57,7 @@ def divided_state(optimizer: object, state: Mapping[str, np.ndarray]) -> dict[st
 
 
 def _divided(optimizer: object) -> Optimizer | None:
-    """Return the optimizer that updates divided parameters, None where there are none."""
+    """Return the optimizer that updates divided parameters; None: there are none."""
     inner = getattr(optimizer, "optimizer", optimizer)
     if isinstance(inner, Optimizer) and any(each.part is not None for each in inner.space.parameters):
         return inner

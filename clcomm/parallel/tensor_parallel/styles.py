@@ -1,4 +1,4 @@
-"""How a plan divides a module between tensor-parallel ranks: one class for each way."""
+"""Styles of a plan, one class for each way to divide a module between tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from clcomm.parallel.tensor_parallel.vocabulary import VocabularyParallelEmbeddi
 
 
 class Style:
-    """How the ranks divide a module; `parallelize_module` does so."""
+    """A division of a module between the ranks, applied by `parallelize_module`."""
 
     #: Whether the module may be within one that computes with a part of the sequence.
     fits_sequence = False
 
     def check(self, module: Module, ranks: int) -> None:
-        """Raise ArgumentError for a module that this many ranks cannot divide so."""
+        """Raise ArgumentError for a module that this many ranks cannot divide."""
 
     def cuts(self, module: Module) -> dict[str, Cut]:
-        """Return how the module's own parameters are divided, by their names in it; others stay whole."""
+        """Return the cuts of the module's own parameters by name; others stay whole."""
         return {}
 
     def applied(self, module: Module, shards: Shards, ranks: Exchange) -> Module:
@@ -41,7 +41,7 @@ class ColumnParallel(Style):
     """A Linear's outputs are divided: x [..., in] -> [..., out / ranks].
 
     Args:
-        sections: how many outputs of equal size lie beside each other, each of which is divided by itself: 3 for
+        sections: number of adjacent sections of outputs, each divided by itself: 3 for
             queries, keys and values as `F.packed_attention` takes them.
         gather_output: whether the result is gathered: [..., out].
         sequence_axis: the dimension along which x is divided between the ranks, and gathered first, such as -2 of

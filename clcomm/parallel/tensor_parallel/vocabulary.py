@@ -73,7 +73,7 @@ class VocabularyParallelEmbedding(Embedding):
 
 
 class CrossEntropyOfParts(ClassLoss):
-    """Cross-entropy of logits [rows, classes / ranks], of which each rank has some classes' columns."""
+    """Cross-entropy of logits [rows, classes / ranks], each rank holding some classes' columns."""
 
     @staticmethod
     def forward(
@@ -114,7 +114,7 @@ def cross_entropy(
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Return the cross-entropy of logits of which each rank has some classes, the same on all ranks.
+    """Return the cross-entropy of logits divided between the ranks by classes, the same on all ranks.
 
     The logits are not gathered: ranks exchange two numbers for each row, three with label smoothing.
 
@@ -144,11 +144,7 @@ def cross_entropy(
 
 
 class VocabularyParallelCrossEntropyLoss(Module):
-    """`cross_entropy` of logits [..., classes / ranks] against targets [...], as a module.
-
-    Args:
-        comm: the ranks, such as `mesh["tp"]`.
-    """
+    """`cross_entropy` of logits [..., classes / ranks] against targets [...], as a module."""
 
     def __init__(
         self,
