@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from clcomm.commands.command import Command
-from clcomm.console.table import Column, TextTable
+from clcomm.console.table import TextColumn, TextTable
 from clcomm.costs.model import Cost, terms
 from clcomm.costs.traffic import traffic
 from clcomm.errors import ArgumentError
@@ -17,8 +17,8 @@ from clcomm.units import format_number, format_size, parse_size
 #: More ranks than a drawing has room for.
 MOST_RANKS = 64
 _COLUMNS = (
-    Column("algorithm", right=False), Column("rounds"), Column("messages"), Column("bytes of all ranks"),
-    Column("busiest rank us"),
+    TextColumn("algorithm", right=False), TextColumn("rounds"), TextColumn("messages"),
+    TextColumn("bytes of all ranks"), TextColumn("busiest rank us"),
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from clcomm.commands import output
 from clcomm.commands.command import Command
-from clcomm.console.table import Column, TextTable
+from clcomm.console.table import TextColumn, TextTable
 
 if TYPE_CHECKING:
     from clcomm.report.differences import Subject
@@ -98,7 +98,7 @@ def _table(before: Subject, after: Subject) -> TextTable:
     settings, figures = settings_changed(before, after), figures_changed(before, after)
     styles = ["bold" if change.verdict == "more than noise" else "" for change in figures]
     return TextTable(
-        [Column("", right=False), *map(Column, ("before", "after", "change")), Column("", right=False)],
+        [TextColumn("", right=False), *map(TextColumn, ("before", "after", "change")), TextColumn("", right=False)],
         [change.texts for change in (*settings, *figures)],
         title=f"{after.name}, against {before.name}",
         styles=[*[""] * len(settings), *styles],

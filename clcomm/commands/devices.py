@@ -6,14 +6,14 @@ import argparse
 from collections.abc import Sequence
 
 from clcomm.commands.command import Command
-from clcomm.console.table import Column, TextTable
+from clcomm.console.table import TextColumn, TextTable
 from clcomm.engine import pace, selection, tuning
 from clcomm.engine.device import Device
 from clcomm.units import format_size
 
 COLUMNS = (
-    Column("  device", right=False), Column("name", right=False), Column("platform", right=False),
-    Column("driver", right=False), Column("units"), Column("memory"), Column("kernels", right=False),
+    TextColumn("  device", right=False), TextColumn("name", right=False), TextColumn("platform", right=False),
+    TextColumn("driver", right=False), TextColumn("units"), TextColumn("memory"), TextColumn("kernels", right=False),
 )  # fmt: skip
 #: Columns to leave out, in this order, where the terminal is too narrow.
 _DROPPED_FIRST = ("platform", "kernels", "driver", "memory", "units")
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
         print(comparison(cpus, pace.training_rates([Device(each.cl_device) for each in cpus]), max(cores, 1)))
 
 
-def comparison(cpus: Sequence[selection.Candidate], rates: Sequence[float], cores: int) -> str:
+def comparison(cpus: Sequence[selection.DeviceCandidate], rates: Sequence[float], cores: int) -> str:
     """Compare the images per second of one CPU's devices, in two sentences."""
     each = ", ".join(f"{cpu.label} {rate:,.0f} images/s" for cpu, rate in zip(cpus, rates, strict=True))
     rate, fastest = max(zip(rates, cpus, strict=True), key=lambda pair: pair[0])
@@ -53,7 +53,7 @@ def comparison(cpus: Sequence[selection.Candidate], rates: Sequence[float], core
     )
 
 
-def row(candidate: selection.Candidate, is_taken: bool) -> tuple[str, ...]:
+def row(candidate: selection.DeviceCandidate, is_taken: bool) -> tuple[str, ...]:
     """Return a device's cells, in the order of COLUMNS; a mark before this rank's device."""
     device = candidate.cl_device
     return (

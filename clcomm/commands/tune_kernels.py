@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
     print(f"stored in {tuning.store(chosen, identity)}")
 
 
-def shown(trial: autotune.Trial) -> str:
+def shown(trial: autotune.SizeTrial) -> str:
     """Return a trial as text: its size, its time relative to the built-in size's, and its problem, if any."""
     words = [shown_value(trial.value)]
     words += [f"{trial.time:.2f}"] if trial.time is not None else []

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _WIDE_TEXT = 24
 
 
-class Column(NamedTuple):
+class TextColumn(NamedTuple):
     """A heading, its alignment, and the least width in characters."""
 
     heading: str
@@ -54,7 +54,7 @@ class TextTable:
 
     def __init__(
         self,
-        columns: Sequence[Column],
+        columns: Sequence[TextColumn],
         rows: Sequence[Sequence[str]],
         *,
         title: str = "",

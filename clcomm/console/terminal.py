@@ -21,7 +21,7 @@ LEAST_WIDTH = 40
 _LAUNCHERS = ("mpiexec", "mpirun", "orterun", "prterun")
 
 
-class _Process(NamedTuple):
+class _ProcessStat(NamedTuple):
     """Fields of /proc/<pid>/stat; `device`: the process's terminal; `foreground`: that terminal's foreground group."""
 
     name: str
@@ -104,14 +104,14 @@ def _launcher() -> int | None:
     return found
 
 
-def _process(pid: int) -> _Process | None:
+def _process(pid: int) -> _ProcessStat | None:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             name, _, rest = file.read().partition("(")[2].rpartition(")")
     except OSError:
         return None
     _, parent, group, _, device, foreground, *_ = rest.split()
-    return _Process(name, int(parent), int(group), int(device), int(foreground))
+    return _ProcessStat(name, int(parent), int(group), int(device), int(foreground))
 
 
 def _device(path: str) -> int:

@@ -28,7 +28,7 @@ from clcomm.doctor import (
     versions,
 )
 from clcomm.doctor.finding import Finding, note, problem
-from clcomm.doctor.guard import Guard
+from clcomm.doctor.guard import StageGuard
 from clcomm.doctor.job import FAILED, Facts, Job
 
 Probe = Callable[[], dict[str, Any]]
@@ -129,7 +129,7 @@ def together(facts: dict[str, Any], launched: int, render: Callable[[list[Findin
     """
     if shared_memory.is_too_small(facts["shared memory"]):
         return Job([facts], True) if facts["place"]["rank"] == 0 else None  # MPI would end by SIGBUS
-    guard = Guard()
+    guard = StageGuard()
 
     def stage(what: str, within_s: float) -> None:
         if render is None:

@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 
-class Guard:
+class StageGuard:
     """The guard of this process, until `done`."""
 
     def __init__(self) -> None:

@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 
 from clcomm._version import __version__
-from clcomm.console.table import Column, TextTable
+from clcomm.console.table import TextColumn, TextTable
 from clcomm.doctor.finding import NOTE, OK, PROBLEM, Finding
 
 SCHEMA = 1
 _STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
-_COLUMNS = (Column("", right=False, least=len(PROBLEM)), Column("", right=False), Column("", right=False))
+_COLUMNS = (TextColumn("", right=False, least=len(PROBLEM)), TextColumn("", right=False), TextColumn("", right=False))
 
 
 def table(findings: Sequence[Finding]) -> TextTable:

@@ -230,7 +230,9 @@ def _run_node(node: Context, uses: dict[int, int]) -> None:
         producer = x._node
         if grad is not None:
             if grad.shape != x.shape:
-                raise ArgumentError(f"{node.op.__name__}: backward gave shape {grad.shape} for an input {x.shape}")
+                raise ArgumentError(
+                    f"{node.op.__name__.removesuffix('Op')}: backward gave shape {grad.shape} for an input {x.shape}"
+                )
             if producer is None:
                 _accumulate(x, grad)
             else:

@@ -38,7 +38,7 @@ class Workload(NamedTuple):
     kernels: tuple[str, ...]
 
 
-class Trial(NamedTuple):
+class SizeTrial(NamedTuple):
     """The result of a size: its time relative to the built-in size's, or the reason for its rejection."""
 
     name: str
@@ -49,7 +49,7 @@ class Trial(NamedTuple):
 
 def search(
     cl_device: cl.Device, kind: str, *, rounds: int = _ROUNDS, workloads: Mapping[str, list[Workload]] | None = None
-) -> Iterator[tuple[Tuning, list[Trial]]]:
+) -> Iterator[tuple[Tuning, list[SizeTrial]]]:
     """Yield, after each size, the choices so far and the size's trials; the last choices are the result.
 
     Args:
@@ -63,10 +63,12 @@ def search(
         order = (built_in, *(value for value in values if value != built_in))
         candidates = {value: replace(tuning, **{name: value}) for value in order}
 
-        def trials_of(*values: Value, name: str = name, candidates: dict[Value, Tuning] = candidates) -> list[Trial]:
+        def trials_of(
+            *values: Value, name: str = name, candidates: dict[Value, Tuning] = candidates
+        ) -> list[SizeTrial]:
             some = {value: candidates[value] for value in values}
             times = _measured(cl_device, kind, some, (workloads or WORKLOADS)[name], rounds)
-            return [Trial(name, value, *times[value]) for value in values]
+            return [SizeTrial(name, value, *times[value]) for value in values]
 
         trials = trials_of(*order)
         chosen = fastest(trials)
@@ -78,7 +80,7 @@ def search(
         yield tuning, trials
 
 
-def fastest(trials: list[Trial]) -> Value:
+def fastest(trials: list[SizeTrial]) -> Value:
     """Return the fastest value; the first trial's, the built-in one, unless the gain exceeds noise."""
     valid = [trial for trial in trials[1:] if trial.time is not None and trial.time < _WORTH_CHANGING]
     return min(valid, key=lambda trial: trial.time or math.inf, default=trials[0]).value

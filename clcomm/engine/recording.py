@@ -69,7 +69,7 @@ def without_tape(results: Results) -> Results:
     return detached if isinstance(results, tuple) else detached[0]
 
 
-class Recording:
+class LaunchRecording:
     """The launches of a finished Recorder, with memory planned in `nbytes` of an arena.
 
     Attributes:

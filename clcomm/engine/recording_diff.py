@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from clcomm.engine.recorder import Allocation, InputIndex, RecordedLaunch, Segment
-from clcomm.engine.recording import Recording
+from clcomm.engine.recording import LaunchRecording
 
 
-def first_difference(recorded: Recording, now: Recording) -> str | None:
+def first_difference(recorded: LaunchRecording, now: LaunchRecording) -> str | None:
     """Return a description of the first difference from a recording to a later one of the same function; None: none.
 
     Memory allocated in the runs differs each time: it counts as the same if all launches use it in the same places.

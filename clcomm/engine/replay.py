@@ -16,7 +16,7 @@ from clcomm.engine.autograd import is_recording
 from clcomm.engine.device import Device
 from clcomm.engine.guards import Guards
 from clcomm.engine.reachable import noting_code
-from clcomm.engine.recording import Recording, Results, record, without_tape
+from clcomm.engine.recording import LaunchRecording, Results, record, without_tape
 from clcomm.engine.recording_diff import first_difference
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError, ReplayError
@@ -38,7 +38,7 @@ class _Signature:
     """
 
     def __init__(self) -> None:
-        self.recordings: list[Recording] = []
+        self.recordings: list[LaunchRecording] = []
         self.failures = 0
 
 
@@ -155,7 +155,7 @@ class Replay:
         if recorder.refusal is not None:
             self._note_failure(signature, recorder.refusal)
             return results
-        self._add(signature, Recording(device, recorder, results, guards))
+        self._add(signature, LaunchRecording(device, recorder, results, guards))
         self.recorded += 1
         return results
 
@@ -166,13 +166,15 @@ class Replay:
             yield
         self._code = frozenset(ran) if is_complete and self._code is not None else None
 
-    def _check(self, device: Device, signature: _Signature, recording: Recording, args: tuple[object, ...]) -> Results:
+    def _check(
+        self, device: Device, signature: _Signature, recording: LaunchRecording, args: tuple[object, ...]
+    ) -> Results:
         """Run the function, and compare its launches with the recording."""
         is_large = recording.nbytes > _LARGE_ARENA
         if is_large:
             self._release_arena()
         recorder, results = record(device, self.function, args)
-        found = recorder.refusal or first_difference(recording, Recording(device, recorder, results))
+        found = recorder.refusal or first_difference(recording, LaunchRecording(device, recorder, results))
         if is_large:
             device.memory.release_unused()
         later = self.check_every * (1 + recording.runs // self.check_every)
@@ -194,7 +196,7 @@ class Replay:
         self.refusal = reason
         signature.failures += 1
 
-    def _add(self, signature: _Signature, recording: Recording) -> None:
+    def _add(self, signature: _Signature, recording: LaunchRecording) -> None:
         kept = [old for old in signature.recordings if old.is_valid][1 - _MOST_STATES :]
         for old in signature.recordings:
             if old not in kept and not old.runs:
@@ -207,7 +209,7 @@ class Replay:
             other.recordings = [old for old in other.recordings if old.is_valid]
         recording.device.memory.release_unused()  # the memory of the recorded run, which replays do not need
 
-    def _arena_for(self, recording: Recording) -> Any:
+    def _arena_for(self, recording: LaunchRecording) -> Any:
         """Return the arena, large enough for all recordings."""
         if self._arena is None or self._arena.size < recording.nbytes:
             self._release_arena()

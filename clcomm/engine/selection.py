@@ -26,7 +26,7 @@ _KIND_OR_FIRST = re.compile(rf"\s*({'|'.join(KINDS)})(:0*)?\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Candidate:
+class DeviceCandidate:
     """An OpenCL device that is present: `label` is its kind and its index among that kind, such as "gpu:1"."""
 
     label: str
@@ -83,7 +83,7 @@ def load_platforms(cores: int, spec: str | None = None) -> None:
         candidates()
 
 
-def candidates() -> list[Candidate]:
+def candidates() -> list[DeviceCandidate]:
     """Return every OpenCL device present, numbered within its kind; raises DeviceError when there is no platform."""
     import pyopencl as cl
 
@@ -96,13 +96,13 @@ def candidates() -> list[Candidate]:
             "no OpenCL platform found: run `pip install 'clcomm[pocl]'` for a CPU device, "
             "or install your GPU vendor's OpenCL driver"
         )
-    found: list[Candidate] = []
+    found: list[DeviceCandidate] = []
     devices = [cl_device for platform in platforms for cl_device in _devices_of(platform)]
     # Intel's last, so that another runtime's device is cpu:0 whether this one is loaded or not.
     for cl_device in sorted(devices, key=intel_runtime.is_intel):
         kind = device_kind(cl_device)
         index = sum(other.kind == kind for other in found)
-        found.append(Candidate(f"{kind}:{index}", kind, cl_device))
+        found.append(DeviceCandidate(f"{kind}:{index}", kind, cl_device))
     return found
 
 
@@ -132,7 +132,7 @@ def compute_units(cl_device: cl.Device) -> int:
     return units
 
 
-def choose(spec: str | None, local_rank: int) -> Candidate:
+def choose(spec: str | None, local_rank: int) -> DeviceCandidate:
     """Return the device for a process.
 
     Args:
@@ -147,7 +147,7 @@ def choose(spec: str | None, local_rank: int) -> Candidate:
     return matches[local_rank % len(matches)]
 
 
-def matching(spec: str | None) -> list[Candidate]:
+def matching(spec: str | None) -> list[DeviceCandidate]:
     """Return all devices that fit a `spec` as in `choose`; raises DeviceError if there are none."""
     spec, source = _asked(spec)
     found = candidates()
@@ -159,7 +159,7 @@ def matching(spec: str | None) -> list[Candidate]:
     return matches
 
 
-def _unloaded(found: list[Candidate]) -> str:
+def _unloaded(found: list[DeviceCandidate]) -> str:
     """Return the remedy where Intel's runtime is installed and was not loaded; else ""."""
     if intel_runtime.library() is None or any(intel_runtime.is_intel(each.cl_device) for each in found):
         return ""
@@ -173,12 +173,12 @@ def _asked(spec: str | None) -> tuple[str | None, str]:
     return spec, "device"
 
 
-def _by_kind(found: list[Candidate]) -> list[Candidate]:
+def _by_kind(found: list[DeviceCandidate]) -> list[DeviceCandidate]:
     real = [candidate for candidate in found if not candidate.is_simulator] or found
     return next((matches for kind in KINDS if (matches := _of_kind(real, kind))), [])
 
 
-def _of_kind(found: list[Candidate], kind: str) -> list[Candidate]:
+def _of_kind(found: list[DeviceCandidate], kind: str) -> list[DeviceCandidate]:
     """Return the devices of a kind; of CPUs only the first platform's, as other platforms share its cores."""
     matches = [candidate for candidate in found if candidate.kind == kind]
     if kind != "cpu":
@@ -186,7 +186,7 @@ def _of_kind(found: list[Candidate], kind: str) -> list[Candidate]:
     return [each for each in matches if each.cl_device.platform.name == matches[0].cl_device.platform.name]
 
 
-def _by_spec(found: list[Candidate], spec: str) -> list[Candidate]:
+def _by_spec(found: list[DeviceCandidate], spec: str) -> list[DeviceCandidate]:
     kind, _, index = spec.partition(":")
     if kind in KINDS and not index:
         return _of_kind(found, kind)

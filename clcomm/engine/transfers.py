@@ -45,7 +45,7 @@ class Transfers:
 
         self._cl, self._context, self._kernels_queue, self._in_turn = cl, context, kernels_queue, in_turn
         self.queue, self._read_queue = cl.CommandQueue(context), cl.CommandQueue(context)
-        self._pieces: deque[_Piece] = deque()  # in the order of their use
+        self._pieces: deque[_PinnedPiece] = deque()  # in the order of their use
         self._read_pieces: list[np.ndarray] = []
         self._writing, self._reading = Lock(), Lock()
 
@@ -70,11 +70,11 @@ class Transfers:
         piece.placed = [placed]
         self._pieces.append(piece)
 
-    def _free_piece(self) -> _Piece:
+    def _free_piece(self) -> _PinnedPiece:
         complete = self._cl.command_execution_status.COMPLETE
         is_free = self._pieces and self._pieces[0].placed[0].command_execution_status == complete
         if not is_free and len(self._pieces) < MOST_PIECES:
-            return _Piece(self._context, self.queue)
+            return _PinnedPiece(self._context, self.queue)
         piece = self._pieces.popleft()
         piece.sent.wait()
         return piece
@@ -106,7 +106,7 @@ class Transfers:
         return self._read_pieces[index]
 
 
-class _Piece:
+class _PinnedPiece:
     """Pinned host memory and a landing place on the device; both wait for the events `sent` and `placed`."""
 
     def __init__(self, context: cl.Context, queue: cl.CommandQueue):

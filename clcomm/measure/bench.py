@@ -21,7 +21,7 @@ from clcomm.measure.bench_report import Printer, average_busbw, header
 from clcomm.measure.collective_cases import CASES, OPS
 from clcomm.measure.plot import draw_bench
 from clcomm.measure.summation import add_sums_option, agreed_fold
-from clcomm.measure.timing import MeasuredTransport, Row, Schedule, measure, sizes_between
+from clcomm.measure.timing import BenchRow, MeasuredTransport, TimingSchedule, measure, sizes_between
 from clcomm.option_types import number, whole_number
 from clcomm.output_files import check_writable
 from clcomm.storage.files import write_whole
@@ -86,13 +86,13 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def schedule_of(options: argparse.Namespace) -> Schedule:
+def schedule_of(options: argparse.Namespace) -> TimingSchedule:
     """Return the options' schedule; raises ArgumentError for fewer iterations than windows."""
     if options.iterations < options.windows:
         raise ArgumentError(
             f"--iterations: expected at least one in each of {options.windows} windows, got {options.iterations}"
         )
-    return Schedule(-(-options.iterations // options.windows), options.windows, options.warmup)
+    return TimingSchedule(-(-options.iterations // options.windows), options.windows, options.warmup)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -127,9 +127,9 @@ def measure_all(
     control: Communicator,
     options: argparse.Namespace,
     sizes: Sequence[int],
-    schedule: Schedule,
-    show: Callable[[Sequence[Row]], object],
-) -> list[Row]:
+    schedule: TimingSchedule,
+    show: Callable[[Sequence[BenchRow]], object],
+) -> list[BenchRow]:
     """Return all rows; collective.
 
     Args:
@@ -137,7 +137,7 @@ def measure_all(
         options: those of `add_arguments`.
         show: called with the rows of each size as soon as they are measured.
     """
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     for operation in dict.fromkeys(options.operation):
         done: set[int] = set()
         for nbytes in sizes:
@@ -152,7 +152,7 @@ def measure_all(
     return rows
 
 
-def as_document(rows: Sequence[Row], control: Communicator, schedule: Schedule) -> dict[str, object]:
+def as_document(rows: Sequence[BenchRow], control: Communicator, schedule: TimingSchedule) -> dict[str, object]:
     """Return the content of --json's file: the job, then the rows; docs/bench.md names the fields."""
     return {
         "schema": SCHEMA,

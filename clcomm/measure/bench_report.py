@@ -12,10 +12,10 @@ import numpy as np
 
 from clcomm._version import __version__
 from clcomm.communicator import Communicator
-from clcomm.console.table import Column, Layout, Line, TextTable, wrapped
+from clcomm.console.table import Layout, Line, TextColumn, TextTable, wrapped
 from clcomm.errors import DeviceError
 from clcomm.measure.summation import SUMMED_BY
-from clcomm.measure.timing import Row, Schedule
+from clcomm.measure.timing import BenchRow, TimingSchedule
 from clcomm.transport.mpi_runtime import library
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Placement(NamedTuple):
     device: str
 
 
-def header(control: Communicator, schedule: Schedule, has_devices: bool, sums: str) -> list[str]:
+def header(control: Communicator, schedule: TimingSchedule, has_devices: bool, sums: str) -> list[str]:
     """Return the lines above the rows: versions, ranks, hosts, devices, and the schedule. Collective.
 
     Args:
@@ -78,24 +78,24 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-Write = Callable[[Row], str]
-_COLUMNS: tuple[tuple[Column, Write], ...] = (
-    (Column("operation", right=False), lambda row: row.operation),
+Write = Callable[[BenchRow], str]
+_COLUMNS: tuple[tuple[TextColumn, Write], ...] = (
+    (TextColumn("operation", right=False), lambda row: row.operation),
     (
-        Column("transport", right=False),
+        TextColumn("transport", right=False),
         lambda row: row.transport if row.moved_by == row.transport else f"{row.transport}:{row.moved_by}",
     ),
-    (Column("bytes"), lambda row: str(row.bytes)),
-    (Column("count"), lambda row: str(row.count)),
-    (Column("dtype"), lambda row: row.dtype),
-    (Column("op"), lambda row: row.op),
-    (Column("sums"), lambda row: row.sums),
-    (Column("min us", least=7), lambda row: f"{row.min_us:.1f}"),
-    (Column("p50 us", least=7), lambda row: f"{row.p50_us:.1f}"),
-    (Column("p99 us", least=7), lambda row: f"{row.p99_us:.1f}"),
-    (Column("algbw GB/s"), lambda row: f"{row.algbw_gb_s:.3f}"),
-    (Column("busbw GB/s"), lambda row: f"{row.busbw_gb_s:.3f}"),
-    (Column("wrong"), lambda row: str(row.wrong)),
+    (TextColumn("bytes"), lambda row: str(row.bytes)),
+    (TextColumn("count"), lambda row: str(row.count)),
+    (TextColumn("dtype"), lambda row: row.dtype),
+    (TextColumn("op"), lambda row: row.op),
+    (TextColumn("sums"), lambda row: row.sums),
+    (TextColumn("min us", least=7), lambda row: f"{row.min_us:.1f}"),
+    (TextColumn("p50 us", least=7), lambda row: f"{row.p50_us:.1f}"),
+    (TextColumn("p99 us", least=7), lambda row: f"{row.p99_us:.1f}"),
+    (TextColumn("algbw GB/s"), lambda row: f"{row.algbw_gb_s:.3f}"),
+    (TextColumn("busbw GB/s"), lambda row: f"{row.busbw_gb_s:.3f}"),
+    (TextColumn("wrong"), lambda row: str(row.wrong)),
 )
 #: The columns that are dropped first on a narrow terminal.
 _DROPPED_FIRST = ("op", "dtype", "sums", "count", "p99 us", "min us", "algbw GB/s", "wrong", "busbw GB/s")
@@ -122,10 +122,10 @@ class Printer:
         for line in wrapped(text, self.console.width):
             self.console.print(line, style=style, markup=False)
 
-    def show(self, rows: Sequence[Row]) -> None:
+    def show(self, rows: Sequence[BenchRow]) -> None:
         """Print the rows of one size; headings above the first row, and again when columns become wider."""
         if self.compare and len(self._columns) == len(_COLUMNS):
-            self._columns.append(Column(f"speed/{rows[0].transport}"))
+            self._columns.append(TextColumn(f"speed/{rows[0].transport}"))
         cells = [self._cells(row, rows[0]) for row in rows]
         self._rows += cells
         styles = ["bold red" if row.wrong else "" for row in rows]
@@ -144,7 +144,7 @@ class Printer:
         for row, style in zip(cells, styles, strict=True):
             yield from table.row_lines(row, layout, style)
 
-    def _cells(self, row: Row, first: Row) -> tuple[str, ...]:
+    def _cells(self, row: BenchRow, first: BenchRow) -> tuple[str, ...]:
         ratio = first.p50_us / row.p50_us if row.p50_us else 0.0
         return (*(write(row) for _, write in _COLUMNS), *([f"{ratio:.2f}x"] if self.compare else []))
 
@@ -152,7 +152,7 @@ class Printer:
         last = self._columns[-1].heading if self.compare else "transport"
         return TextTable(self._columns, rows, dropped_first=(*_DROPPED_FIRST, last), styles=styles)
 
-    def conclude(self, rows: Sequence[Row]) -> None:
+    def conclude(self, rows: Sequence[BenchRow]) -> None:
         """Print the averages, the columns that were dropped, and a warning about wrong elements."""
         for operation in dict.fromkeys(row.operation for row in rows):
             averages = average_busbw([row for row in rows if row.operation == operation])
@@ -166,7 +166,7 @@ class Printer:
             self._print(f"{wrong} elements are wrong: do not trust this transport", "bold red")
 
 
-def average_busbw(rows: Sequence[Row]) -> dict[str, float]:
+def average_busbw(rows: Sequence[BenchRow]) -> dict[str, float]:
     """Return each transport's mean bus bandwidth over sizes, in GB/s."""
     by_transport: dict[str, list[float]] = {}
     for row in rows:

@@ -87,7 +87,7 @@ class Case(ABC):
         return array
 
 
-class AllReduce(Case):
+class AllReduceCase(Case):
     """Out of place, into memory common to a host's ranks, as the Synchronizer calls it."""
 
     operation, reduces = "all_reduce", True
@@ -107,7 +107,7 @@ class AllReduce(Case):
         return wrong_elements(self.out, expected_reduction(self.comm.size, self.op, self.dtype))
 
 
-class PreparedAllReduce(AllReduce):
+class PreparedAllReduceCase(AllReduceCase):
     """The same, prepared once, as the Synchronizer prepares each bucket."""
 
     operation = "all_reduce_init"
@@ -120,7 +120,7 @@ class PreparedAllReduce(AllReduce):
         return self._prepared()
 
 
-class ScheduledAllReduce(AllReduce):
+class ScheduledAllReduceCase(AllReduceCase):
     """The same by an algorithm of `clcomm.schedules`, with messages from rank to rank."""
 
     algorithm: str
@@ -132,10 +132,10 @@ class ScheduledAllReduce(AllReduce):
 def _scheduled(algorithm: str) -> type[Case]:
     """Return the case of an algorithm, such as "all_reduce_ring"."""
     members = {"algorithm": algorithm, "operation": f"all_reduce_{algorithm}"}
-    return type(f"{algorithm.title()}AllReduce", (ScheduledAllReduce,), members)
+    return type(f"{algorithm.title()}AllReduce", (ScheduledAllReduceCase,), members)
 
 
-class Broadcast(Case):
+class BroadcastCase(Case):
     """In place, from rank 0."""
 
     operation = "broadcast"
@@ -147,7 +147,7 @@ class Broadcast(Case):
         return wrong_elements(self.source, rank_values(0, self.dtype))
 
 
-class AllGather(Case):
+class AllGatherCase(Case):
     """Into a new array, as the Communicator returns it."""
 
     operation, parted = "all_gather", True
@@ -159,7 +159,7 @@ class AllGather(Case):
         return sum(wrong_elements(row, rank_values(rank, self.dtype)) for rank, row in enumerate(result))
 
 
-class Gather(AllGather):
+class GatherCase(AllGatherCase):
     """To rank 0, into a new array; comparing the ranks' shapes before it is part of the time."""
 
     operation = "gather"
@@ -171,7 +171,7 @@ class Gather(AllGather):
         return 0 if result is None else super().wrong(result)
 
 
-class ReduceScatter(Case):
+class ReduceScatterCase(Case):
     """Into a new array, as the Communicator returns it."""
 
     operation, reduces, parted = "reduce_scatter", True, True
@@ -187,7 +187,7 @@ class ReduceScatter(Case):
         return wrong_elements(result, expected, self.comm.rank * self.part)
 
 
-class Scatter(Case):
+class ScatterCase(Case):
     """From rank 0, into a new array; sending shape and dtype is part of the time."""
 
     operation, parted = "scatter", True
@@ -203,7 +203,7 @@ class Scatter(Case):
 
 
 _WITHOUT_ALGORITHM: tuple[type[Case], ...] = (
-    AllReduce, PreparedAllReduce, Broadcast, AllGather, ReduceScatter, Gather, Scatter,
+    AllReduceCase, PreparedAllReduceCase, BroadcastCase, AllGatherCase, ReduceScatterCase, GatherCase, ScatterCase,
 )  # fmt: skip
 CASES: dict[str, type[Case]] = {
     case.operation: case for case in (*_WITHOUT_ALGORITHM, *(_scheduled(name) for name in ALGORITHMS))

@@ -17,7 +17,7 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.measure.collective_cases import CASES, AllReduce, Case
+from clcomm.measure.collective_cases import CASES, AllReduceCase, Case
 from clcomm.stats.comm_stats import Collective, bus_factor
 from clcomm.transport.mpi_runtime import Intracomm
 from clcomm.transport.reduction import Fold
@@ -42,7 +42,7 @@ class MeasuredTransport:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class TimingSchedule:
     """`calls` timed calls in each of `windows` windows, after `warmup` calls of each case."""
 
     calls: int = 5
@@ -56,7 +56,7 @@ class Timeable(Protocol):
     def once(self) -> object: ...
 
 
-def time_calls(cases: Sequence[Timeable], control: Communicator, schedule: Schedule) -> np.ndarray:
+def time_calls(cases: Sequence[Timeable], control: Communicator, schedule: TimingSchedule) -> np.ndarray:
     """Return the slowest rank's seconds of each timed call: (cases, windows x calls), the same on all ranks.
 
     `control` spans the measuring ranks; its barrier precedes each call, and it reduces the maxima.
@@ -77,7 +77,7 @@ def time_calls(cases: Sequence[Timeable], control: Communicator, schedule: Sched
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """A row of nccl-tests' columns over all timed calls; times in us, bandwidths in GB/s (10^9 bytes).
 
     `algbw` is bytes over the median time, `busbw` that times the share that crosses each rank's link. `wrong` counts
@@ -101,10 +101,10 @@ class Row:
     wrong: int
 
     @classmethod
-    def of(cls, case: Case, target: MeasuredTransport, seconds: np.ndarray, wrong: int) -> Row:
+    def of(cls, case: Case, target: MeasuredTransport, seconds: np.ndarray, wrong: int) -> BenchRow:
         median = float(np.median(seconds))
         algbw = case.nbytes / median / 1e9 if median else 0.0
-        operation = "all_reduce" if isinstance(case, AllReduce) else case.operation
+        operation = "all_reduce" if isinstance(case, AllReduceCase) else case.operation
         return cls(
             case.operation, target.name, target.moved_by, case.nbytes, case.count, case.dtype.name,
             case.op if case.reduces else "none", _sums(case, target),
@@ -120,7 +120,7 @@ def _sums(case: Case, target: MeasuredTransport) -> str:
     if not case.reduces:
         return "none"
     ops = {np.dtype(np.float32): ("sum", "mean"), np.dtype(np.float16): ("sum",)}.get(case.dtype, ())
-    is_folded = isinstance(case, AllReduce) and case.op in ops
+    is_folded = isinstance(case, AllReduceCase) and case.op in ops
     in_memory = target.moved_by in ("shared", "hierarchical") and target.comm.local_size > 1
     return "device" if target.fold is not None and is_folded and in_memory else "numpy"
 
@@ -132,8 +132,8 @@ def measure(
     nbytes: int,
     dtype: str,
     op: str,
-    schedule: Schedule,
-) -> list[Row]:
+    schedule: TimingSchedule,
+) -> list[BenchRow]:
     """Time one operation at one size on each target in turn, check its results, and return a row for each target.
 
     Args:
@@ -146,7 +146,7 @@ def measure(
     seconds = time_calls(cases, control, schedule)
     wrong = control.all_reduce(np.array([case.check() for case in cases], np.int64))
     return [
-        Row.of(case, target, its_seconds, int(its_wrong))
+        BenchRow.of(case, target, its_seconds, int(its_wrong))
         for case, target, its_seconds, its_wrong in zip(cases, targets, seconds, wrong, strict=True)
     ]
 

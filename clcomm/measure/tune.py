@@ -24,9 +24,9 @@ from clcomm.costs.model import ALGORITHMS, Cluster, Cost, MeasuredFit, cluster_o
 from clcomm.errors import ArgumentError
 from clcomm.host_arrays import require_memory
 from clcomm.measure.bench import add_schedule, add_sizes, schedule_of
-from clcomm.measure.collective_cases import PreparedAllReduce
+from clcomm.measure.collective_cases import PreparedAllReduceCase
 from clcomm.measure.summation import add_sums_option, agreed_fold
-from clcomm.measure.timing import MeasuredTransport, Schedule, sizes_between, time_calls
+from clcomm.measure.timing import MeasuredTransport, TimingSchedule, sizes_between, time_calls
 from clcomm.measure.tune_report import TuneResult, show
 from clcomm.option_types import number, whole_number
 from clcomm.transport.mpi_communicators import host_of
@@ -96,7 +96,11 @@ def _sizes(options: argparse.Namespace) -> list[int]:
 
 
 def tune(
-    control: Communicator, tensors: Sequence[int], sizes: Sequence[int], schedule: Schedule, options: argparse.Namespace
+    control: Communicator,
+    tensors: Sequence[int],
+    sizes: Sequence[int],
+    schedule: TimingSchedule,
+    options: argparse.Namespace,
 ) -> TuneResult:
     """Measure the groups, fit, recommend, and measure the recommended plan; collective, the same on every rank."""
     fold = agreed_fold(control, options.sums)
@@ -192,12 +196,12 @@ def _run_on(group: RankGroup, control: Communicator, work: Callable[[RankGroup],
     return control.broadcast_object(result)
 
 
-def _fits(group: RankGroup, sizes: Sequence[int], schedule: Schedule) -> list[MeasuredFit]:
+def _fits(group: RankGroup, sizes: Sequence[int], schedule: TimingSchedule) -> list[MeasuredFit]:
     """Return a fit for each transport that the group could use, named after the transport that moved the data."""
     assert group.control is not None
     points: dict[str, list[tuple[int, float]]] = {}
     for nbytes in sizes:
-        cases = [PreparedAllReduce(target.comm, nbytes) for target in group.targets]
+        cases = [PreparedAllReduceCase(target.comm, nbytes) for target in group.targets]
         medians = np.median(time_calls(cases, group.control, schedule), axis=1)
         for target, case, seconds in zip(group.targets, cases, medians, strict=True):
             if target.name in ("auto", target.moved_by):  # else "shared" had no room and would repeat "mpi"
@@ -209,17 +213,17 @@ def _fits(group: RankGroup, sizes: Sequence[int], schedule: Schedule) -> list[Me
     ]
 
 
-def _plan_s(group: RankGroup, plan: Sequence[int], schedule: Schedule) -> float:
+def _plan_s(group: RankGroup, plan: Sequence[int], schedule: TimingSchedule) -> float:
     """Return the median seconds of a plan's consecutive all-reduces on the group's first transport."""
     assert group.control is not None
-    case = ConsecutiveAllReduces([PreparedAllReduce(group.targets[0].comm, nbytes) for nbytes in plan])
+    case = ConsecutiveAllReduces([PreparedAllReduceCase(group.targets[0].comm, nbytes) for nbytes in plan])
     return float(np.median(time_calls([case], group.control, schedule)))
 
 
 class ConsecutiveAllReduces:
     """Several prepared all-reduces, timed together."""
 
-    def __init__(self, cases: Sequence[PreparedAllReduce]):
+    def __init__(self, cases: Sequence[PreparedAllReduceCase]):
         self.cases = cases
 
     def once(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clcomm.console.output import make_console
-from clcomm.console.table import Column, TextTable
+from clcomm.console.table import TextColumn, TextTable
 from clcomm.costs.forecast import Candidate, Recommendation, ScalingRow, scaling
 from clcomm.costs.model import Cluster, MeasuredFit
 from clcomm.measure.summation import SUMMED_BY
@@ -140,5 +140,5 @@ def _bandwidth(beta_s_per_byte: float) -> str:
 
 
 def _table(title: str, headings: list[str], rows: Sequence[tuple[str, ...]], dropped_first: list[str]) -> TextTable:
-    columns = [Column(each, right=each not in ("transport", "bucket size", "basis", "")) for each in headings]
+    columns = [TextColumn(each, right=each not in ("transport", "bucket size", "basis", "")) for each in headings]
     return TextTable(columns, rows, title=title, dropped_first=dropped_first)

@@ -61,13 +61,13 @@ class Exchange:
 
     # --- sums ---
 
-    def sum(self, shape: Shape, label: str) -> Sum:
+    def sum(self, shape: Shape, label: str) -> RankSum:
         """Return a sum over the ranks of tensors of a shape, for kernels to write this rank's summand to."""
         if self.size == 1:
-            return Sum(self, empty(self.device, shape))
+            return RankSum(self, empty(self.device, shape))
         own, total, run = self._once(("sum", math.prod(shape), label), self._prepare_sum)
         start = partial(self._once, ("started sum", math.prod(shape), label), self._prepare_start)
-        return Sum(self, own.alias(shape), total.alias(shape), run, start)
+        return RankSum(self, own.alias(shape), total.alias(shape), run, start)
 
     def summed(self, x: Tensor, label: str, out: Callable[[], Tensor] | None = None) -> Tensor:
         """Return the sum of all ranks' x; `out` returns the tensor to write it to, None: a new one."""
@@ -242,7 +242,7 @@ class Exchange:
             self._met += 1
 
 
-class Sum:
+class RankSum:
     """A sum over ranks; kernels write this rank's summand.
 
     Attributes:

@@ -7,7 +7,7 @@ import textwrap
 from rich.console import Console
 from rich.text import Text
 
-from clcomm.console.table import Column, TextTable
+from clcomm.console.table import TextColumn, TextTable
 from clcomm.report.elements import Table
 from clcomm.report.report import Report
 
@@ -44,7 +44,7 @@ def _print_table(table: Table, console: Console) -> None:
 
 def _piece(table: Table, cells: list[list[str]], columns: list[int]) -> TextTable:
     shown = [(table.columns[index].heading, table.columns[index].kind != "text") for index in columns]
-    return TextTable([Column(*each) for each in shown], [[row[index] for index in columns] for row in cells])
+    return TextTable([TextColumn(*each) for each in shown], [[row[index] for index in columns] for row in cells])
 
 
 def _pieces(table: Table, cells: list[list[str]], width: int) -> list[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from clcomm.console.table import Column, TextTable
+from clcomm.console.table import TextColumn, TextTable
 from clcomm.stats.events import Row
 from clcomm.units import format_number
 
@@ -71,7 +71,7 @@ def make_table(operations: Sequence[Row], ranks: int, title: str, width: int | N
     counted = any(row["messages"] for row in found)
     columns = [each for each in COLUMNS if counted or each.heading != "messages"]
     return TextTable(
-        [Column(each.heading, each.right) for each in columns],
+        [TextColumn(each.heading, each.right) for each in columns],
         [[each.write(row) for each in columns] for row in found],
         title=f"{title} per rank{whose}",
         note="times in ms, bandwidths in GB/s",

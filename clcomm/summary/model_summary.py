@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from clcomm.console.table import Column, TextTable
+from clcomm.console.table import TextColumn, TextTable
 from clcomm.flat_space.memory import MemoryUse
 from clcomm.units import format_size
 
@@ -88,8 +88,8 @@ def _table(summary: Summary) -> TextTable:
         trained = [places[name] for name in layer.parameters if name in places]
         rows += [_layer_row(layer, trained), *map(_parameter_row, trained)]
         styles += ["bold" if trained else "", *[""] * len(trained)]
-    names = [Column("layer", right=False), Column("shape", right=False)]
-    figures = map(Column, ("params", "MFLOP", "+backward", "bucket", "ready"))
+    names = [TextColumn("layer", right=False), TextColumn("shape", right=False)]
+    figures = map(TextColumn, ("params", "MFLOP", "+backward", "bucket", "ready"))
     return TextTable(
         [*names, *figures], rows, title="Model", note=_note(summary), dropped_first=_DROPPED_FIRST, styles=styles
     )

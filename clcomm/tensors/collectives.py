@@ -30,7 +30,7 @@ from clcomm.tensors.arrays import (
     on_host,
     require_summable,
 )
-from clcomm.tensors.sharing import LastingBuffers
+from clcomm.tensors.sharing import PersistentBuffers
 from clcomm.tensors.staging import MOST_BYTES, Staging
 
 _Converted = TypeVar("_Converted")
@@ -51,7 +51,7 @@ class TensorCollectives:
         moves_buffers: bool = True,
     ):
         self.comm, self._summed_in, self._shares_memory = comm, summed_in, comm.shares_memory
-        self._staging, self._lasting = Staging(comm), LastingBuffers(comm) if moves_buffers else None
+        self._staging, self._lasting = Staging(comm), PersistentBuffers(comm) if moves_buffers else None
 
     # --- sums ---
 

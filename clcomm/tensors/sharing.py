@@ -26,7 +26,7 @@ _COMPARED_EVERY = 32
 _MOST_SEEN = 256
 
 
-class LastingBuffers:
+class PersistentBuffers:
     """Finds persistent buffers, those reduced in several backwards, such as DistributedDataParallel's, and moves them.
 
     A buffer is persistent if a second backward reduces the same storage. Each rank finds its own. Before the move ranks

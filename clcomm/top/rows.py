@@ -15,7 +15,7 @@ WAITS_S = 0.5
 WORTH_NAMING = 0.02
 
 
-class Row(NamedTuple):
+class RankRow(NamedTuple):
     """One rank.
 
     Attributes:
@@ -46,12 +46,12 @@ class Row(NamedTuple):
     place: str
 
 
-def rows_of(lines: Sequence[Progress]) -> list[Row]:
+def rows_of(lines: Sequence[Progress]) -> list[RankRow]:
     now_ns = perf_counter_ns()
     return [_row(line, lines, now_ns) for line in lines]
 
 
-def _row(line: Progress, lines: Sequence[Progress], now_ns: int) -> Row:
+def _row(line: Progress, lines: Sequence[Progress], now_ns: int) -> RankRow:
     figures = line.figures
 
     def number(name: str) -> Any:
@@ -59,7 +59,7 @@ def _row(line: Progress, lines: Sequence[Progress], now_ns: int) -> Row:
         return value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
 
     age_s = (now_ns - line.beat_ns) / 1e9 if line.beat_ns else 0.0
-    return Row(
+    return RankRow(
         line.rank, _state(line, age_s), _doing(line), _waits_for(line, lines), int(number("step")),
         number("steps_per_s"), int(number("samples")), number("samples_per_s"), number("communication"),
         number("waiting"), int(number("memory")), number("cores"), int(number("collectives")), age_s, line.place,

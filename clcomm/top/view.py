@@ -7,15 +7,15 @@ import re
 import time
 from collections.abc import Sequence
 
-from clcomm.console.table import Column, TextTable
+from clcomm.console.table import TextColumn, TextTable
 from clcomm.job.running_jobs import RunningJob
-from clcomm.top.rows import Row
+from clcomm.top.rows import RankRow
 from clcomm.units import format_size
 
 SCHEMA = 1
 _COLUMNS = (
-    Column("rank"), Column("step"), Column("samples/s"), Column("comm"), Column("wait"), Column("for", right=False),
-    Column("cores"), Column("memory"), Column("doing", right=False),
+    TextColumn("rank"), TextColumn("step"), TextColumn("samples/s"), TextColumn("comm"), TextColumn("wait"),
+    TextColumn("for", right=False), TextColumn("cores"), TextColumn("memory"), TextColumn("doing", right=False),
 )  # fmt: skip
 _DROPPED_FIRST = ("memory", "cores", "comm", "for")
 _STYLES = {"stopped": "bold red", "dead": "bold red", "unknown": "bold red", "silent": "yellow", "left": "dim"}
@@ -25,7 +25,7 @@ _DETAILS = re.compile(r" \([^()]*\)")
 _MOST_NAMED = 3
 
 
-def table(job: RunningJob, rows: Sequence[Row], most: int | None = None) -> TextTable:
+def table(job: RunningJob, rows: Sequence[RankRow], most: int | None = None) -> TextTable:
     """Return the table of a job's ranks.
 
     most: rows that fit the terminal, late ranks first; None: all.
@@ -37,14 +37,14 @@ def table(job: RunningJob, rows: Sequence[Row], most: int | None = None) -> Text
     return TextTable(_COLUMNS, cells, title=title(job, rows), note=note, dropped_first=_DROPPED_FIRST, styles=styles)
 
 
-def _most_telling(rows: Sequence[Row], most: int) -> list[Row]:
+def _most_telling(rows: Sequence[RankRow], most: int) -> list[RankRow]:
     """Return the rows of ranks that do not run, then those that others wait for, then the lowest; in rank order."""
     awaited = {rank for row in rows for rank in row.waits_for}
     ordered = sorted(rows, key=lambda row: (row.state == "running", row.rank not in awaited, row.rank))
     return sorted(ordered[:most])
 
 
-def title(job: RunningJob, rows: Sequence[Row]) -> str:
+def title(job: RunningJob, rows: Sequence[RankRow]) -> str:
     """Return a line on the whole job: its program, ranks, time, step and speed."""
     hosts = int(job.about.get("hosts", 1))
     where = f" on {hosts} hosts" if hosts > 1 else ""
@@ -60,7 +60,7 @@ def title(job: RunningJob, rows: Sequence[Row]) -> str:
     return ", ".join(parts)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: RankRow) -> tuple[str, ...]:
     known = row.state not in ("unknown", "starting")
     doing = _DETAILS.sub("", row.doing)  # one line a rank; JSON has all of it
     if row.state == "silent":
@@ -97,7 +97,7 @@ def _duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole // 60 % 60} min"
 
 
-def as_json(job: RunningJob, rows: Sequence[Row]) -> str:
+def as_json(job: RunningJob, rows: Sequence[RankRow]) -> str:
     """Return one line of JSON with the job's and its ranks' fields."""
     found: dict[str, object] = {
         "schema": SCHEMA, "time_s": time.time(), "pid": job.pid, "program": job.program, "size": job.size,

@@ -28,7 +28,7 @@ from clcomm.torch.interruptions import Interruptions
 from clcomm.torch.launch import require_same_world
 from clcomm.torch.messages import GroupMessages
 from clcomm.torch.untraced import untraced
-from clcomm.torch.work import CollectiveWork, Turns
+from clcomm.torch.work import CollectiveWork, WorkQueue
 from clcomm.transport import mpi_communicators
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class ClcommProcessGroup(ProcessGroup):
         comm.interrupt = self._interruptions.interrupt
         self._open = comm, TensorCollectives(comm), GroupMessages(comm, self._interruptions)
         self._name, self._description, self._store = name, "undefined", store
-        self._turns = Turns(name, self._interruptions)
+        self._queue = WorkQueue(name, self._interruptions)
         self._backward, self._bucket = -1, -1
         self._sequence = 0
         self._join_works: WeakKeyDictionary[object, Work] = WeakKeyDictionary()
@@ -179,7 +179,7 @@ class ClcommProcessGroup(ProcessGroup):
 
         Collective for the default group of a job whose report or timeline is wanted, which are written here.
         """
-        self._turns.close()
+        self._queue.close()
         recording, self._recording = self._recording, None
         if recording is not None:
             recording.write()
@@ -202,7 +202,7 @@ class ClcommProcessGroup(ProcessGroup):
         """Run a collective: in this thread if the caller blocks or is a backward, which calls in one order."""
         self._sequence += 1
         blocking = waits or not getattr(options, "asyncOp", True) or current_backward() >= 0
-        return self._turns.take(CollectiveWork(outputs, name), partial(move, *args), blocking)
+        return self._queue.take(CollectiveWork(outputs, name), partial(move, *args), blocking)
 
     def _next_bucket(self, tensor: torch.Tensor) -> tuple[str, int]:
         """Return label and bucket of an all-reduce, within a backward those of the next bucket."""

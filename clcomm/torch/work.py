@@ -121,7 +121,7 @@ def _outputs_or_error(future: torch.futures.Future[Outcome]) -> list[torch.Tenso
     return outputs
 
 
-class Turns:
+class WorkQueue:
     """Runs a group's collectives one after another, in the order of the calls.
 
     A blocking one runs in the caller's thread if nothing is before it, and is done when `take` returns; others run in

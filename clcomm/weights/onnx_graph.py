@@ -80,8 +80,9 @@ class Graph:
         assert isinstance(context, Context)
         write = writers.get(context.op)
         if write is None:
-            known = ", ".join(sorted(op.__name__ for op in writers))
-            raise ArgumentError(f"model: expected operations among {known} for ONNX, got {context.op.__name__}")
+            known = ", ".join(sorted(op.__name__.removesuffix("Op") for op in writers))
+            got = context.op.__name__.removesuffix("Op")
+            raise ArgumentError(f"model: expected operations among {known} for ONNX, got {got}")
         inputs = [self.name(each) for each in context.inputs if each is not None]
         self._names[id(tensor)] = write(self, inputs, context, tensor)
 

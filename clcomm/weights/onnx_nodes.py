@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.ops.activation import Relu, Sigmoid, Tanh
+from clcomm.engine.ops.activation import Relu, SigmoidOp, TanhOp
 from clcomm.engine.ops.attention import Attention, PackedAttention
-from clcomm.engine.ops.batch_norm import GIVEN, BatchNorm
+from clcomm.engine.ops.batch_norm import GIVEN, BatchNormOp
 from clcomm.engine.ops.batched_matmul import BatchedMatMul
-from clcomm.engine.ops.blocks import Concat, Pad, Slice
+from clcomm.engine.ops.blocks import Concat, Pad, SliceOp
 from clcomm.engine.ops.conv2d import Conv2dOp, ConvReluPoolOp, ConvTranspose2dOp
 from clcomm.engine.ops.elementwise import Add, Affine, Div, DivideNumber, Mul, Sub
-from clcomm.engine.ops.embedding import Embedding
+from clcomm.engine.ops.embedding import EmbeddingOp
 from clcomm.engine.ops.gated import Gelu, GeluTanh, LeakyRelu, Silu
-from clcomm.engine.ops.layer_norm import LayerNorm
+from clcomm.engine.ops.layer_norm import LayerNormOp
 from clcomm.engine.ops.matmul import LinearOp, MatMul
 from clcomm.engine.ops.pool import AdaptiveAvgPool2dOp, AvgPool2dOp, MaxPool2dOp
-from clcomm.engine.ops.reduce import Sum
+from clcomm.engine.ops.reduce import SumOp
 from clcomm.engine.ops.shape import Reshape, Transpose
-from clcomm.engine.ops.softmax import LogSoftmax, LogSumExp, Softmax
+from clcomm.engine.ops.softmax import LogSoftmaxOp, LogSumExp, SoftmaxOp
 from clcomm.engine.tensor import Tensor
 from clcomm.weights.onnx_attention import attention, packed_attention
 from clcomm.weights.onnx_graph import Graph, Writer, refuse
@@ -211,10 +211,10 @@ WRITERS: dict[type[Op], Writer] = {
     MaxPool2dOp: _pooling("MaxPool"),
     AvgPool2dOp: _pooling("AveragePool", count_include_pad=1),
     Relu: _simple("Relu"),
-    Sigmoid: _simple("Sigmoid"),
-    Tanh: _simple("Tanh"),
-    Softmax: _simple("Softmax", axis=-1),
-    LogSoftmax: _simple("LogSoftmax", axis=-1),
+    SigmoidOp: _simple("Sigmoid"),
+    TanhOp: _simple("Tanh"),
+    SoftmaxOp: _simple("Softmax", axis=-1),
+    LogSoftmaxOp: _simple("LogSoftmax", axis=-1),
     Add: _simple("Add"),
     Sub: _simple("Sub"),
     Mul: _simple("Mul"),
@@ -223,11 +223,11 @@ WRITERS: dict[type[Op], Writer] = {
     GeluTanh: _gelu_tanh,
     Silu: _silu,
     LeakyRelu: _leaky_relu,
-    LayerNorm: _layer_norm,
-    BatchNorm: _batch_norm,
-    Embedding: _embedding,
-    Sum: _sum,
-    Slice: _slice,
+    LayerNormOp: _layer_norm,
+    BatchNormOp: _batch_norm,
+    EmbeddingOp: _embedding,
+    SumOp: _sum,
+    SliceOp: _slice,
     Concat: _concat,
     Pad: _pad,
     Affine: _affine,

@@ -9,7 +9,8 @@ import pytest
 
 from tests.faults.launch import clean_environment
 
-STAGES = "import os, time; from clcomm.doctor.guard import Guard\nguard = Guard()\nguard.expect({}, 'late', 'dead')\n"
+STAGES = "import os, time; from clcomm.doctor.guard import StageGuard\n"
+STAGES += "guard = StageGuard()\nguard.expect({}, 'late', 'dead')\n"
 
 
 @pytest.mark.parametrize(

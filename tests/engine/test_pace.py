@@ -9,7 +9,7 @@ import pytest
 from clcomm.commands.devices import comparison
 from clcomm.engine import pace
 from clcomm.engine.device import Device
-from clcomm.engine.selection import Candidate
+from clcomm.engine.selection import DeviceCandidate
 
 
 def test_every_device_has_its_own_rate(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ def test_every_device_has_its_own_rate(device: Device, monkeypatch: pytest.Monke
 def test_the_fastest_is_named(rates: tuple[float, ...], fastest: int, gain: str) -> None:
     names = [f"Runtime {number}" for number in range(len(rates))]
     cpus = [
-        Candidate(f"cpu:{number}", "cpu", SimpleNamespace(platform=SimpleNamespace(name=name)))
+        DeviceCandidate(f"cpu:{number}", "cpu", SimpleNamespace(platform=SimpleNamespace(name=name)))
         for number, name in enumerate(names)
     ]
     text = comparison(cpus, rates, 2)

@@ -18,7 +18,7 @@ import pytest
 from clcomm import cli
 from clcomm.engine import Tensor, autotune, tuning
 from clcomm.engine import functional as F
-from clcomm.engine.autotune import Trial, convolution, elementwise, fastest, product
+from clcomm.engine.autotune import SizeTrial, convolution, elementwise, fastest, product
 from clcomm.engine.device import Device
 from clcomm.engine.tuning import Identity, Tuning
 from clcomm.errors import ArgumentError, OutputError
@@ -259,7 +259,7 @@ def test_a_model_keeps_its_bits_with_other_sizes(device):
 
 def test_a_choice_has_to_save_time_to_be_taken():
     def chosen(*times):
-        return fastest([Trial("size", index, time) for index, time in enumerate(times)])
+        return fastest([SizeTrial("size", index, time) for index, time in enumerate(times)])
 
     assert chosen(1.0, 0.99, 1.5) == 0
     assert chosen(1.0, 0.9, 0.8, None) == 2

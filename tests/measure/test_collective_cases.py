@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from clcomm import Communicator
 from clcomm.measure import bench
 from clcomm.measure.collective_cases import CASES, PERIOD, expected_reduction, rank_values, wrong_elements
-from clcomm.measure.timing import MeasuredTransport, Schedule, measure
+from clcomm.measure.timing import MeasuredTransport, TimingSchedule, measure
 
-SHORT = Schedule(calls=1, windows=2, warmup=1)
+SHORT = TimingSchedule(calls=1, windows=2, warmup=1)
 
 
 @given(st.sets(st.integers(0, 999), max_size=30), st.integers(0, 500), st.integers(0, 1000))

@@ -9,11 +9,11 @@ from clcomm import Communicator
 from clcomm.engine.fold import DeviceFold
 from clcomm.errors import ArgumentError
 from clcomm.measure.collective_cases import CASES
-from clcomm.measure.timing import MeasuredTransport, Row, Schedule, measure, sizes_between, time_calls
+from clcomm.measure.timing import BenchRow, MeasuredTransport, TimingSchedule, measure, sizes_between, time_calls
 from clcomm.schedules import ALGORITHMS
 from tests.helpers import cpu_device, one_line
 
-SHORT = Schedule(calls=1, windows=2, warmup=1)
+SHORT = TimingSchedule(calls=1, windows=2, warmup=1)
 
 
 def test_sizes_are_multiples_by_the_factor():
@@ -41,7 +41,7 @@ def test_columns_follow_from_the_seconds():
     case = CASES["all_reduce"](target.comm, 4000)
     seconds = np.array([3e-6, 1e-6, 2e-6, 9e-6])
     case.comm.size = 4  # as if there were four
-    row = Row.of(case, target, seconds, 5)
+    row = BenchRow.of(case, target, seconds, 5)
     assert (row.bytes, row.count, row.dtype, row.op, row.wrong) == (4000, 1000, "float32", "sum", 5)
     assert (row.min_us, row.p50_us, row.p99_us) == pytest.approx((1, 2.5, 9))
     assert (row.algbw_gb_s, row.busbw_gb_s) == pytest.approx((1.6, 2.4))
@@ -65,7 +65,7 @@ def test_of_each_call_the_slowest_rank_counts_and_cases_take_turns():
             assert op == "max"
             return seconds + 1  # as if another rank had been a second slower
 
-    seconds = time_calls([Timed("a"), Timed("b")], Control(), Schedule(calls=2, windows=2, warmup=1))
+    seconds = time_calls([Timed("a"), Timed("b")], Control(), TimingSchedule(calls=2, windows=2, warmup=1))
     assert "".join(order) == "ab" + "a|a|ab|b|b" * 2
     assert seconds.shape == (2, 4)
     assert ((seconds >= 1) & (seconds < 2)).all()

@@ -15,9 +15,9 @@ from clcomm.drawing import png
 from clcomm.drawing.axes import Axis, Scale, even_ticks, plot
 from clcomm.drawing.colours import BLUE, GREEN, VERMILLION
 from clcomm.drawing.scene import FONT, SAMPLE, Dot, Key, Path, Scene, Text, level, text_width, upright
-from clcomm.measure.collective_cases import PreparedAllReduce
+from clcomm.measure.collective_cases import PreparedAllReduceCase
 from clcomm.measure.intervals import METHOD, Estimate
-from clcomm.measure.timing import MeasuredTransport, Schedule, sizes_between, time_calls
+from clcomm.measure.timing import MeasuredTransport, TimingSchedule, sizes_between, time_calls
 from clcomm.units import format_number, format_size
 from training.comparison.outcome import Outcome, reference_of
 
@@ -44,8 +44,8 @@ def measure_costs(outcomes: Sequence[Outcome]) -> dict[str, Fit]:
     points: dict[str, list[tuple[int, float]]] = {target.name: [] for target in targets}
     with Communicator(transport="mpi") as control:
         for nbytes in sizes_between(_SMALLEST, max(sum(outcomes[0].buckets), 4 * _SMALLEST), _FACTOR):
-            cases = [PreparedAllReduce(target.comm, nbytes) for target in targets]
-            for target, case, seconds in zip(targets, cases, time_calls(cases, control, Schedule()), strict=True):
+            cases = [PreparedAllReduceCase(target.comm, nbytes) for target in targets]
+            for target, case, seconds in zip(targets, cases, time_calls(cases, control, TimingSchedule()), strict=True):
                 points[target.name].append((case.nbytes, float(np.median(seconds))))
     for target in targets:
         target.comm.finalize()

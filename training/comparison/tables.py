@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.console.table import Column, TextTable
+from clcomm.console.table import TextColumn, TextTable
 from clcomm.costs.model import Fit
 from clcomm.measure.intervals import METHOD, Estimate, estimate
 from clcomm.report.record import COMPARISON_FORMAT, COMPARISON_SCHEMA
@@ -30,7 +30,7 @@ def calls_table(first: Outcome, second: Outcome) -> TextTable:
         ratio = f"{mine / theirs:.3g}x" if theirs else "-"
         rows.append((name, form.format(mine), form.format(theirs), ratio))
     headings = first.variant.name, second.variant.name, "ratio"
-    columns = [Column("", right=False), *map(Column, headings)]
+    columns = [TextColumn("", right=False), *map(TextColumn, headings)]
     return TextTable(columns, rows, title="Gradient all-reduce, per rank", dropped_first=["ratio"])
 
 
@@ -38,7 +38,7 @@ def times_table(outcomes: Sequence[Outcome]) -> TextTable:
     """Return a row for each variant: its step, its collectives and its speed, with intervals and ratios."""
     reference = reference_of(outcomes)
     timings = [(outcome, outcome.timing(reference)) for outcome in outcomes]
-    columns = [Column("", right=False), *(Column(heading) for heading, _ in _COLUMNS)]
+    columns = [TextColumn("", right=False), *(TextColumn(heading) for heading, _ in _COLUMNS)]
     rows = [[outcome.variant.name, *(write(outcome, timing) for _, write in _COLUMNS)] for outcome, timing in timings]
     return TextTable(columns, rows, title="Time", note=caption(outcomes), dropped_first=_DROPPED_FIRST)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clcomm.communicator import AUTO, Communicator
-from clcomm.measure.timing import Schedule, time_calls
+from clcomm.measure.timing import TimingSchedule, time_calls
 from training.communication_clock import CommunicationClock, Lap
 from training.comparison.options import ComparisonOptions
 from training.comparison.outcome import Outcome
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: The approximate number of windows of a run, and the fewest and the most steps of one.
 _WINDOWS, _SHORTEST, _LONGEST = 24, 3, 20
 #: How each variant's reductions are timed alone, at the end.
-_ALONE = Schedule(calls=10, windows=12, warmup=10)
+_ALONE = TimingSchedule(calls=10, windows=12, warmup=10)
 
 
 @dataclass(frozen=True)

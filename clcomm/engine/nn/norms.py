@@ -9,7 +9,7 @@ import numpy as np
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.nn.module import Module
-from clcomm.engine.ops.batch_norm import Ranks
+from clcomm.engine.ops.batch_norm import RankExchange
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
@@ -72,7 +72,7 @@ class BatchNorm(Module):
     #: Numbers of dimensions that x may have.
     _dims: tuple[int, ...] = ()
     #: The ranks over whose batches it normalises in training; None: over its own.
-    _ranks: Ranks | None = None
+    _ranks: RankExchange | None = None
     running_mean: Tensor | None
     running_var: Tensor | None
     num_batches_tracked: Tensor | None

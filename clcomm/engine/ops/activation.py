@@ -42,13 +42,13 @@ class Relu(Activation):
     kernel_name = "relu"
 
 
-class Sigmoid(Activation):
+class SigmoidOp(Activation):
     """1 / (1 + exp(-x))"""
 
     kernel_name = "sigmoid"
 
 
-class Tanh(Activation):
+class TanhOp(Activation):
     """Hyperbolic tangent."""
 
     kernel_name = "hyperbolic_tangent"
@@ -61,9 +61,9 @@ def relu(x: Tensor) -> Tensor:
 
 def sigmoid(x: Tensor) -> Tensor:
     """Return 1 / (1 + exp(-x)) of each element."""
-    return Sigmoid.apply(float_tensor("sigmoid", x))
+    return SigmoidOp.apply(float_tensor("sigmoid", x))
 
 
 def tanh(x: Tensor) -> Tensor:
     """Return the hyperbolic tangent of each element."""
-    return Tanh.apply(float_tensor("tanh", x))
+    return TanhOp.apply(float_tensor("tanh", x))

@@ -27,7 +27,7 @@ class Running(NamedTuple):
     batches: Tensor | None
 
 
-class Ranks(Protocol):
+class RankExchange(Protocol):
     """The ranks' exchange as batch norm uses it: gathered parts, and sums in rank order."""
 
     size: int
@@ -54,7 +54,7 @@ def _grid(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return x.device.row_grid(x.shape[1], x.size // x.shape[1])
 
 
-class BatchNorm(Op):
+class BatchNormOp(Op):
     """(x - mean) / sqrt(variance + eps) * weight + bias in each channel; the batch's or running `statistics`."""
 
     @staticmethod
@@ -116,7 +116,7 @@ class BatchNormOfRanks(Op):
     @staticmethod
     def forward(
         ctx: Context, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, running: Running | None,
-        statistics: int, momentum: float, eps: float, ranks: Ranks,
+        statistics: int, momentum: float, eps: float, ranks: RankExchange,
     ) -> Tensor:  # fmt: skip
         device, channels = x.device, x.shape[1]
         ctx.ranks, ctx.parameters = ranks, _count(weight, bias)
@@ -174,7 +174,7 @@ def batch_norm(
     eps: float = 1e-5,
     *,
     batches: Tensor | None = None,
-    ranks: Ranks | None = None,
+    ranks: RankExchange | None = None,
 ) -> Tensor:
     """Return x [N, C, ...] normalised in each channel, then times `weight` plus `bias`, as PyTorch's batch_norm.
 
@@ -221,7 +221,7 @@ def batch_norm(
     share = 0.0 if momentum is None else float(momentum)
     settings = {"running": running, "statistics": statistics, "momentum": share, "eps": float(eps)}
     if alone or not training:
-        return BatchNorm.apply(x, weight, bias, **settings)
+        return BatchNormOp.apply(x, weight, bias, **settings)
     return BatchNormOfRanks.apply(x, weight, bias, **settings, ranks=ranks)
 
 

@@ -82,7 +82,7 @@ def _fill(x: Tensor, value: float) -> None:
     x.device.launch(x.device.kernel("elementwise", "fill"), *x.device.grid(x.size), x.buffer, value, x.size)
 
 
-class Slice(Op):
+class SliceOp(Op):
     """The part of x that begins at `starts`, of `sizes`, with every `steps`-th element."""
 
     keeps_columns = True
@@ -160,7 +160,7 @@ def take(x: Tensor, index: Index | tuple[Index, ...]) -> Tensor:
     starts, steps, sizes, shape = _resolve(x.shape, given)
     if (starts, steps, sizes) == ((0,) * x.ndim, (1,) * x.ndim, x.shape):
         return reshape(x, shape)
-    return reshape(Slice.apply(x, starts=starts, steps=steps, sizes=sizes), shape)
+    return reshape(SliceOp.apply(x, starts=starts, steps=steps, sizes=sizes), shape)
 
 
 def _resolve(shape: Shape, given: tuple[Index, ...]) -> tuple[Shape, Shape, Shape, Shape]:

@@ -11,7 +11,7 @@ from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
 
-class Embedding(Op):
+class EmbeddingOp(Op):
     """table[indices]; backward adds the gradients of equal indices in their order."""
 
     @staticmethod
@@ -50,7 +50,7 @@ def embedding(indices: Tensor | np.ndarray, table: Tensor, padding_idx: int | No
     if padding_idx is not None and not -entries <= padding_idx < entries:
         raise ArgumentError(f"embedding: expected padding_idx from {-entries} to {entries - 1}, got {padding_idx}")
     padding = -1 if padding_idx is None else padding_idx % entries
-    return Embedding.apply(table, indices=_index_tensor(indices, table), padding=padding)
+    return EmbeddingOp.apply(table, indices=_index_tensor(indices, table), padding=padding)
 
 
 def _index_tensor(indices: Any, table: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
 
-class Gather(Op):
+class GatherOp(Op):
     """x's elements along `axis` at an index of each element of the result, or at one of each of its slices.
 
     Backward adds the gradients of equal indices in their order.
@@ -60,7 +60,7 @@ def gather(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
             f"{tensor.shape}"
         )
     part = tuple([slice(n if d != at else None) for d, n in enumerate(tensor.shape)])
-    return Gather.apply(take(x, part), axis=at, index=tensor, each=True)
+    return GatherOp.apply(take(x, part), axis=at, index=tensor, each=True)
 
 
 def index_select(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
@@ -77,7 +77,7 @@ def index_select(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
     tensor = _indices("index_select", x, at, index)
     if tensor.ndim != 1:
         raise ArgumentError(f"index_select: expected an index of one dimension, got shape {tensor.shape}")
-    return Gather.apply(x, axis=at, index=tensor, each=False)
+    return GatherOp.apply(x, axis=at, index=tensor, each=False)
 
 
 def _axis(name: str, x: Tensor, axis: int) -> int:

@@ -13,7 +13,7 @@ from clcomm.errors import ArgumentError
 _ROW_BLOCK = 64
 
 
-class LayerNorm(Op):
+class LayerNormOp(Op):
     """(x - mean) / sqrt(variance + eps) * weight + bias, in rows of `columns` elements."""
 
     @staticmethod
@@ -100,4 +100,4 @@ def layer_norm(
         raise ArgumentError("layer_norm: expected a weight with the bias, got none")
     if not eps >= 0:
         raise ArgumentError(f"layer_norm: expected eps of at least 0, got {eps!r}")
-    return LayerNorm.apply(x, weight, bias, columns=math.prod(shape), eps=float(eps))
+    return LayerNormOp.apply(x, weight, bias, columns=math.prod(shape), eps=float(eps))

@@ -292,7 +292,7 @@ def _panel_grid(units: int, tile_rows: int, panel: int, rows: int, columns: int)
     return (panels, -(-rows // rows_each)), (1, 1)
 
 
-class Block(NamedTuple):
+class ProductBlock(NamedTuple):
     """The tile of a GPU's work-group of SIDE x SIDE items: EACH x EACH sums per item, SLICE terms at a time."""
 
     SIDE: int
@@ -313,7 +313,7 @@ class Block(NamedTuple):
         return (-(-columns // self.width) * self.SIDE, -(-rows // self.width) * self.SIDE), (self.SIDE, self.SIDE)
 
 
-_SMALLER_BLOCKS = (Block(16, 4, 16), Block(8, 8, 8), Block(8, 4, 16))
+_SMALLER_BLOCKS = (ProductBlock(16, 4, 16), ProductBlock(8, 8, 8), ProductBlock(8, 4, 16))
 
 
 def _limits(device: Device) -> tuple[int, int]:
@@ -324,12 +324,12 @@ def _limits(device: Device) -> tuple[int, int]:
 @lru_cache(maxsize=1024)
 def chosen_block(
     tuned: tuple[int, int, int], units: int, limits: tuple[int, int], rows: int, columns: int, count: int = 1
-) -> Block:
+) -> ProductBlock:
     """Return the largest block, from the tuned one down, with which every compute unit has a group.
 
     `count` is the number of products in one launch.
     """
-    largest = Block(*tuned)
+    largest = ProductBlock(*tuned)
     for block in (largest, *(block for block in _SMALLER_BLOCKS if block.width <= largest.width)):
         fits = limits[0] >= block.SIDE**2 and block.local_bytes <= limits[1]
         if fits and count * -(-rows // block.width) * -(-columns // block.width) >= units:

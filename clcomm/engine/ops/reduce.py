@@ -15,7 +15,7 @@ ROW_BLOCK = 4096
 _COLUMN_BLOCK = 256
 
 
-class Sum(Op):
+class SumOp(Op):
     """scale * sum of x over `axes`, sorted dimensions; the result has `shape`."""
 
     @staticmethod
@@ -87,13 +87,13 @@ def _sum_run(x: Tensor, outer: int, axis: int, inner: int, shape: Shape, scale: 
 def sum(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the sum of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1."""
     axes, shape = reduced("sum", x, axis, keepdims)
-    return Sum.apply(x, axes=axes, shape=shape, scale=1.0)
+    return SumOp.apply(x, axes=axes, shape=shape, scale=1.0)
 
 
 def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the mean of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1."""
     axes, shape = reduced("mean", x, axis, keepdims)
-    return Sum.apply(x, axes=axes, shape=shape, scale=1.0 / math.prod([x.shape[d] for d in axes]))
+    return SumOp.apply(x, axes=axes, shape=shape, scale=1.0 / math.prod([x.shape[d] for d in axes]))
 
 
 def reduced(name: str, x: Tensor, axis: int | Sequence[int] | None, keepdims: bool) -> tuple[Shape, Shape]:

@@ -35,13 +35,13 @@ class _RowOp(Op):
         return (dx,)
 
 
-class Softmax(_RowOp):
+class SoftmaxOp(_RowOp):
     """exp(x) / sum(exp(x)) along the last dimension."""
 
     kernel_name = "softmax"
 
 
-class LogSoftmax(_RowOp):
+class LogSoftmaxOp(_RowOp):
     """x - log(sum(exp(x))) along the last dimension."""
 
     kernel_name = "log_softmax"
@@ -88,12 +88,12 @@ def logsumexp(x: Tensor, axis: int | Sequence[int] = -1, keepdims: bool = False)
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
     """Return exp(x) / sum(exp(x)) along `axis`."""
-    return _along(Softmax, "softmax", x, axis)
+    return _along(SoftmaxOp, "softmax", x, axis)
 
 
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     """Return x - log(sum(exp(x))) along `axis`."""
-    return _along(LogSoftmax, "log_softmax", x, axis)
+    return _along(LogSoftmaxOp, "log_softmax", x, axis)
 
 
 def _along(op: type[_RowOp], name: str, x: Tensor, axis: int) -> Tensor:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from clcomm.engine.ops.elementwise import mul, sub
-from clcomm.engine.ops.reduce import Sum, mean, reduced
+from clcomm.engine.ops.reduce import SumOp, mean, reduced
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
@@ -25,4 +25,4 @@ def var(x: Tensor, axis: int | Sequence[int] | None = None, correction: int = 1,
     if not isinstance(correction, int) or not 0 <= correction < count:
         raise ArgumentError(f"var: expected a correction below the number of elements, {count}, got {correction!r}")
     apart = sub(x, mean(x, axes, keepdims=True))
-    return Sum.apply(mul(apart, apart), axes=axes, shape=shape, scale=1.0 / (count - correction))
+    return SumOp.apply(mul(apart, apart), axes=axes, shape=shape, scale=1.0 / (count - correction))
