@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Examine, print, and return FOUND if there is a problem; under mpiexec rank 0 prints, and all return the same."""
-    from clcomm.doctor import examine, network, show, start
+    from clcomm.doctor import examine, finding, network, start
     from clcomm.doctor.job import Job
     from clcomm.launch.mpiexec import require_hostfile
     from clcomm.launcher import launched_rank, launched_ranks, local_place
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         return _shown(examine.judge(Job([facts], True)), options.json) if prints else FOUND
     from clcomm.transport import mpi_runtime
 
-    render = show.as_json if options.json else show.as_text
+    render = finding.as_json if options.json else finding.as_text
     job = examine.together(facts, launched, render if prints else None)
     code = 0 if job is None else _shown(examine.judge(job), options.json)
     if not mpi_runtime.is_running():
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _shown(findings: list[Finding], as_json: bool) -> int:
     """Print findings and return the exit code; where the output cannot be written, they go to standard error."""
-    from clcomm.doctor import show
+    from clcomm.doctor import finding
     from clcomm.doctor.finding import PROBLEM, problem
 
     try:
@@ -66,22 +66,22 @@ def _shown(findings: list[Finding], as_json: bool) -> int:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is in the buffer still
         findings = [*findings, problem("output", f"could not be written: {error.strerror}", "name a file elsewhere")]
-        sys.stderr.write(show.as_text(findings))
+        sys.stderr.write(finding.as_text(findings))
     return FOUND if any(finding.level == PROBLEM for finding in findings) else 0
 
 
 def _print(findings: list[Finding], as_json: bool) -> None:
-    from clcomm.doctor import show
+    from clcomm.doctor import finding
 
     if as_json:
-        sys.stdout.write(show.as_json(findings))
+        sys.stdout.write(finding.as_json(findings))
         return
     try:
         from clcomm.console.output import make_console
 
-        make_console(highlight=False, soft_wrap=False).print(show.table(findings))
+        make_console(highlight=False, soft_wrap=False).print(finding.table(findings))
     except ImportError:  # Rich is hidden or missing, which is one of the findings
-        sys.stdout.write(show.as_text(findings))
+        sys.stdout.write(finding.as_text(findings))
 
 
 COMMAND = Command(

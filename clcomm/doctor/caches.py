@@ -1,4 +1,4 @@
-"""Caches: their directories, whether kernels can be stored, and whether those that are stored are whole."""
+"""Caches: their directories, whether kernels can be stored, and whether stored ones are intact."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEAST_BYTES = 64 << 20
 
 
 def probe() -> dict[str, object]:
-    """Return the caches' directories, why they can't be used, and the damaged programs in them; nothing is made."""
+    """Return the caches' directories, reasons against them, and their damaged programs; creates nothing."""
     wanted = own_directory()
     reason, pocl = _unfit(wanted), os.environ.get("POCL_CACHE_DIR", "")
     used = wanted if not reason or variables.text("CLCOMM_CACHE_DIR") else Path(temporary(), f"clcomm-{os.geteuid()}")
@@ -41,7 +41,7 @@ def _common() -> Path:
 
 
 def _unfit(directory: Path) -> str:
-    """Return why a directory cannot be used, which is not made: a missing one is judged by what is there above it."""
+    """Return the reason why a directory cannot be used, without creating it; a missing one is judged by its parent."""
     from clcomm.storage.private import unfit
 
     path = Path(os.path.realpath(directory))
@@ -67,7 +67,7 @@ def _free(directory: str) -> int:
 
 
 def _damaged(own: Path) -> list[str]:
-    """Return the folders of stored programs whose files differ from those that were built."""
+    """Return the folders of stored programs whose files differ from the built ones."""
     from clcomm.engine import kernel_cache, program_cache
 
     found = []

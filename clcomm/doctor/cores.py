@@ -1,4 +1,4 @@
-"""Cores: how many each rank may use, how many there are for all, and what they are bound to."""
+"""Cores: those of each rank, those of the host, and their binding."""
 
 from __future__ import annotations
 

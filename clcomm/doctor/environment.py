@@ -1,4 +1,4 @@
-"""clcomm's environment variables: values that are none, paths that cannot be used, names that nothing reads."""
+"""clcomm's environment variables: invalid values, unusable paths, unknown names."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _PAGE = "docs/environment.md lists clcomm's"
 
 
 def probe() -> dict[str, object]:
-    """Return the variables that are set, what is wrong with values, and the names that nothing reads."""
+    """Return the set variables, the errors in their values, and the unknown names."""
     given = {name: variables.text(name) for name in variables.VARIABLES if name in os.environ}
     wrong = {name: variables.problem(name) or _unusable(name) for name in given}
     return {"given": given, "wrong": {name: why for name, why in wrong.items() if why}, "unknown": variables.unknown()}
 
 
 def _unusable(name: str) -> str:
-    """Return why no file can be written at a variable's path, without a try; "": it can, or it is no such path."""
+    """Return the reason why no file can be written at a variable's path, without a try; "": none."""
     path = variables.text(name)
     if not path or variables.VARIABLES[name].type != variables.FILE:
         return ""
@@ -35,7 +35,7 @@ def _unusable(name: str) -> str:
 
 
 def check(job: Job) -> Iterator[Finding]:
-    """Name what is wrong with the ranks' variables, each statement once with the ranks that it is about."""
+    """Report the errors in the ranks' variables, each statement once with its ranks."""
     wrong: dict[tuple[str, str], list[int]] = {}
     unknown: dict[tuple[str, str], list[int]] = {}
     for rank, facts in job.of("variables").items():

@@ -11,21 +11,17 @@ from typing import Any
 
 from clcomm.doctor import (
     caches,
-    clocks,
     cores,
     environment,
     leftovers,
     limits,
-    locks,
     modules,
     mpi,
     network,
     opencl,
-    other_jobs,
     place,
     shared_memory,
     start,
-    versions,
 )
 from clcomm.doctor.finding import Finding, note, problem
 from clcomm.doctor.guard import StageGuard
@@ -38,9 +34,9 @@ LIMIT_S = 75.0
 START_S, STAGE_S = 150.0, 60.0
 #: The checks, in the order in which they are shown.
 CHECKS: tuple[Callable[[Job], Iterator[Finding]], ...] = (
-    place.check, modules.check, environment.check, limits.check, mpi.check, start.check, versions.check, cores.check,
-    opencl.check, shared_memory.check, caches.check, locks.check, leftovers.check, other_jobs.check, clocks.check,
-    network.check,
+    place.check, modules.check, environment.check, limits.check, mpi.check, start.check, modules.check_versions,
+    cores.check, opencl.check, shared_memory.check, caches.check, leftovers.check_locks, leftovers.check,
+    place.check_other_jobs, network.check_clocks, network.check,
 )  # fmt: skip
 _FIRST = "mend the {} first, as said above"
 _REPORT = "report it with the output of clcomm doctor --json"
@@ -55,14 +51,14 @@ def probes(directory: str, local_rank: int = 0) -> dict[str, Probe]:
     """
     own: dict[str, Probe] = {
         "place": place.probe, "modules": partial(modules.probe, directory), "limits": limits.probe,
-        "variables": environment.probe, "versions": versions.probe, "cores": cores.probe, "opencl": opencl.probe,
-        "shared memory": shared_memory.probe,
+        "variables": environment.probe, "versions": modules.probe_versions, "cores": cores.probe,
+        "opencl": opencl.probe, "shared memory": shared_memory.probe,
     }  # fmt: skip
     if local_rank:
         return own
     return own | {
-        "mpi": mpi.probe, "caches": caches.probe,
-        "locks": partial(locks.probe, directory), "leftovers": leftovers.probe, "other jobs": other_jobs.probe,
+        "mpi": mpi.probe, "caches": caches.probe, "locks": partial(leftovers.probe_locks, directory),
+        "leftovers": leftovers.probe, "other jobs": place.probe_other_jobs,
     }  # fmt: skip
 
 
@@ -112,7 +108,8 @@ def _judged(check: Callable[[Job], Iterator[Finding]], job: Job) -> list[Finding
     try:
         return list(check(job))
     except Exception as error:
-        name = check.__module__.rpartition(".")[2].replace("_", " ")
+        topic = check.__name__.partition("_")[2] or check.__module__.rpartition(".")[2]
+        name = topic.replace("_", " ")
         return [note(name, f"this check failed: {type(error).__name__}: {error}", _REPORT)]
 
 
@@ -169,7 +166,7 @@ def _gathered(facts: dict[str, Any], launched: int, stage: Callable[[str, float]
         facts["world"]["window"] = mpi_communicators.shares_memory(host)
     host.Free()
     stage("clocks", STAGE_S)
-    facts["clocks"] = clocks.measure(world)
+    facts["clocks"] = network.measure_clocks(world)
     stage("network", STAGE_S)
     facts["network"] = network.measure(world, world.allgather(facts["place"]["host"]))
     everyone = world.gather(json.dumps(facts), 0)

@@ -1,13 +1,20 @@
-"""What the doctor finds: a statement, how bad it is, and what to do."""
+"""Findings, each with a statement, its level and a remedy; and all of them as a table and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from clcomm._version import __version__
+from clcomm.console.table import TextColumn, TextTable
+
 #: Levels: as it should be; works, but slower or not everywhere; fails, or gives wrong results.
 OK, NOTE, PROBLEM = "ok", "note", "problem"
+SCHEMA = 1
+_STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
+_COLUMNS = (TextColumn("", right=False, least=len(PROBLEM)), TextColumn("", right=False), TextColumn("", right=False))
 
 
 @dataclass(frozen=True)
@@ -46,3 +53,36 @@ def note(check: str, what: str, remedy: str, **evidence: object) -> Finding:
 def problem(check: str, what: str, remedy: str, **evidence: object) -> Finding:
     """Return a finding for what fails, or gives wrong results."""
     return Finding(check, PROBLEM, what, remedy, evidence)
+
+
+def table(findings: Sequence[Finding]) -> TextTable:
+    """Return the findings in their order, each remedy below its finding, and how many problems and notes there are."""
+    rows, styles = [], []
+    for finding in findings:
+        rows.append((finding.level if finding.level == OK else finding.level.upper(), finding.check, finding.what))
+        styles.append("" if finding.level == OK else _STYLES[finding.level])
+        if finding.remedy:
+            rows.append(("", "", f"-> {finding.remedy}"))
+            styles.append("")
+    return TextTable(_COLUMNS, rows, styles=styles, note=summary(findings))
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Return how many problems and notes there are, in words."""
+    counts = {level: sum(finding.level == level for finding in findings) for level in (PROBLEM, NOTE, OK)}
+    bad = ", ".join(f"{count} {level}{'s' if count > 1 else ''}" for level, count in counts.items()
+                    if count and level != OK)  # fmt: skip
+    return f"clcomm doctor: {bad or 'nothing to complain of'}, {counts[OK]} ok"
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """Return the table in plain lines of the output's width."""
+    return f"{table(findings)}\n"
+
+
+def as_json(findings: Sequence[Finding]) -> str:
+    """Return the findings as JSON: schema, version, the number of each level, and each finding's fields."""
+    counts = {level: sum(finding.level == level for finding in findings) for level in (OK, NOTE, PROBLEM)}
+    found = {"schema": SCHEMA, "clcomm": __version__, "counts": counts,
+             "findings": [finding.as_dict() for finding in findings]}  # fmt: skip
+    return json.dumps(found, indent=1) + "\n"

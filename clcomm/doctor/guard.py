@@ -1,7 +1,7 @@
-"""A process that speaks for the doctor where MPI hangs or ends it: what was found so far, and at which stage.
+"""A process that reports for the doctor when MPI hangs or kills it: the findings so far, and the stage.
 
-The doctor tells it before each stage what to print if that stage does not end: mpi4py holds Python's lock while MPI
-starts, so no thread of the same process could. The file runs as a program too, with the standard library alone.
+The doctor sends it a report before each stage, as mpi4py holds Python's lock while MPI
+starts, so no thread of the same process could print. The file runs as a program too, with the standard library alone.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class StageGuard:
         )
 
     def expect(self, within_s: float, late: str, dead: str) -> None:
-        """Let a stage begin: it takes at most so long, and ends with the next call.
+        """Begin a stage, which ends with the next call.
 
         Args:
             within_s: seconds until the guard prints `late` and kills this process.
-            late: all that there is to say then.
-            dead: what to print if this process ends within the stage.
+            late: the report in that case.
+            dead: the report if this process ends within the stage.
         """
         self._tell({"within_s": within_s, "late": late, "dead": dead})
 

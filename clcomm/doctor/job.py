@@ -1,4 +1,4 @@
-"""The facts that a job's ranks found, as the checks read them."""
+"""The facts found by a job's ranks, for the checks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Job:
     """All ranks' facts.
 
     Args:
-        ranks: by rank; each has the facts of every probe by the probe's name, and those of "place".
-        launched: whether a launcher started these ranks; else the one that there is stands for the host.
+        ranks: by rank; each has the facts of every probe by name, and those of "place".
+        launched: whether a launcher started these ranks; else the only one stands for the host.
     """
 
     def __init__(self, ranks: Sequence[Facts], launched: bool):
@@ -37,7 +37,7 @@ class Job:
         return {rank: facts[FAILED] for rank, facts in found.items() if facts and FAILED in facts}
 
     def by_host(self, probe: str) -> Iterator[tuple[str, Facts]]:
-        """Yield each host and a probe's facts of its first rank that has some, for what all of its ranks share."""
+        """Yield each host and a probe's facts of its first rank with any, for facts that its ranks share."""
         found = self.of(probe)
         for host, ranks in self.hosts.items():
             first = next((rank for rank in ranks if rank in found), None)
@@ -53,7 +53,7 @@ class Job:
         return "" if len(ranks) == len(self.ranks) else f"{name_ranks(list(ranks))}: "
 
     def alike(self, probe: str, value: Callable[[Facts], object]) -> dict[Any, list[int]]:
-        """Return the ranks by what `value` makes of their facts."""
+        """Return the ranks by the `value` of their facts."""
         found: dict[object, list[int]] = {}
         for rank, facts in self.of(probe).items():
             found.setdefault(value(facts), []).append(rank)

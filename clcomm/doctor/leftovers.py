@@ -1,15 +1,17 @@
-"""What other jobs left: windows in /dev/shm, directories of launchers and of clcomm in the temporary directory."""
+"""Leftovers of other jobs: windows in /dev/shm, temporary directories, and locks of checkpoints."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import stat
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from clcomm.doctor.finding import Finding, note, ok
+from clcomm.doctor.finding import Finding, note, ok, problem
 from clcomm.doctor.job import Job
 from clcomm.doctor.limits import temporary
 from clcomm.units import format_size
@@ -23,6 +25,9 @@ _YOUNG_S = 60.0
 _SHARED = Path("/dev/shm")
 #: How many of them a remedy names.
 _MOST_NAMED = 4
+#: What a job writes into its lock file (clcomm/storage/writer_lock.py).
+_HOLDER = re.compile(r"process (\d+) on (\S+)")
+_MOST_BYTES, _MOST_FILES = 200, 1000
 
 
 def probe() -> dict[str, object]:
@@ -117,3 +122,56 @@ def _removal(command: str, found: list[tuple[str, int]]) -> str:
     """Return the command that removes what was found; of many it shows some, as JSON lists all."""
     paths = " ".join(path for path, _ in found[:_MOST_NAMED])
     return f"{command} {paths}" + ("; clcomm doctor --json lists the others" if len(found) > _MOST_NAMED else "")
+
+
+def probe_locks(directory: str) -> dict[str, object]:
+    """Return the lock files in a directory: path, process and host that they name, and whether they are locked."""
+    found = []
+    for path in sorted(Path(directory).glob(".*.lock"))[:_MOST_FILES]:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue
+        try:
+            named = _HOLDER.fullmatch(os.read(descriptor, _MOST_BYTES).decode(errors="replace"))
+            if named:
+                pid, host = int(named[1]), named[2]
+                here = host == os.uname().nodename
+                found.append({
+                    "path": str(path), "pid": pid, "host": host, "is locked": is_locked(descriptor),
+                    "lives": Path(f"/proc/{pid}").exists() if here else None,
+                })  # fmt: skip
+        finally:
+            os.close(descriptor)
+    return {"directory": os.path.abspath(directory), "locks": found}
+
+
+def is_locked(descriptor: int) -> bool:
+    """Return whether another process has locked a file, without locking it (fcntl(2), F_OFD_GETLK)."""
+    asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked)
+    except (OSError, AttributeError):  # a file system without locks
+        return False
+    return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
+
+
+def check_locks(job: Job) -> Iterator[Finding]:
+    """Judge the lock files in the directory of each host."""
+    for where, facts in job.by_host("locks"):
+        for lock in facts["locks"]:
+            name = f"{lock['path']}{where} of process {lock['pid']} on {lock['host']}"
+            if lock["is locked"] and lock["lives"] is not False:
+                yield note(
+                    "locks", f"{name} is held: a job writes that checkpoint", "let it end, or write to another file: "
+                    "--checkpoint OTHER.npz", **lock,
+                )  # fmt: skip
+            elif lock["is locked"]:
+                yield problem(
+                    "locks", f"{name} is held, though that process is gone: its file server still holds it",
+                    f"rm {lock['path']}", **lock,
+                )  # fmt: skip
+            else:
+                yield note("locks", f"{name} is stale: nobody holds it", f"rm {lock['path']}", **lock)
+        if not facts["locks"]:
+            yield ok("locks", f"none in {facts['directory']}{where}")

@@ -1,4 +1,4 @@
-"""MPI: the library that mpi4py loads, the mpiexec that a shell finds, and wheels that overwrite each other."""
+"""MPI: the library that mpi4py loads, the shell's mpiexec, and wheels that overwrite each other."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _two_wheels(where: str, facts: Facts) -> Iterator[Finding]:
 
 
 def _launcher(where: str, facts: Facts) -> Iterator[Finding]:
-    """Judge the mpiexec that a shell finds by the library that mpi4py loads."""
+    """Judge the shell's mpiexec by the library that mpi4py loads."""
     kind, typed = facts["kind"], facts["on path"]
     known = {os.path.realpath(path): its for path, its in facts["launchers"]}
     fitting = next((path for path, its in facts["launchers"] if its == kind), None)
@@ -113,7 +113,7 @@ def _own_remedy(kind: str) -> str:
 
 
 def _world(job: Job) -> Iterator[Finding]:
-    """Compare the number of ranks that the launcher has promised with MPI's."""
+    """Compare the number of ranks promised by the launcher with MPI's."""
     for facts in list(job.of("world").values())[:1]:
         if facts["size"] == facts["launched"] or facts["launched"] == 1:
             continue

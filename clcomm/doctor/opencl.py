@@ -1,4 +1,8 @@
-"""OpenCL: platforms, the device of each rank, how fast it computes, and whether it has the cores that it should."""
+"""OpenCL: platforms, each rank's device, its speed, and the number of its cores.
+
+The device is timed in a process of its own, as a driver with a damaged cache may crash or hang:
+`python -m clcomm.doctor.opencl LOCAL_RANK LOCAL_SIZE CORES` prints the facts as JSON.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -28,15 +33,17 @@ SLOW, FAR_FROM_PEAK = 0.65, 0.1
 #: Launchers' variables, which a child of a rank must not see: it is none.
 _LAUNCHERS = ("PMI_", "PMIX_", "MPI_LOCAL", "OMPI_", "PRTE_", "HYDRA", "HYDI_", "MPIEXEC")
 _NO_DEVICE = "pip install 'clcomm[pocl]' for a CPU device, or the GPU vendor's driver (docs/mpi.md)"
+#: The product of two matrices of so many rows and columns is timed, in windows of at least so long.
+SIDE, WINDOWS, WINDOW_S = 512, 5, 0.06
 
 
 def probe() -> dict[str, object]:
-    """Return what the process in `opencl_probe` found, the CPU's peak, or the reason why it did not answer."""
+    """Return what the process in `opencl` found, the CPU's peak, or the reason why it did not answer."""
     from clcomm.engine import selection
 
     local_rank, local_size = selection.local_place()
     cores = max(1, selection.core_share(local_size))
-    command = [sys.executable, "-m", "clcomm.doctor.opencl_probe", str(local_rank), str(local_size), str(cores)]
+    command = [sys.executable, "-m", "clcomm.doctor.opencl", str(local_rank), str(local_size), str(cores)]
     found: dict[str, object] = {"cores": cores, "peak": cores * core_peak()}
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
     with _caches_apart() as apart:
@@ -193,3 +200,50 @@ def _alike(facts: dict[int, Facts], key: Any) -> dict[Any, list[int]]:
     for rank, own in facts.items():
         found.setdefault(key(own), []).append(rank)
     return found
+
+
+def main(local_rank: int, local_size: int, cores: int) -> dict[str, Any]:
+    """Return the platforms, devices, the rank's device and how fast it multiplies; "reason": why there is none."""
+    from clcomm.engine import selection
+    from clcomm.engine.device import Device
+    from clcomm.errors import ClcommError
+
+    found: dict[str, object] = {"platforms": [], "devices": [], "device": "", "reason": ""}
+    try:
+        selection.prepare_environment(cores)
+        candidates = selection.candidates()
+        found["platforms"] = sorted({each.cl_device.platform.name.strip() for each in candidates})
+        found["devices"] = [[each.label, each.cl_device.name.strip()] for each in candidates]
+        chosen = selection.choose(None, local_rank)
+        device = Device(chosen.cl_device)
+        found |= {"device": chosen.label, "name": device.name, "driver": device.driver, "kind": device.kind,
+                  "units": device.compute_units, "flops": multiplications(device)}  # fmt: skip
+    except ClcommError as error:
+        found["reason"] = str(error)
+    return found
+
+
+def multiplications(device: Any) -> float:
+    """Return a device's floating-point operations a second in products of matrices: the median of WINDOWS windows."""
+    import numpy as np
+
+    from clcomm.engine import Tensor
+
+    rng = np.random.default_rng(0)
+    a, b = (Tensor(rng.standard_normal((SIDE, SIDE), np.float32), device) for _ in range(2))
+
+    def run(count: int) -> float:
+        device.finish()
+        began_s = time.perf_counter()
+        for _ in range(count):
+            a @ b
+        device.finish()
+        return (time.perf_counter() - began_s) / count
+
+    run(1)  # builds
+    count = max(1, round(WINDOW_S / run(2)))
+    return 2.0 * SIDE**3 / statistics.median(run(count) for _ in range(WINDOWS))
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*map(int, sys.argv[1:]))), flush=True)

@@ -1,4 +1,7 @@
-"""A trial: two ranks that start, meet and share a window, as a job's ranks do."""
+"""A trial: two ranks that start, meet and share a window, as a job's ranks do.
+
+`mpiexec -n 2 python -m clcomm.doctor.start` is the trial; its rank 0 prints MPI's answers as JSON.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _LIMIT_S = 60.0
 def probe() -> dict[str, object]:
     """Start RANKS ranks and return how many MPI sees, whether they share a window, and the seconds until their end."""
     launcher = mpiexec.find_mpiexec()
-    command = [*launcher.command(RANKS, "", ""), sys.executable, "-m", "clcomm.doctor.trial_rank"]
+    command = [*launcher.command(RANKS, "", ""), sys.executable, "-m", "clcomm.doctor.start"]
     began = time.monotonic()
     try:
         ended = subprocess.run(
@@ -57,3 +60,19 @@ def check(job: Job) -> Iterator[Finding]:
     for reason in list(job.failures("start").values())[:1]:
         if not any(facts["reason"] for facts in job.of("mpi").values()):  # else that says it already
             yield problem("start", f"no ranks can be started: {reason}", "see docs/mpi.md", reason=reason)
+
+
+def main() -> None:
+    """Meet the other ranks and make a window with them; collective."""
+    from clcomm.transport import mpi_communicators, mpi_runtime
+
+    world = mpi_runtime.load_mpi().COMM_WORLD
+    host = mpi_communicators.host_of(world)
+    found = {"size": world.Get_size(), "window": mpi_communicators.shares_memory(host)}
+    host.Free()
+    if world.Get_rank() == 0:
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

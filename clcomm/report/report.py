@@ -39,6 +39,7 @@ class Report:
 
 
 def build(run: Run) -> Report:
+    """Return the report of a run."""
     analysis = Analysis(run)
     found = [*(make(analysis) for make in tables.ALL), provenance.provenance_table(run)]
     drawn = [make(analysis) for make in charts.ALL]

@@ -20,17 +20,15 @@ import pytest
 from clcomm import Communicator
 from clcomm.doctor import (
     caches,
-    clocks,
     cores,
     examine,
     leftovers,
-    locks,
+    modules,
     mpi,
     network,
     opencl,
     place,
     shared_memory,
-    versions,
 )  # fmt: skip
 from clcomm.doctor.finding import NOTE, OK, PROBLEM, Finding
 from clcomm.doctor.job import Job
@@ -159,18 +157,18 @@ def test_7_a_stale_lock_and_one_that_is_held(tmp_path):
     with subprocess.Popen(command, stdin=-1, stdout=-1, env=clean_environment()) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        held = only(locks.check, job_of({"locks": locks.probe(str(tmp_path))}))
+        held = only(leftovers.check_locks, job_of({"locks": leftovers.probe_locks(str(tmp_path))}))
         assert held.level == NOTE and "is held: a job writes that checkpoint" in held.what
         holder.send_signal(signal.SIGKILL)
-    stale = only(locks.check, job_of({"locks": locks.probe(str(tmp_path))}))
+    stale = only(leftovers.check_locks, job_of({"locks": leftovers.probe_locks(str(tmp_path))}))
     lock = tmp_path / ".run.npz.lock"
     assert "is stale" in stale.what and stale.remedy == f"rm {lock}"
     own = writer_lock.acquire(tmp_path / "run.npz")
     assert own is not None, "the examination has not locked it"
     writer_lock.release(own)
-    assert bad(locks.check, job_of({"locks": locks.probe(str(tmp_path))})) == []
+    assert bad(leftovers.check_locks, job_of({"locks": leftovers.probe_locks(str(tmp_path))})) == []
     gone = {"directory": "/", "locks": [{"path": "/x", "pid": 1, "host": "a", "is locked": True, "lives": False}]}
-    assert only(locks.check, job_of({"locks": gone})).level == PROBLEM
+    assert only(leftovers.check_locks, job_of({"locks": gone})).level == PROBLEM
 
 
 GOOD = {
@@ -187,12 +185,12 @@ def test_8_a_rank_without_a_device(monkeypatch):
 
 
 def test_9_versions_that_differ():
-    own = versions.probe()
-    assert bad(versions.check, job_of({"versions": own}, {"versions": own})) == []
+    own = modules.probe_versions()
+    assert bad(modules.check_versions, job_of({"versions": own}, {"versions": own})) == []
     for name, level in (("clcomm", PROBLEM), ("Python", PROBLEM), ("PyOpenCL", NOTE)):
         other = deepcopy(own)
         other["versions"][name] = "2.7.18"
-        found = only(versions.check, job_of({"versions": own}, {"versions": other}))
+        found = only(modules.check_versions, job_of({"versions": own}, {"versions": other}))
         assert (found.check, found.level) == ("versions", level)
         assert f"{own['versions'][name]} on rank 0, 2.7.18 on rank 1" in found.what and "same versions" in found.remedy
 
@@ -203,12 +201,12 @@ def test_10_a_clock_that_is_wrong(skew_s, level, monkeypatch):
     """Real messages; the last rank's clock is set off where it is read."""
     comm = Communicator()
     if comm.rank == comm.size - 1:
-        right = clocks.time.time
-        monkeypatch.setattr(clocks.time, "time", lambda: right() + skew_s)
-    everyone = comm.all_gather_object({"clocks": clocks.measure(comm.comm)})
+        right = network.time.time
+        monkeypatch.setattr(network.time, "time", lambda: right() + skew_s)
+    everyone = comm.all_gather_object({"clocks": network.measure_clocks(comm.comm)})
     comm.finalize()
     hosts = ("a",) * (len(everyone) - 1) + ("b",)
-    found = [each for each in clocks.check(job_of(*everyone, hosts=hosts)) if each.level != OK]
+    found = [each for each in network.check_clocks(job_of(*everyone, hosts=hosts)) if each.level != OK]
     if level == OK:
         assert found == []
         return
@@ -220,7 +218,7 @@ def test_10_a_clock_that_is_wrong(skew_s, level, monkeypatch):
 
 def test_10_a_clock_that_is_wrong_by_little():
     facts = [{"clocks": {"ahead_s": ahead, "precision_s": 1e-4}} for ahead in (0.0, 0.4)]
-    assert only(clocks.check, job_of(*facts)).level == NOTE
+    assert only(network.check_clocks, job_of(*facts)).level == NOTE
 
 
 def test_11_windows_that_a_dead_job_left():
