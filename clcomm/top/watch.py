@@ -10,7 +10,7 @@ import time
 from clcomm.errors import ArgumentError, ClcommError
 from clcomm.job.running_jobs import RunningJob, find_jobs
 from clcomm.top import view
-from clcomm.top.rows import Row, rows_of
+from clcomm.top.rows import RankRow, rows_of
 
 #: Lines of a terminal that the table's frame takes.
 _FRAME = 5
@@ -53,7 +53,7 @@ def show_once(job: RunningJob, as_json: bool) -> int:
     return 0
 
 
-def _settled(job: RunningJob, within_s: float = 2.0) -> list[Row]:
+def _settled(job: RunningJob, within_s: float = 2.0) -> list[RankRow]:
     """Return the rows once all ranks have written figures, which takes about a second."""
     deadline = time.monotonic() + within_s
     while True:
