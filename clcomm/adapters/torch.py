@@ -136,10 +136,7 @@ class TorchAdapter:
         """Return None: the mean is copied, and most gradients are."""
 
     def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> Callable[[], None]:
-        """Call `complete(name)` when backward has accumulated a parameter's gradient, then the returned action.
-
-        complete: a bound method; only a weak reference to its object is kept.
-        """
+        """Call `complete(name)`, a weakly referenced method, for each accumulated gradient, then its action."""
         weak = WeakMethod(complete)  # the garbage collector does not see references from PyTorch's hooks
 
         def hook_of(name: str) -> Callable[[torch.Tensor], None]:

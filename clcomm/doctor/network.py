@@ -119,10 +119,7 @@ def check(job: Job) -> Iterator[Finding]:
 
 
 def measure_clocks(world: Any) -> dict[str, Any]:
-    """Return how far this rank's clock is ahead of rank 0's, in seconds, and to what precision; collective.
-
-    Cristian's method, as in clcomm/transport/clock.py, for the hour instead of the time since a host's start.
-    """
+    """Return seconds of this rank's clock ahead of rank 0's, and the precision, by Cristian's method; collective."""
     best = (0.0, float("inf"))
     for rank in range(1, world.Get_size()):
         for _ in range(_ROUND_TRIPS):

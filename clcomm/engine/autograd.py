@@ -196,10 +196,7 @@ def _seed(root: Tensor, gradient: Tensor | float | None) -> Tensor:
 
 
 def _nodes_before(root: Any) -> tuple[list[Context], dict[int, int]]:
-    """Return the nodes from which `root` was computed, latest first, and the number of uses of each leaf with hooks.
-
-    The uses are by the leaf's id.
-    """
+    """Return the nodes behind `root`, latest first, and the number of uses of each leaf with hooks, by its id."""
     uses: dict[int, int] = {}
     nodes, seen, waiting = [], {root}, [root]
     while waiting:

@@ -38,10 +38,7 @@ def are_taken(cl_device: cl.Device) -> bool:
 
 
 def argument(device: _Device, value: object) -> Any:
-    """Return the kernel argument for `value`: a buffer's address if the device takes it, else `value`.
-
-    The caller keeps the buffer for as long as the kernel is launched.
-    """
+    """Return a buffer's address if the device takes it, else `value`; the caller keeps the buffer alive."""
     import pyopencl as cl
 
     if not device.takes_addresses or not isinstance(value, cl.MemoryObjectHolder):

@@ -131,10 +131,7 @@ class LaunchQueue:
             self._drop_kept_arrays()
 
     def keep_while_queued(self, array: np.ndarray) -> None:
-        """Keep a released buffer's array until the kernels queued so far are done, as drivers do not.
-
-        Garbage collection calls this in any thread, so it waits for nothing.
-        """
+        """Keep a released buffer's array until the queued kernels are done; called in any thread, without waiting."""
         if not self.runs_in_caller and not is_finalizing():  # at the interpreter's end nothing can be queued
             with suppress(self._error):
                 self._kept_arrays.append((self._enqueue_marker(self.queue), array))
@@ -168,10 +165,7 @@ class LaunchQueue:
             self._recorders[get_ident()] = recorder
 
     def on_host(self, function: Callable[..., object], *args: object) -> None:
-        """Run `function`; while a step is recorded, add it to each replay at this point.
-
-        Kernels that `function` queues are not recorded.
-        """
+        """Run `function`; a recorded step's replays run it at this point too, in place of its kernels."""
         recorder = self.recorder
         if recorder is None:
             function(*args)

@@ -71,10 +71,7 @@ class Memory:
         return self._exact_bytes + self._pool.managed_bytes
 
     def allocate(self, nbytes: int) -> cl.Buffer:
-        """Return a pooled buffer of at least `nbytes`, which returns to the pool with its last reference.
-
-        Raises DeviceError if the device has no memory for it.
-        """
+        """Return a pooled buffer of at least `nbytes`, released with its last reference; DeviceError without memory."""
         try:
             buffer: cl.Buffer = self._pool.allocate(nbytes)  # type: ignore[assignment]  # used as one
         except (self._error, MemoryError) as error:

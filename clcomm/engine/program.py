@@ -154,10 +154,7 @@ def typed_kernel(program: cl.Program, name: str) -> Kernel:
 
 
 def argument_types(kernel: Any) -> list[Any]:
-    """Return the NumPy type of each scalar argument, None for buffers; raises cl.Error where the driver lacks them.
-
-    `kernel` comes from `typed_kernel`.
-    """
+    """Return a typed kernel's argument types, None for buffers; raises cl.Error if the driver lacks them."""
     import numpy as np
 
     known = getattr(kernel, "scalar_types", None)
@@ -204,10 +201,7 @@ def bound_copy(kernel: Any, args: Sequence[Any], spare: list[cl.Kernel] | None =
 
 
 class _UntypedKernel:
-    """A kernel of a driver without argument types: Python's ints are passed as int32, floats as float32.
-
-    All kernels of this package declare them so.
-    """
+    """A kernel of a driver without argument types: Python's ints are passed as int32, floats as float32."""
 
     def __init__(self, kernel: Any):
         self.kernel = kernel

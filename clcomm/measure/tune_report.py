@@ -19,10 +19,7 @@ _DOUBTFUL = 0.3  # median error from which a fit is unreliable
 
 @dataclass(frozen=True)
 class TuneResult:
-    """The results, the same on every rank.
-
-    `measured_s` are seconds of the recommended buckets by (ranks, hosts); `sums` is "device" or "numpy".
-    """
+    """Results of tune, equal on every rank; `measured_s`: the recommended buckets' seconds by (ranks, hosts)."""
 
     fits: tuple[MeasuredFit, ...]
     cluster: Cluster

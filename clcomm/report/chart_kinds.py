@@ -132,10 +132,7 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """A row for each rank, filled with consecutive `stretches`.
-
-    `behind` are stretches of hidden communication; `steps` are the (row, ms) at which steps began.
-    """
+    """A row of `stretches` for each rank, those `behind` hidden, and the (row, ms) begins of `steps`."""
 
     title: str
     rows: Sequence[str]

@@ -56,10 +56,7 @@ def kind_of(mode: int) -> str:
 
 
 def destination(path: FilePath) -> Path:
-    """Return the real path for writing to `path`: symbolic links are followed, except another user's.
-
-    Raises OSError, with the reason as its strerror, if anything but a regular file is there.
-    """
+    """Return the path behind own symbolic links; OSError if anything but a regular file is there."""
     target = Path(path)
     for _ in range(_MOST_LINKS):
         try:
@@ -135,10 +132,7 @@ def replacing(path: FilePath, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 @contextmanager
 def saving(what: str, path: FilePath) -> Iterator[None]:
-    """Raise CheckpointWriteError for an OSError of this block, which replaces the file at `path`.
-
-    what: the file's content, such as "weights", named first in the error.
-    """
+    """Raise CheckpointWriteError, naming the content `what`, for an OSError in this block, which replaces `path`."""
     try:
         yield
     except OSError as error:

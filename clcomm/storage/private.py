@@ -69,10 +69,7 @@ def unfit(directory: Path, *, chosen: bool = False) -> str:
 
 
 def first_private(candidates: Iterable[Path], name: str) -> Path:
-    """Return the first candidate that can hold code that this user runs, else a temporary directory of that name.
-
-    Raises ArgumentError, as `private_temporary` does, where there is none.
-    """
+    """Return the first candidate that is private, else a temporary directory of that name; may raise ArgumentError."""
     for directory in candidates:
         if not unfit(directory):
             return directory
@@ -82,10 +79,7 @@ def first_private(candidates: Iterable[Path], name: str) -> Path:
 
 
 def private_temporary() -> Path:
-    """Return this user's own directory in the temporary directory, the same for all processes.
-
-    Raises ArgumentError where it cannot be created, or another user could write to it.
-    """
+    """Return this user's private temporary directory, the same in all processes; ArgumentError if it is exposed."""
     path = Path(temporary_directory()).resolve() / f"clcomm-{os.geteuid()}"
     try:
         make_private(path)

@@ -20,10 +20,7 @@ LEAST_BYTES, MOST_BYTES = 64 << 10, 4 << 20
 
 
 class Staging:
-    """A rank's row, read by the other ranks, and the sum, written and read by all; both grow as needed.
-
-    comm: a Communicator, or a weak proxy of one, that shares memory.
-    """
+    """A rank's row, which others read, and the sum, written and read by all, in `comm`'s memory, growing as needed."""
 
     def __init__(self, comm: Communicator):
         self._comm = comm

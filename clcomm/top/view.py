@@ -26,10 +26,7 @@ _MOST_NAMED = 3
 
 
 def table(job: RunningJob, rows: Sequence[RankRow], most: int | None = None) -> TextTable:
-    """Return the table of a job's ranks.
-
-    most: rows that fit the terminal, late ranks first; None: all.
-    """
+    """Return the table of a job's ranks; at most `most` rows, late ranks first."""
     shown = list(rows) if most is None or len(rows) <= most else _most_telling(rows, most)
     note = "" if len(shown) == len(rows) else f"{len(rows) - len(shown)} more ranks; --once shows all"
     cells = [_cells(row) for row in shown]

@@ -23,10 +23,7 @@ class NoJobError(ClcommError):
 
 
 def choose(pid: int | None) -> RunningJob:
-    """Return this user's only job here, or the job of a process.
-
-    Raises NoJobError without a job, ArgumentError where there are several and none is chosen.
-    """
+    """Return this user's job here, or a process's; NoJobError if there is none, ArgumentError for several."""
     jobs, problems = find_jobs()
     own = [job for job in jobs if pid is None or pid == job.pid]
     if len(own) == 1:

@@ -183,10 +183,7 @@ class WorkQueue:
                 self._unfinished -= 1
 
     def close(self, within_s: float | None = None) -> bool:
-        """Complete all calls, and end the thread; return whether it ended within the time; None: no limit.
-
-        Later calls run in the caller's thread.
-        """
+        """Complete all calls and end the thread; return whether it ended in time, None: no limit."""
         with self._state:
             self._is_closed = True
             self._state.notify()

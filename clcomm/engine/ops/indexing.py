@@ -14,10 +14,7 @@ from clcomm.errors import ArgumentError
 
 
 class GatherOp(Op):
-    """x's elements along `axis` at an index of each element of the result, or at one of each of its slices.
-
-    Backward adds the gradients of equal indices in their order.
-    """
+    """x's elements, or slices, at indices along `axis`; backward adds the gradients of equal indices in order."""
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, axis: int, index: Tensor, each: bool) -> Tensor:

@@ -58,10 +58,7 @@ class SlotTensor:
             self._device.write(self.tensor.buffer, self._array)
 
     def put(self, tensor: Tensor | None) -> None:
-        """Queue the update of the slot from a tensor, unless that lies on it; None: zeros.
-
-        A staged slot waits for the queue; others are up to date once the queue is finished.
-        """
+        """Queue the slot's update from a tensor, None: zeros; a staged slot waits for the queue."""
         if tensor is None:
             self._array[...] = 0  # no kernel in the queue writes to it
         elif self.is_staged:

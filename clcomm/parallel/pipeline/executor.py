@@ -59,10 +59,7 @@ class Executor:
     def train(
         self, boundaries: Boundaries, batch: Batch, accumulate: Callable[[], AbstractContextManager[Any]] = nullcontext
     ) -> list[float]:
-        """Run all forwards and backwards; return the losses of the micro-batches on the last stage's rank.
-
-        accumulate: returns a context for each backward of a stage but its last.
-        """
+        """Run all forwards and backwards, within `accumulate()` but for each stage's last; return the losses."""
         losses: list[Tensor] = []
         self._begin([*boundaries.inputs.values(), *boundaries.gradients.values()])
         for action in self._schedule.actions[self._comm.rank]:
