@@ -24,7 +24,7 @@ from clcomm.stats import now
 from clcomm.stats.events import Collective
 from clcomm.stats.flight_recorder import FlightRecorder
 from clcomm.top import view
-from clcomm.top.rows import rows_of
+from clcomm.top.view import rows_of
 from clcomm.usable_cores import usable_cores
 from training.options import TrainingOptions
 from training.session import Session

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -122,3 +122,33 @@ class ModelAdapter(Protocol):
 
     def load_buffers(self, state: dict[str, np.ndarray]) -> None:
         """Restore `buffers`."""
+
+
+class CopyingAdapter:
+    """Base of adapters that copy gradients to and from the flat space, by calls that block until it is done."""
+
+    fold = codec = None
+    _parameters: Mapping[str, Any]
+
+    def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
+        self._layout, self._arrays = layout, arrays
+
+    def has_gradients(self) -> bool:
+        return any(parameter.grad is not None for parameter in self._parameters.values())
+
+    def pull_gradients(self, bucket: Bucket) -> None:
+        raise NotImplementedError
+
+    def send_gradients(self, bucket: Bucket, mark: Mark | None) -> None:
+        self.pull_gradients(bucket)
+
+    def moves_in_place(self) -> None:
+        """Return None: gradients are copied."""
+
+    def watch_gradients(
+        self, complete: OnComplete, begins: Callable[[], None] | None = None
+    ) -> Callable[[], None] | None:
+        """Return None: the library does not report completed gradients."""
+
+    def mark(self) -> None:
+        """Return None: nothing is queued."""

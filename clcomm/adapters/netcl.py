@@ -13,22 +13,19 @@ each workaround.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from clcomm.adapters.adapter import CopyingAdapter
 from clcomm.adapters.netcl_runtime import prepare, quiet
 from clcomm.adapters.netcl_tensors import FLAT_DTYPES, NetclParameter, NetclTensor, named_tensors
 from clcomm.adapters.trainable import require_same_parameters, require_same_trainable
 from clcomm.engine.autograd import is_recording
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
-from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.parameters import ParameterSpec
-
-if TYPE_CHECKING:
-    from clcomm.adapters.adapter import FlatArrays, Mark, OnComplete
 
 __all__ = ["NetclAdapter", "NetclModel", "NetclParameter", "NetclTensor", "cross_entropy", "prepare"]
 
@@ -150,13 +147,11 @@ def cross_entropy(logits: NetclTensor, labels: Any) -> NetclTensor:
     return NetclTensor(node.value, node)
 
 
-class NetclAdapter:
+class NetclAdapter(CopyingAdapter):
     """The adapter of a NetclModel or a bare netcl module.
 
     float16 parameters are float32 in the flat space. Frozen parameters and buffers are `extra_state`.
     """
-
-    fold = codec = None
 
     def __init__(self, model: Any):
         self._model = model if isinstance(model, NetclModel) else NetclModel(model)
@@ -170,9 +165,6 @@ class NetclAdapter:
         self._model.require_unchanged()
         require_same_trainable((name for name, _ in self._model.named_parameters()), self._parameters)
 
-    def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
-        self._layout, self._arrays = layout, arrays
-
     def pull_parameters(self) -> None:
         for name, parameter in self._parameters.items():
             self._layout.view(self._arrays.params, name)[...] = parameter.numpy()
@@ -182,16 +174,10 @@ class NetclAdapter:
             parameter.copy_from(self._layout.view(self._arrays.params, name))
         self._model.forget_derived()
 
-    def has_gradients(self) -> bool:
-        return any(parameter.grad is not None for parameter in self._parameters.values())
-
     def pull_gradients(self, bucket: Bucket) -> None:
         for place in bucket.opening:
             gradient = self._parameters[place.name].grad
             self._layout.view(self._arrays.grads, place.name)[...] = 0 if gradient is None else gradient.numpy()
-
-    def send_gradients(self, bucket: Bucket, mark: Mark | None) -> None:
-        self.pull_gradients(bucket)
 
     def push_gradients(self, bucket: Bucket) -> None:
         for place in bucket.closing:
@@ -211,15 +197,6 @@ class NetclAdapter:
     def push_written(self, names: Sequence[str]) -> None:
         for name in names:
             self._parameters[name].set_gradient(self._layout.view(self._arrays.grads, name))
-
-    def moves_in_place(self) -> None:
-        """Return None: gradients are copied."""
-
-    def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> None:
-        """Return None: netcl does not report completed gradients."""
-
-    def mark(self) -> None:
-        """Return None: copying gradients to the host blocks."""
 
     def extra_state(self) -> dict[str, np.ndarray]:
         return {name: array for name, array in self._model.state_dict().items() if name not in self._parameters}

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
+from clcomm.adapters.adapter import CopyingAdapter
 from clcomm.adapters.trainable import require_same_parameters
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
-from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.parameters import ParameterSpec
-
-if TYPE_CHECKING:
-    from clcomm.adapters.adapter import FlatArrays, Mark, OnComplete
 
 _REMEDY = "make a new Synchronizer after replacing parameters"
 
@@ -33,7 +30,7 @@ class NumpyModel(Protocol):
         """Yield (name, parameter) in the same order on every rank."""
 
 
-class NumpyAdapter:
+class NumpyAdapter(CopyingAdapter):
     """A model whose `named_parameters()` yields (name, p) with `p.data` and `p.grad` as NumPy arrays.
 
     Arrays are updated in place, so that views of them stay valid. A parameter that is yielded under several names
@@ -41,8 +38,6 @@ class NumpyAdapter:
     A model with `extra_state()` and `load_extra_state(dict)` has that state broadcast along with its parameters.
     Raises ArgumentError for parameters that are not floating-point arrays, or where there are none.
     """
-
-    fold = codec = None
 
     def __init__(self, model: Any):
         self._model = model
@@ -63,9 +58,6 @@ class NumpyAdapter:
             if shape != spec.shape:
                 raise ArgumentError(f"parameter {spec.name!r}: expected shape {spec.shape}, got {shape}; {_REMEDY}")
 
-    def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
-        self._layout, self._arrays = layout, arrays
-
     def pull_parameters(self) -> None:
         for name, parameter in self._parameters.items():
             np.copyto(self._layout.view(self._arrays.params, name), parameter.data)
@@ -73,9 +65,6 @@ class NumpyAdapter:
     def push_parameters(self) -> None:
         for name, parameter in self._parameters.items():
             np.copyto(parameter.data, self._layout.view(self._arrays.params, name), casting="same_kind")
-
-    def has_gradients(self) -> bool:
-        return any(parameter.grad is not None for parameter in self._parameters.values())
 
     def pull_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's gradients into the flat space; a missing one counts as zero."""
@@ -90,9 +79,6 @@ class NumpyAdapter:
                 0 if gradient is None else gradient,
                 casting="same_kind",
             )
-
-    def send_gradients(self, bucket: Bucket, mark: Mark | None) -> None:
-        self.pull_gradients(bucket)
 
     def push_gradients(self, bucket: Bucket) -> None:
         for place in bucket.closing:
@@ -117,15 +103,6 @@ class NumpyAdapter:
         for name in names:
             parameter = self._parameters[name]
             parameter.grad = self._layout.view(self._arrays.grads, name).astype(parameter.data.dtype)
-
-    def moves_in_place(self) -> None:
-        """Return None: gradients are copied."""
-
-    def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> None:
-        """Return None: NumPy models do not report completed gradients."""
-
-    def mark(self) -> None:
-        """Return None: NumPy computes before a call returns."""
 
     def extra_state(self) -> dict[str, np.ndarray]:
         return self._model.extra_state() if hasattr(self._model, "extra_state") else {}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 from weakref import WeakMethod
 
 import numpy as np
 
+from clcomm.adapters.adapter import CopyingAdapter, FlatArrays, OnComplete
 from clcomm.adapters.trainable import require_same_parameters, require_same_trainable
 from clcomm.errors import ArgumentError, needed
 from clcomm.flat_space.buckets import Bucket
@@ -19,9 +19,6 @@ with needed("torch"):
 
 from clcomm.adapters.torch_slots import ModuleTree, Slot, real, tensor_on, values
 
-if TYPE_CHECKING:
-    from clcomm.adapters.adapter import FlatArrays, Mark, OnComplete
-
 # Half precision has no arithmetic in NumPy (bfloat16) or MPI (both), and too few bits for a sum over ranks.
 _FLAT_DTYPES = {
     torch.float32: "float32",
@@ -31,7 +28,7 @@ _FLAT_DTYPES = {
 }
 
 
-class TorchAdapter:
+class TorchAdapter(CopyingAdapter):
     """A `torch.nn.Module` with parameters on any devices and of any floating dtypes.
 
     A gradient that the program keeps from step to step, as `zero_grad(set_to_none=False)` does, moves into `grads` at
@@ -46,8 +43,6 @@ class TorchAdapter:
     Raises ArgumentError where nothing is trainable, for lazy and meta parameters, and, at a synchronisation, where
     parameters were replaced, frozen or unfrozen since the first one.
     """
-
-    fold = codec = None
 
     def __init__(self, model: torch.nn.Module):
         self._model = model
@@ -83,9 +78,6 @@ class TorchAdapter:
         for slot in self._slots.values():
             real(slot.parameter).copy_(slot.value)
 
-    def has_gradients(self) -> bool:
-        return any(parameter.grad is not None for parameter in self._parameters.values())
-
     def pull_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's gradients into the flat space, except those that lie there; a missing one counts as zero."""
         if bucket.index == 0:
@@ -102,9 +94,6 @@ class TorchAdapter:
                 continue
             if gradient.data_ptr() in self._addresses:
                 slot.parameter.grad = gradient.detach().clone()
-
-    def send_gradients(self, bucket: Bucket, mark: Mark | None) -> None:
-        self.pull_gradients(bucket)
 
     def push_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's averaged gradients into the model, missing ones included, so that all ranks' optimizers
@@ -132,9 +121,6 @@ class TorchAdapter:
             slot = self._slots[name]
             real(slot.parameter.grad).copy_(slot.own)  # type: ignore[arg-type]  # written gradients are there
 
-    def moves_in_place(self) -> None:
-        """Return None: the mean is copied, and most gradients are."""
-
     def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> Callable[[], None]:
         """Call `complete(name)`, a weakly referenced method, for each accumulated gradient, then its action."""
         weak = WeakMethod(complete)  # the garbage collector does not see references from PyTorch's hooks
@@ -157,9 +143,6 @@ class TorchAdapter:
                 hook.remove()
 
         return stop
-
-    def mark(self) -> None:
-        """Return None: on the CPU PyTorch computes before a call returns, and copying blocks for other devices."""
 
     def extra_state(self) -> dict[str, np.ndarray]:
         return {name: np.array(_bits(tensor).cpu().numpy(), order="C") for name, tensor in self._untrained()}

@@ -28,9 +28,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from clcomm.communicator import Communicator
-from clcomm.compression.halves import BFloat16, Float16
-from clcomm.compression.int8 import Int8
 from clcomm.compression.powersgd import PowerSGD
+from clcomm.compression.quantized import BFloat16, Float16, Int8
 from clcomm.compression.topk import TopK
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket

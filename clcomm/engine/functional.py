@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from clcomm.engine.ops.activation import relu, sigmoid, tanh
+from clcomm.engine.ops.activation import gelu, leaky_relu, relu, sigmoid, silu, tanh
 from clcomm.engine.ops.attention import multi_head_attention, packed_attention, scaled_dot_product_attention
 from clcomm.engine.ops.batch_norm import batch_norm, group_norm
 from clcomm.engine.ops.batched_matmul import matmul
@@ -14,7 +14,6 @@ from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool, conv_transpose2d
 from clcomm.engine.ops.dropout import dropout
 from clcomm.engine.ops.elementwise import add, div, mul, sub
 from clcomm.engine.ops.embedding import embedding
-from clcomm.engine.ops.gated import gelu, leaky_relu, silu
 from clcomm.engine.ops.indexing import gather, index_select
 from clcomm.engine.ops.layer_norm import layer_norm
 from clcomm.engine.ops.loss import binary_cross_entropy_with_logits, mse_loss, smooth_l1_loss

@@ -1,4 +1,4 @@
-"""Charts of `clcomm bench` as a PNG."""
+"""Charts of `clcomm bench`, and drawings of schedules as space-time diagrams, as PNGs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any
 
 from clcomm.drawing.axes import log_axes, plot
 from clcomm.drawing.colours import OKABE_ITO
-from clcomm.drawing.png import draw
-from clcomm.drawing.scene import SAMPLE, Dot, Key, Path, Scene
+from clcomm.drawing.png import draw, require_matplotlib
+from clcomm.drawing.scene import DASHED, SAMPLE, Dot, Key, Mark, Path, Scene, Text, arrow, upright
+from clcomm.schedules import Schedule
 
 #: The styles of lines: all colours, then all again dashed and dotted.
 _STYLES = [(colour, dash) for dash in ((), (6.0, 3.0), (2.0, 2.0)) for colour in OKABE_ITO]
 #: Pixels: the height of a plot, the least width in which its labels fit, and the distance of the axes' names.
 _BOTTOM, _ROOM = 440, 500
 _Lines = dict[tuple[str, str], list[dict[str, Any]]]
+#: Pixels: from a rank to the next, a round, and the names of ranks above and of rounds beside.
+_RANK, _ROUND, _ABOVE, _BESIDE = 140.0, 84.0, 24.0, 70.0
 
 
 def draw_bench(document: dict[str, Any], path: str) -> None:
@@ -67,3 +70,33 @@ def _scene(title: str, name: str, lines: _Lines, styles: dict[tuple[str, str], A
         marks.append(Path(places(line, figure), *_pen(styles[each])))
         marks += [Dot(*place, 3.0, styles[each][0]) for place in places(line, figure)]
     return plot(title, marks, x, _BOTTOM, room=_ROOM)
+
+
+def draw_schedule(schedule: Schedule, path: str) -> None:
+    """Draw ranks as vertical lines, rounds downwards, and each message as an arrow in its block's colour.
+
+    Solid arrows are added by the receiver, dashed ones copied. Raises ArgumentError without matplotlib, and if `path`
+    cannot be written.
+    """
+    require_matplotlib("--plot")
+    draw([scene_of(schedule)], path, "--plot", width=max(620.0, 2 * _BESIDE + _RANK * schedule.ranks))
+
+
+def scene_of(schedule: Schedule) -> Scene:
+    bottom, room = _ABOVE + _ROUND * len(schedule.rounds), _RANK * max(1, schedule.ranks - 1)
+
+    def x(rank: int) -> float:
+        return rank / max(1, schedule.ranks - 1)
+
+    marks: list[Mark] = [Text(0.0, _ABOVE + 14, "round", shift=-_BESIDE)]
+    for rank in range(schedule.ranks):
+        marks += [upright(x(rank), _ABOVE, bottom, "soft"), Text(x(rank), 12.0, f"rank {rank}", "middle")]
+    for number, messages in enumerate(schedule.rounds):
+        top = _ABOVE + _ROUND * number
+        marks.append(Text(0.0, top + _ROUND / 2 + 4, str(number + 1), shift=-_BESIDE + 8))
+        for each in messages:
+            begin, end = (x(each.sender), top + 0.1 * _ROUND), (x(each.receiver), top + 0.9 * _ROUND)
+            colour = OKABE_ITO[each.first % len(OKABE_ITO)]
+            marks += arrow(begin, end, colour, room, () if each.adds else DASHED)
+    title, note = f"{schedule.name}: {schedule.messages} messages", "colour: first block; solid: added, dashed: copied"
+    return Scene(title, bottom, marks, _BESIDE, _BESIDE / 2, (), note)

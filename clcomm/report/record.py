@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import resource
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
+from importlib import metadata
 from typing import Any
 
 from clcomm import costfile
@@ -17,11 +20,11 @@ from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, ClcommError, DataError, OutputError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.report.last_steps import LastSteps
-from clcomm.report.versions import versions
 from clcomm.stats.comm_stats import CommStats
 from clcomm.stats.cores import allowed_cpus
 from clcomm.storage.files import write_whole
 from clcomm.trace.clocks import read_clock
+from clcomm.transport.mpi_runtime import library
 
 FORMAT, SCHEMA = "clcomm run", 4
 COMPARISON_FORMAT, COMPARISON_SCHEMA = "clcomm comparison", 1
@@ -29,6 +32,8 @@ COMPARISON_FORMAT, COMPARISON_SCHEMA = "clcomm comparison", 1
 _CEILING = ("transport", "sums", "alpha_s", "beta_s_per_byte", "median_error")
 #: The placeholder for the rank's number in a file's name, with which each rank writes its own file.
 RANK = "{rank}"
+#: Packages to report, where installed.
+_DISTRIBUTIONS = ("numpy", "mpi4py", "pyopencl")
 
 
 def gather_records(comm: Communicator, *, last_steps: LastSteps | None = None, **figures: Any) -> list[dict[str, Any]]:
@@ -128,3 +133,12 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of clcomm, Python, the MPI library, and the packages that are installed."""
+    found = {"clcomm": __version__, "Python": platform.python_version(), "MPI": library()}
+    for name in _DISTRIBUTIONS:
+        with suppress(metadata.PackageNotFoundError):  # PyOpenCL is an extra
+            found[name] = metadata.version(name)
+    return found

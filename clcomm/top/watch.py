@@ -10,7 +10,7 @@ import time
 from clcomm.errors import ArgumentError, ClcommError
 from clcomm.job.running_jobs import RunningJob, find_jobs
 from clcomm.top import view
-from clcomm.top.rows import RankRow, rows_of
+from clcomm.top.view import RankRow, rows_of
 
 #: Lines of a terminal that the table's frame takes.
 _FRAME = 5

@@ -1,14 +1,19 @@
-"""The PyTorch function that calls a collective, where PyTorch gives the group no other sign of it.
+"""The PyTorch function behind a collective, where PyTorch gives the group no other sign of it.
 
-DistributedDataParallel and Join have no hooks for what this package does there; where a function changes its name, the
+DistributedDataParallel and Join have no hooks for this package's work there; where a function changes its name, the
 import of `clcomm.tensors.private_torch` says so.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
+import torch
+
+from clcomm.communicator import Communicator
+from clcomm.sync.agreement import require_agreement
 from clcomm.tensors.private_torch import compare_shapes, notify_join, run_joined
 
 #: The functions that are looked for: DistributedDataParallel's comparison of parameters, the all-reduce by which Join
@@ -28,3 +33,13 @@ def locals_of_caller(*names: str) -> tuple[str, dict[str, Any]]:
             break
         frame = frame.f_back
     return "", {}
+
+
+def require_same_parameters(comm: Communicator, parameters: Sequence[torch.Tensor]) -> None:
+    """Raise the same MismatchError on every rank unless shapes and dtypes are equal; collective.
+
+    DistributedDataParallel compares each rank with rank 0 in C++: ranks without a difference go on, and the others
+    raise a RuntimeError whose traceback hides it. It has no hook, but calls the group's all-gather first.
+    """
+    lines = [f"{list(each.shape)} {each.dtype}" for each in parameters]
+    require_agreement(comm, "DistributedDataParallel's parameters", lines, "build the same model on every rank")

@@ -22,8 +22,7 @@ from clcomm.errors import ArgumentError
 from clcomm.stats.now import count_step
 from clcomm.tensors.collectives import TensorCollectives
 from clcomm.tensors.private_torch import current_backward, register_device, set_default_backend
-from clcomm.torch.callers import COMPARES, HAS_JOINED, NOTIFIES, locals_of_caller
-from clcomm.torch.ddp_check import require_same_parameters
+from clcomm.torch.callers import COMPARES, HAS_JOINED, NOTIFIES, locals_of_caller, require_same_parameters
 from clcomm.torch.interruptions import Interruptions
 from clcomm.torch.launch import require_same_world
 from clcomm.torch.messages import GroupMessages

@@ -1,7 +1,8 @@
-"""A rank's part as JSON of the trace event format, in pieces of bounded size.
+"""A rank's part as JSON of the trace event format, in pieces of bounded size or while its job runs.
 
 The format is that of "Trace Event Format" (the Chromium project): complete events with flows bound by `bind_id`,
-instant events, counters, and metadata that name processes and threads. A rank is a process.
+instant events, counters, and metadata that name processes and threads. A rank is a process. chrome://tracing uses the
+colours, which colour-blind readers can distinguish; Perfetto's UI chooses a colour for each name itself.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from clcomm.trace.clocks import aligned
-from clcomm.trace.colours import colour_of
-from clcomm.trace.part_file import TracePart
+from clcomm.trace.clocks import ClockReading, aligned
+from clcomm.trace.part_file import Rows, TracePart
 from clcomm.trace.slices import CAME_LAST, LANES, THREADS, Slice, slices_of
 from clcomm.units import format_size
 
@@ -28,6 +29,18 @@ _BETWEEN_RANKS = 1 << 62
 _MOST_MORE_BYTES = 32
 #: The part of a rank's share that is reserved for its names and notes.
 _RESERVED_BYTES = 4096
+#: A live file is updated after so many seconds, when a collective or a step ends.
+LIVE_S = 1.0
+#: By kind of slice, similar to the colours of a report's page.
+COMPUTING, WAITING, MOVING, PACKING = "rail_load", "terrible", "vsync_highlight_color", "thread_state_runnable"
+DATA, OPTIMIZER, AROUND = "thread_state_iowait", "detailed_memory_dump", "grey"
+#: A backward apart from its forward, as a pipeline has them.
+BACKWARD = "startup"
+_OF_CATEGORY = {"kernel": COMPUTING, "communication": MOVING}
+_OF_NAME = {
+    "forward_backward": COMPUTING, "forward": COMPUTING, "backward": BACKWARD, "wait": WAITING, "pack": PACKING,
+    "unpack": PACKING, "data": DATA, "optimizer": OPTIMIZER,
+}  # fmt: skip
 
 
 def thread_id(rank: int, thread: str, lane: int = 0) -> int:
@@ -146,3 +159,32 @@ class RankEvents:
             name = f"{thread} ({lane + 1})" if lane else thread
             yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
             yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
+
+
+class LiveFile:
+    """A rank's events as an array of JSON without its closing bracket, as viewers take it; each write is whole.
+
+    Creating it and `append` may raise OSError.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any], clock: ClockReading):
+        self._header, self._clock = header, clock
+        self._origin_ns = aligned([clock])(header["began_ns"])
+        self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - open until the trace is closed
+        self._between = "[\n"
+        self.append({})
+
+    def append(self, rows: Mapping[str, Rows]) -> None:
+        """Write rows of KINDS; they share lanes and counters with those of this call alone."""
+        part = TracePart.of(self._header, {"clocks": [self._clock], **rows})
+        for piece in RankEvents(part, 1 << 62).pieces(self._origin_ns):
+            self._file.write((self._between + piece).encode())
+            self._between = ",\n"
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def colour_of(name: str, category: str) -> str:
+    """Return the colour of a slice; a light one for those that enclose others, such as steps."""
+    return _OF_NAME.get(name) or _OF_CATEGORY.get(category, AROUND)

@@ -15,7 +15,7 @@ from clcomm.errors import ArgumentError
 from clcomm.stats.events import Collective, Phase
 from clcomm.storage.files import FilePath, check_writable, unwritable
 from clcomm.trace.clocks import ClockReading, read_clock
-from clcomm.trace.live import LIVE_S, LiveFile
+from clcomm.trace.events import LIVE_S, LiveFile
 from clcomm.trace.merge import LABEL, write_together
 from clcomm.trace.part_file import DEFAULT_LIMIT, PartWriter, Rows, part_path
 from clcomm.units import format_size, parse_size

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.ops.activation import Relu, SigmoidOp, TanhOp
+from clcomm.engine.ops.activation import Gelu, GeluTanh, LeakyRelu, Relu, SigmoidOp, Silu, TanhOp
 from clcomm.engine.ops.attention import Attention, PackedAttention
 from clcomm.engine.ops.batch_norm import GIVEN, BatchNormOp
 from clcomm.engine.ops.batched_matmul import BatchedMatMul
@@ -16,7 +16,6 @@ from clcomm.engine.ops.blocks import Concat, Pad, SliceOp
 from clcomm.engine.ops.conv2d import Conv2dOp, ConvReluPoolOp, ConvTranspose2dOp
 from clcomm.engine.ops.elementwise import Add, Affine, Div, DivideNumber, Mul, Sub
 from clcomm.engine.ops.embedding import EmbeddingOp
-from clcomm.engine.ops.gated import Gelu, GeluTanh, LeakyRelu, Silu
 from clcomm.engine.ops.layer_norm import LayerNormOp
 from clcomm.engine.ops.matmul import LinearOp, MatMul
 from clcomm.engine.ops.pool import AdaptiveAvgPool2dOp, AvgPool2dOp, MaxPool2dOp

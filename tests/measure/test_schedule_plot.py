@@ -10,7 +10,7 @@ from clcomm import cli
 from clcomm.costs.traffic import traffic
 from clcomm.drawing.scene import Path
 from clcomm.errors import ArgumentError
-from clcomm.measure.schedule_plot import scene_of
+from clcomm.measure.plot import scene_of
 from clcomm.schedules import ALGORITHMS, schedule_of
 from tests.helpers import one_line
 

@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 
 from clcomm.communicator import Communicator
-from clcomm.compression.halves import Float16
+from clcomm.compression.quantized import Float16
 from clcomm.engine import Tensor, no_grad
 from clcomm.report.reading import Run
 from clcomm.report.report import build

@@ -26,7 +26,7 @@ from clcomm.stats import now
 from clcomm.stats.events import Collective
 from clcomm.stats.flight_recorder import FlightRecorder
 from clcomm.top import view, watch
-from clcomm.top.rows import rows_of
+from clcomm.top.view import rows_of
 from tests.faults.launch import ROOT, clean_environment, mpiexec
 from tests.helpers import one_line
 from tests.multihost.two_hosts import TwoHosts, environment, refusal

@@ -1,4 +1,4 @@
-"""Linear layers divided between ranks: by outputs (column-parallel), or by inputs (row-parallel).
+"""Linear layers divided between ranks, by outputs (column-parallel) or inputs (row-parallel), and attention by heads.
 
 Source: Shoeybi et al., "Megatron-LM", 2019.
 """
@@ -9,6 +9,7 @@ from functools import partial
 
 from clcomm.engine import functional as F
 from clcomm.engine.autograd import Context, Op
+from clcomm.engine.nn.attention import MultiheadAttention
 from clcomm.engine.nn.layers import Linear
 from clcomm.engine.ops.broadcasting import launch_broadcast
 from clcomm.engine.ops.matmul import LinearOp, checked_rows, column_sums, linear_of_part, multiply
@@ -16,7 +17,7 @@ from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor, empty
 from clcomm.parallel.exchange import ACTIVATIONS, INPUT_GRADIENTS, Exchange
 from clcomm.parallel.tensor_parallel.functions import gather_from_ranks, reduce_scatter_to_ranks, scatter_to_ranks
-from clcomm.parallel.tensor_parallel.gradients import shared_gradients
+from clcomm.parallel.tensor_parallel.sequence import shared_gradients
 
 
 class ColumnLinear(Op):
@@ -130,3 +131,29 @@ def column_linear(
         return linear_of_part(gather_from_ranks(x, ranks, sequence, sums=True), weight, bias)
     rows = checked_rows("ColumnParallel", x, weight, bias)
     return F.reshape(ColumnLinear.apply(rows, weight, bias, ranks=ranks), (*x.shape[:-1], weight.shape[0]))
+
+
+class HeadParallelAttention(MultiheadAttention):
+    """A MultiheadAttention of which each rank computes `num_heads` heads; inputs and result are those of the whole.
+
+    Args:
+        in_proj_weight, in_proj_bias: this rank's rows of the three projections.
+        out_proj: sums over the ranks.
+        sequence: the dimension along which inputs and result are divided between the ranks; None: they are whole.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        in_proj_weight: Parameter,
+        in_proj_bias: Parameter | None,
+        out_proj: RowParallelLinear,
+        ranks: Exchange,
+        sequence: int | None,
+    ):
+        self.num_heads = num_heads
+        self.in_proj_weight, self.in_proj_bias, self.out_proj = in_proj_weight, in_proj_bias, out_proj
+        self._ranks, self._sequence = ranks, sequence
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return column_linear(x, weight, bias, self._ranks, self._sequence)

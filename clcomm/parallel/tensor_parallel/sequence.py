@@ -1,15 +1,25 @@
-"""Modules that compute with a rank's part of the sequence.
+"""Modules that compute with a rank's part of the sequence, and the summed gradients of whole parameters in them.
 
+A rank's own gradient of such a parameter is that of its tokens. The sums over the ranks are made within backward, in
+one all-reduce for all parameters of a module, before a data-parallel synchronisation can see them.
 Source: Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from clcomm.engine.autograd import Context, Op, is_recording
 from clcomm.engine.nn.module import Module
-from clcomm.engine.tensor import Tensor
-from clcomm.parallel.exchange import Exchange
+from clcomm.engine.ops.blocks import Block, copy_part
+from clcomm.engine.parameter import Parameter
+from clcomm.engine.tensor import Tensor, constant
+from clcomm.parallel.exchange import PARAMETER_GRADIENTS, Exchange
 from clcomm.parallel.tensor_parallel.functions import gather_from_ranks, scatter_to_ranks
-from clcomm.parallel.tensor_parallel.gradients import Place, shared_gradients
+
+#: An attribute that holds a parameter: the module, and the name.
+Place = tuple[Module, str]
 
 
 class SequenceForward:
@@ -41,3 +51,72 @@ def whole_parameters(module: Module) -> list[Place]:
         for name, parameter in each._parameters.items()
         if parameter.part is None
     ]
+
+
+class _Group(Op):
+    """The parameters of a module, as one node of the tape: it comes last in backward, and sums all their gradients."""
+
+    @staticmethod
+    def forward(ctx: Context, *parameters: Tensor, ranks: Exchange, own: dict[int, Tensor]) -> Tensor:
+        ctx.ranks, ctx.own = ranks, own
+        return constant(ranks.device, 0.0)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+        parameters, own = ctx.inputs, ctx.own
+        starts = [sum(each.size for each in parameters[:number]) for number in range(len(parameters) + 1)]
+        pending = ctx.ranks.sum((starts[-1],), PARAMETER_GRADIENTS)
+        if len(own) < len(parameters):  # some are not used: zeros, as other ranks may use them
+            device, summands = ctx.ranks.device, pending.own
+            device.launch(device.kernel("elementwise", "fill"), *device.grid(starts[-1]), summands.buffer, 0.0,
+                          starts[-1])  # fmt: skip
+        for number, gradient in own.items():
+            size = (gradient.size,)
+            copy_part(size, pending.own, Block(starts[number], (1,)), gradient, Block(0, (1,)))
+        own.clear()
+        total = pending.total()
+        gradients: list[Tensor | None] = []
+        for number, parameter in enumerate(parameters):
+            out = ctx.out(number) if ctx.needs[number] else None
+            if out is not None:
+                copy_part((parameter.size,), out, Block(0, (1,)), total, Block(starts[number], (1,)))
+            gradients.append(out)
+        return tuple(gradients)
+
+
+class _Member(Op):
+    """One parameter of a `_Group`."""
+
+    @staticmethod
+    def forward(ctx: Context, group: Tensor, *, parameter: Tensor, number: int, own: dict[int, Tensor]) -> Tensor:
+        ctx.number, ctx.own = number, own
+        return parameter.alias(parameter.shape)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+        is_first = not ctx.own
+        ctx.own[ctx.number] = grad
+        return (constant(grad.device, 0.0) if is_first else None,)
+
+
+@contextmanager
+def shared_gradients(places: Sequence[Place], ranks: Exchange) -> Iterator[None]:
+    """Sum these parameters' gradients from the operations in the block over the ranks, in backward.
+
+    Within the block the attributes hold tensors in place of the parameters; an outer block's stay.
+    """
+    held = [(module, name, getattr(module, name)) for module, name in places]
+    used = [each for each in held if isinstance(each[2], Parameter) and each[2].requires_grad]
+    if not used or ranks.size == 1 or not is_recording():
+        yield
+        return
+    own: dict[int, Tensor] = {}
+    group = _Group.apply(*(parameter for *_, parameter in used), ranks=ranks, own=own)
+    for number, (module, name, parameter) in enumerate(used):
+        member = _Member.apply(group, parameter=parameter, number=number, own=own)
+        object.__setattr__(module, name, member)
+    try:
+        yield
+    finally:
+        for module, name, parameter in used:
+            object.__setattr__(module, name, parameter)
