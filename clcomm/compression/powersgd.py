@@ -26,7 +26,8 @@ class PowerSGD(PreparedHook):
 
     One-dimensional tensors, and matrices that are no larger than their two factors, are sent whole.
 
-    rank: the rank of the factors, which is their number of columns.
+    Args:
+        rank: of the factors, their number of columns.
     """
 
     between_hosts = True

@@ -33,7 +33,8 @@ class FlatSpace(FlatBuffers):
     The parameters become views of `params`. Padding is zero. Raises ArgumentError for parameters on several devices,
     for no parameters, and for parameters that are in a flat space already.
 
-    precision: the storage precision of the parameters; see `store_in`.
+    Args:
+        precision: of the stored parameters; see `store_in`.
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, Parameter]], precision: Precision = FLOAT32):
@@ -194,8 +195,10 @@ class FlatSpace(FlatBuffers):
     def shard_gradients(self, units: Sequence[Unit], on_drop: Callable[[Sequence[str]], None]) -> GradBlocks:
         """Release the arrays of gradients: from now on these exist in blocks of memory that units share in turn.
 
-        on_drop: called with the names of parameters whose gradients the program drops. Raises ArgumentError where
-        there are gradients.
+        Args:
+            on_drop: called with the names of parameters whose gradients the program drops.
+
+        Raises ArgumentError where there are gradients.
         """
         self._refuse_move()
         if any(slot.state != NONE for slot in self.slots):

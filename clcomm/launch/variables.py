@@ -16,7 +16,8 @@ def torch_variables(world: Intracomm | None) -> dict[str, str]:
 
     MASTER_ADDR and MASTER_PORT are rank 0's host, and a port that is free on it now.
 
-    world: an mpi4py communicator; None: a world of one.
+    Args:
+        world: an mpi4py communicator; None: a world of one.
     """
     place = mpi_communicators.place_of(world)
     address = mpi_communicators.from_first(world, lambda: _address(place.hosts))

@@ -107,8 +107,8 @@ class DistributedDataParallel:
     def finish_grad_sync(self, *, samples: float | None = None) -> None:
         """Replace each gradient by its mean over the ranks, after backward; collective. No-op within `no_sync()`.
 
-        samples: the number of samples in this rank's mean gradient, see `Synchronizer.sync_gradients`; None after
-            `expect_samples`.
+        Args:
+            samples: number of samples in this rank's mean gradient; None after `expect_samples`.
         """
         if self._joining is None:
             self.synchronizer.sync_gradients(self.module, samples=samples)

@@ -15,8 +15,9 @@ Check = Callable[[Any, str], Any]
 def checked_fields(value: object, checks: Mapping[str, Check], where: str) -> dict[str, Any]:
     """Return the checked fields of an object; fields without a check are left out, missing ones are checked as None.
 
-    checks: a check for each field by name.
-    where: the object's own name, "" for the whole file.
+    Args:
+        checks: by the field's name.
+        where: the object's own name, "" for the whole file.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{where or 'file'}: expected an object, got {shown(value)}")

@@ -112,7 +112,8 @@ def replacing(path: FilePath, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     Until then it has a unique name beside `path`; its content is on disk before it is renamed. The directory is created
     if missing.
 
-    mode: its permissions, before the umask.
+    Args:
+        mode: its permissions, before the umask.
 
     Raises:
         OSError: the file cannot be written.

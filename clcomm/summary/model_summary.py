@@ -50,7 +50,8 @@ class ParameterPlace:
 class Summary:
     """All layers in the order of the forward pass, and all trained parameters in the model's order.
 
-    memory: the bytes of the model on each rank; None: unknown.
+    Attributes:
+        memory: the bytes of the model on each rank; None: unknown.
     """
 
     layers: tuple[Layer, ...]

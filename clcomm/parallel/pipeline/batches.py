@@ -29,7 +29,8 @@ class BatchCheck:
     def agreed(self, inputs: object, targets: object, *, needs_targets: bool, refusal: str = "") -> tuple[Shape, str]:
         """Return shape and dtype of the pipeline's inputs; collective.
 
-        refusal: the reason why this rank cannot go on.
+        Args:
+            refusal: the reason why this rank cannot go on.
 
         Raises:
             ArgumentError: a rank has a refusal, the first rank has no inputs or the last one no targets, or the batch

@@ -34,7 +34,8 @@ class Passing(NamedTuple):
 class Boundaries:
     """This rank's ends of all boundaries, by stage; collective.
 
-    passing: the output of each stage but the last.
+    Args:
+        passing: the output of each stage but the last.
 
     Attributes:
         inputs: the activations that a stage receives.

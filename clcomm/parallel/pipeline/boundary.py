@@ -70,7 +70,8 @@ class SlotTensor:
 class Inbox:
     """Tensors that a stage receives.
 
-    name: in messages, such as "activations of stage 2".
+    Args:
+        name: in messages, such as "activations of stage 2".
 
     Attributes:
         held_bytes: bytes of unreleased tensors.

@@ -146,10 +146,7 @@ class Pipeline:
         return self._mean_loss([float(each.item()) for each in self._executor.evaluate(boundaries, batch)])
 
     def forward(self, inputs: Any) -> Tensor | None:
-        """Return the model's result for a batch on the last rank, None on the others, without a tape; collective.
-
-        inputs: as for `step`.
-        """
+        """Return the model's result on the last rank, else None, without a tape; collective; inputs as for `step`."""
         boundaries, batch = self._prepare(inputs, None, needs_targets=False)
         results = self._executor.evaluate(boundaries, batch)
         self.comm.barrier()  # no rank goes on while others still wait for it

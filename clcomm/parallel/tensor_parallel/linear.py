@@ -125,7 +125,8 @@ def column_linear(
 ) -> Tensor:
     """Return x[..., in] weight[part of out, in]^T + bias[part of out]; backward sums the gradients of x.
 
-    sequence: the dimension along which x is divided between the ranks, and gathered first; None: x is whole.
+    Args:
+        sequence: the dimension along which x is divided between the ranks, and gathered first; None: x is whole.
     """
     if sequence is not None:
         return linear_of_part(gather_from_ranks(x, ranks, sequence, sums=True), weight, bias)
