@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-#: Options that set a variable of Horovod's on all ranks: clcomm/horovod/environment.py says what it does there.
+#: Options that set a variable of Horovod's on all ranks, which clcomm/horovod/environment.py explains.
 VARIABLES = {
     "--timeline-filename": "HOROVOD_TIMELINE",
     "--fusion-threshold-mb": "HOROVOD_FUSION_THRESHOLD",

@@ -20,7 +20,7 @@ from clcomm.transport.mpi_runtime import launched_ranks
 #: The most restarts of a command by default; a script on some ranks is not restarted, as with torchrun.
 RESTARTS = 3
 
-#: Options of torchrun that have no meaning here, and what has.
+#: Options of torchrun without a meaning here, and their replacements.
 _REFUSED = {
     ("--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--local-addr"):
         "MPI connects the ranks; for several hosts use --hosts or --hostfile",

@@ -20,7 +20,7 @@ from clcomm.transport.reduction import without_warnings
 #: Elements that share a scale.
 BLOCK = 256
 _LARGEST_CHAR = 127
-#: Runs what was prepared.
+#: Runs a prepared encoding or decoding.
 Work = Callable[[], None]
 
 

@@ -204,7 +204,7 @@ class Cluster:
             raise ArgumentError("local: expected costs for 2 ranks or more")
 
     def parts(self, nbytes: float, ranks: int, hosts: int) -> AllReduceTime:
-        """Return what an all-reduce of `nbytes` takes on `ranks` ranks, spread evenly over `hosts` hosts."""
+        """Return the time of an all-reduce of `nbytes` on `ranks` ranks, spread evenly over `hosts` hosts."""
         if not 1 <= hosts <= ranks:
             raise ArgumentError(f"hosts: expected a number from 1 to the {ranks} ranks, got {hosts}")
         if not self.local:
@@ -212,7 +212,6 @@ class Cluster:
         return AllReduceTime(self._within(-(-ranks // hosts)).seconds(nbytes), self._between(nbytes, hosts))
 
     def all_reduce_s(self, nbytes: float, ranks: int, hosts: int) -> float:
-        """Return the sum of `parts`."""
         return self.parts(nbytes, ranks, hosts).total_s
 
     def _within(self, ranks: int) -> Cost:
@@ -256,7 +255,7 @@ def cluster_of(fits: Sequence[MeasuredFit], algorithm: str = "ring") -> tuple[Cl
 
 
 def _between(whole: MeasuredFit, local: Mapping[int, Cost]) -> Cost | None:
-    """Return a job's all-reduce less that within one of its hosts; None where that is not known."""
+    """Return a job's all-reduce less that within one of its hosts; None: unknown."""
     within = local.get(-(-whole.ranks // whole.hosts))
     if within is None:
         return None
@@ -269,7 +268,7 @@ def _between(whole: MeasuredFit, local: Mapping[int, Cost]) -> Cost | None:
 
 
 def plan_s(buckets: Iterable[float], all_reduce_s: Callable[[float], float]) -> float:
-    """Return the seconds of the buckets' all-reduces, one after another; buckets are given in bytes."""
+    """Return the seconds of consecutive all-reduces of these buckets, in bytes."""
     return math.fsum(all_reduce_s(nbytes) for nbytes in buckets)
 
 

@@ -1,4 +1,4 @@
-"""What the all-reduces of `clcomm.schedules` send: rounds, messages and bytes as formulas.
+"""Traffic of the all-reduces of `clcomm.schedules`: rounds, messages and bytes as formulas.
 
 The sources are those named there. With p ranks, an array of n bytes, w the largest power of two up to p and s = p - w:
 
@@ -8,7 +8,7 @@ The sources are those named there. With p ranks, an array of n bytes, w the larg
     tree       2 ceil(log2 p)              2 (p - 1)                  2 (p - 1) n
     direct     1                           p (p - 1)                  p (p - 1) n
 
-`clcomm.costs.model.terms` has the time: what the busiest rank sends or receives, one message after another.
+`clcomm.costs.model.terms` has the time: that of the busiest rank, one message after another.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from clcomm.errors import ArgumentError
 
 
 class Traffic(NamedTuple):
-    """What all ranks send together.
+    """Traffic of all ranks together.
 
     Attributes:
-        rounds: how many follow each other.
-        messages: from rank to rank.
-        volume: their bytes, in multiples of the array's.
+        rounds: of consecutive messages.
+        volume: bytes of all messages, in multiples of the array's.
     """
 
     rounds: int
@@ -34,7 +33,7 @@ class Traffic(NamedTuple):
 
 
 def traffic(algorithm: str, ranks: int) -> Traffic:
-    """Return what an all-reduce sends; ArgumentError for an unknown algorithm, and for less than one rank."""
+    """Return the traffic of an all-reduce; ArgumentError for an unknown algorithm, and for less than one rank."""
     if algorithm not in _FORMULAS:
         raise ArgumentError(f"algorithm: expected one of {', '.join(_FORMULAS)}, got {algorithm!r}")
     if ranks < 1:

@@ -26,7 +26,7 @@ def _unusable(name: str) -> str:
     if not path or variables.VARIABLES[name].type != variables.FILE:
         return ""
     above = os.path.abspath(path)
-    while not os.path.lexists(above):  # what is missing is made
+    while not os.path.lexists(above):  # missing folders are made
         above = os.path.dirname(above)
     is_file = os.path.isfile(above) and above == os.path.abspath(path)
     if os.access(above, os.W_OK) and (is_file or (os.path.isdir(above) and above != os.path.abspath(path))):

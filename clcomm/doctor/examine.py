@@ -1,4 +1,4 @@
-"""The doctor's course: look at this host, look at all ranks together, judge what was found."""
+"""The doctor's course: probes on this host and on all ranks, and the checks of their facts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _facts(probe: Probe, limit_s: float) -> dict[str, object]:
 
 
 def lacks_numpy(facts: Facts) -> bool:
-    """Return whether this rank cannot use NumPy, without which ranks cannot exchange what they found."""
+    """Return whether this rank cannot use NumPy, which ranks need to exchange facts."""
     return bool(facts["modules"].get("numpy"))
 
 

@@ -41,17 +41,17 @@ class Finding:
 
 
 def ok(check: str, what: str, **evidence: object) -> Finding:
-    """Return a finding for what is as it should be."""
+    """Return a finding without a fault."""
     return Finding(check, OK, what, "", evidence)
 
 
 def note(check: str, what: str, remedy: str, **evidence: object) -> Finding:
-    """Return a finding for what works, but slower or not everywhere."""
+    """Return a finding that works, but slower or not everywhere."""
     return Finding(check, NOTE, what, remedy, evidence)
 
 
 def problem(check: str, what: str, remedy: str, **evidence: object) -> Finding:
-    """Return a finding for what fails, or gives wrong results."""
+    """Return a finding that fails, or gives wrong results."""
     return Finding(check, PROBLEM, what, remedy, evidence)
 
 

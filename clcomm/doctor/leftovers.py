@@ -25,7 +25,7 @@ _YOUNG_S = 60.0
 _SHARED = Path("/dev/shm")
 #: How many of them a remedy names.
 _MOST_NAMED = 4
-#: What a job writes into its lock file (clcomm/storage/writer_lock.py).
+#: A job's entry in its lock file (clcomm/storage/writer_lock.py).
 _HOLDER = re.compile(r"process (\d+) on (\S+)")
 _MOST_BYTES, _MOST_FILES = 200, 1000
 
@@ -101,7 +101,7 @@ def _is_old(info: os.stat_result) -> bool:
 
 
 def check(job: Job) -> Iterator[Finding]:
-    """Judge what is left on each host."""
+    """Judge the leftovers on each host."""
     for where, facts in job.by_host("leftovers"):
         if facts["windows"]:
             count, size = len(facts["windows"]), format_size(sum(nbytes for _, nbytes in facts["windows"]))
@@ -119,7 +119,7 @@ def check(job: Job) -> Iterator[Finding]:
 
 
 def _removal(command: str, found: list[tuple[str, int]]) -> str:
-    """Return the command that removes what was found; of many it shows some, as JSON lists all."""
+    """Return the command that removes the first leftovers; JSON lists all."""
     paths = " ".join(path for path, _ in found[:_MOST_NAMED])
     return f"{command} {paths}" + ("; clcomm doctor --json lists the others" if len(found) > _MOST_NAMED else "")
 

@@ -38,7 +38,7 @@ SIDE, WINDOWS, WINDOW_S = 512, 5, 0.06
 
 
 def probe() -> dict[str, object]:
-    """Return what the process in `opencl` found, the CPU's peak, or the reason why it did not answer."""
+    """Return the facts of `main` in a process of its own, the CPU's peak, or the reason for no answer."""
     from clcomm.engine import selection
 
     local_rank, local_size = selection.local_place()

@@ -32,7 +32,7 @@ def check(job: Job) -> Iterator[Finding]:
 
 
 def probe_other_jobs() -> dict[str, object]:
-    """Return the jobs that run, and what is wrong with the boards of those that cannot be read."""
+    """Return the running jobs, and the errors of boards that cannot be read."""
     from clcomm.job.running_jobs import find_jobs
 
     jobs, problems = find_jobs()

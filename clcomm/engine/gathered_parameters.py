@@ -51,7 +51,7 @@ class GatheredUnits:
         peak_nbytes: the most bytes gathered at once.
     """
 
-    #: What one operation uses may lie in two units.
+    #: One operation's parameters may lie in two units.
     keep = 2
 
     def __init__(

@@ -28,7 +28,7 @@ PLATFORM, IN_CALLER = "Intel(R) OpenCL", 1 << 31
 _EXTENSION = "cl_intel_exec_by_local_thread"
 _LIBRARY = "libintelocl.so"
 _WORKERS = "CL_CONFIG_CPU_TBB_NUM_WORKERS"
-#: The variable that names the ICD loader's directory, and what that is by default.
+#: The variable that names the ICD loader's directory, and its default.
 _VENDORS, _SYSTEM_VENDORS = "OCL_ICD_VENDORS", "/etc/OpenCL/vendors"
 _MOST_BYTES = 4096  # of an .icd file
 

@@ -24,7 +24,7 @@ _SCALARS = {
     "long": "int64", "ulong": "uint64", "unsigned long": "uint64",
     "float": "float32",
 }  # fmt: skip
-#: Files of what several others need. Drivers get one text, so that their caches see it change.
+#: Files that several others include. Drivers get one text, so that their caches see it change.
 _INCLUDE = re.compile(r'^#include "(\w+)\.cl"$', re.MULTILINE)
 _LOG_LIMIT = 800  # characters of a build log in a message
 #: Builds of one program at the same time in several processes may collide in PoCL's cache, so a failed one is repeated.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KINDS = ("gpu", "cpu", "accelerator")
 #: Platforms that are used only when named.
 SIMULATORS = ("Oclgrind",)
-#: What names a kind, or the first device of one.
+#: The name of a kind, or of the first device of one.
 _KIND_OR_FIRST = re.compile(rf"\s*({'|'.join(KINDS)})(:0*)?\s*", re.IGNORECASE)
 
 

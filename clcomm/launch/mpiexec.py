@@ -15,7 +15,7 @@ from clcomm.errors import ArgumentError, LaunchError
 MPICH, OPEN_MPI, INTEL = "MPICH", "Open MPI", "Intel MPI"
 #: MPI.get_vendor's names, by the kind of their launcher. MVAPICH is built on MPICH and has its launcher, Hydra.
 KINDS = {"MPICH": MPICH, "MVAPICH": MPICH, "MVAPICH2": MPICH, "Open MPI": OPEN_MPI, "Intel MPI": INTEL}
-#: What `mpiexec --version` writes.
+#: The output of `mpiexec --version`.
 _SIGNS = (("Intel(R) MPI", INTEL), ("Open MPI", OPEN_MPI), ("OpenRTE", OPEN_MPI), ("HYDRA", MPICH))
 #: Names of launchers; Debian's of an MPI that is not the default one are the last two.
 _NAMES = ("mpiexec", "mpiexec.hydra", "mpirun", "mpiexec.mpich", "mpiexec.openmpi")
@@ -25,7 +25,7 @@ _ASK = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; pri
 _ANSWER_S = 60.0
 #: Variables that Open MPI's ranks on other hosts need; its launcher passes none by itself.
 _SENT = ("CLCOMM_", "OMP_", "PYTHON")
-#: What a rank can be bound to.
+#: Targets for the binding of ranks.
 BINDINGS = ("none", "core", "numa")
 
 

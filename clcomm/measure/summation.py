@@ -8,7 +8,7 @@ from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, DeviceError
 from clcomm.transport.reduction import Fold
 
-#: What sums arrays in shared memory, in words.
+#: The summing unit in shared memory, in words.
 SUMMED_BY = {"device": "each rank's own device", "numpy": "NumPy"}
 
 

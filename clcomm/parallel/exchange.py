@@ -24,7 +24,7 @@ from clcomm.engine.ops.broadcasting import launch_broadcast
 from clcomm.engine.tensor import Shape, Tensor, copy_into, empty
 from clcomm.flat_space.layout import ALIGNMENT
 
-#: Labels under which the Communicator's stats count what layers exchange.
+#: Labels of the layers' exchanges in the Communicator's stats.
 ACTIVATIONS, INPUT_GRADIENTS, PARAMETER_GRADIENTS = "activations", "input gradients", "parameter gradients"
 #: Elements at whose multiples blocks begin: OpenCL can make sub-buffers there.
 _ALIGNED = ALIGNMENT // 4

@@ -13,7 +13,7 @@ from clcomm.errors import ArgumentError
 
 #: The name of the axis whose ranks exchange the most, within every layer; in any case of letters.
 TENSOR_PARALLEL = "tp"
-#: A size that means: what the other sizes leave.
+#: A size that stands for the rest of the other sizes.
 REST = -1
 
 

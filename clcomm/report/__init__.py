@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "Run", "build", "gather_records", "read_runs", "run_document", "write_document"]
 
-#: The module of each name, imported at the first access: a job writes its figures without what shows them.
+#: The module of each name, imported at first access: a job writes its figures without the renderers.
 _MODULES = {
     "Report": "report", "Run": "reading", "build": "report", "gather_records": "record", "read_runs": "reading",
     "run_document": "record", "write_document": "record",

@@ -23,7 +23,7 @@ class Analysis:
         self.by_rank = [(record, run.stats([record])) for record in run.ranks]
         self.buckets = [row for row in self.counts["buckets"] if row["label"] == GRADIENTS]
         self.reductions = self.stats.total("all_reduce", GRADIENTS)
-        #: Each rank's record and stats without its first steps: what means, shares and causes are of.
+        #: Each rank's record and stats without its first steps, for means, shares and causes.
         self.warm = [warm(record, stats) for record, stats in self.by_rank]
         self.all_steps, self.all_training_s = _mean_value(run.ranks, "steps"), _mean_value(run.ranks, "training_s")
         warm_records = [record for record, _ in self.warm]

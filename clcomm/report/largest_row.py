@@ -31,7 +31,7 @@ from clcomm.units import format_size
 _NOTABLE = 0.1
 #: Phases of an evaluation: its own work, if it is told apart, and the whole, in which ranks wait for each other.
 _EVALUATION = "predict", "evaluate"
-#: What each part consists of, and what shortens it.
+#: The contents of each part, and remedies.
 _MEANING = {
     DATA: "waiting for data: the loader is slow{everywhere}; load ahead, or make batches cheaper",
     DEVICE: "waiting for the device, whose kernels run until then",

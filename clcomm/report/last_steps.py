@@ -15,7 +15,7 @@ from clcomm.sync.auto_buckets import TUNING
 #: The number of steps that are kept, and the most events and spans of each.
 STEPS, MOST_EVENTS, MOST_SPANS = 3, 400, 1600
 STEP = "step"
-#: Parts of a collective: HIDDEN is what overlaps with computing, EITHER is waiting or moving, not known which.
+#: Parts of a collective: HIDDEN overlaps with computing, EITHER is waiting or moving, not known which.
 WAIT, MOVE, EITHER, HIDDEN = "wait", "move", "either", "hidden"
 #: Labels of collectives whose moving is shown apart from that of gradients.
 OTHER_LABELS = (CHECKS, TUNING, CLIPPING)

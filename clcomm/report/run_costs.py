@@ -12,7 +12,7 @@ from clcomm.costs.model import Cost, Fit, fit
 from clcomm.errors import ArgumentError
 from clcomm.measure.summation import SUMMED_BY
 
-#: What a fit needs: different sizes, the ratio of the largest to the smallest, calls of each size.
+#: Requirements of a fit: different sizes, the ratio of the largest to the smallest, calls of each size.
 _LEAST_SIZES, _LEAST_SPREAD, _LEAST_CALLS = 4, 4, 10
 #: Student's t for 95% on both sides, by degrees of freedom from 1 up; the last, slightly too large, for all beyond.
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)

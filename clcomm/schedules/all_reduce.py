@@ -82,7 +82,7 @@ def _direct(ranks: int) -> tuple[int, Rounds]:
     return 1, [tuple(Transfer(one, other, 0, 1, True) for one, other in pairs)] if ranks > 1 else []
 
 
-#: What returns the number of blocks and the rounds, by the number of ranks.
+#: Functions that return the number of blocks and the rounds, by the number of ranks.
 ALGORITHMS: dict[str, Callable[[int], tuple[int, Rounds]]] = {
     "ring": _ring, "halving": _halving, "tree": _tree, "direct": _direct,
 }  # fmt: skip

@@ -16,7 +16,7 @@ import torch
 
 from clcomm.errors import ArgumentError
 
-#: What each is called here, its place in PyTorch, and what this package does with it.
+#: Names here, their places in PyTorch, and their uses in this package.
 NAMES = {
     "current_backward": ("torch._C._current_graph_task_id", "tell whether a backward runs"),
     "completed_future": ("torch._C.fork", "make a future that C++ can read"),

@@ -20,7 +20,7 @@ from clcomm.transport.mapped_files import MappedFile
 
 #: Smaller buffers stay where they are: small arrays are copied into slots in any case.
 LEAST_BYTES = 64 << 10
-#: Ranks compare what they would move after 1, 2, 4, ... collectives more, and at last after each so many.
+#: Ranks compare persistent buffers after 1, 2, 4, ... further collectives, and at last after each so many.
 _COMPARED_EVERY = 32
 #: Weak references to buffers that may be gone, before these are dropped.
 _MOST_SEEN = 256

@@ -110,7 +110,7 @@ class ClcommProcessGroup(ProcessGroup):
             raise ArgumentError("group: expected an open one, but destroy_process_group was called")
         return self._open
 
-    # --- what PyTorch asks ---
+    # --- PyTorch's queries ---
 
     def getRank(self) -> int:
         return self._place[0]
@@ -163,7 +163,7 @@ class ClcommProcessGroup(ProcessGroup):
 
     _set_default_timeout = set_timeout
 
-    #: What PyTorch asks a group's backend before it uses what some backends add.
+    #: PyTorch's queries of a backend before it uses optional features.
     supports_coalescing = supports_splitting = supports_shrinking = supports_time_estimate = False
 
     def _get_backend(self, device: torch.device) -> ClcommProcessGroup:

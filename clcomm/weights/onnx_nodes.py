@@ -198,7 +198,7 @@ def _simple(kind: str, **attributes: Any) -> Writer:
     return lambda graph, inputs, context, tensor: graph.node(kind, inputs, **attributes)
 
 
-#: What adds an operation's nodes, by operation.
+#: Functions that add an operation's nodes, by operation.
 WRITERS: dict[type[Op], Writer] = {
     LinearOp: _linear,
     MatMul: _simple("MatMul"),

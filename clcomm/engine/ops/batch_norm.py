@@ -15,7 +15,7 @@ from clcomm.errors import ArgumentError
 
 #: Where the statistics come from, as in batch_norm.cl.
 GIVEN, _OF_BATCH, _TRACKED, _CUMULATIVE = range(4)
-#: The label of what ranks exchange.
+#: The label of the ranks' exchange.
 STATISTICS = "batch statistics"
 
 

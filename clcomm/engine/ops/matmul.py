@@ -264,7 +264,7 @@ def _all_gradients(
     rows, outputs = grad.shape
     inputs = dw.shape[1]
     parts = _WITH_SUMS * (db is not None) + _WITH_INPUTS * (dx is not None) + _WITH_MASK * (mask is not None)
-    unused = dw  # for what is not asked for
+    unused = dw  # for gradients that are not needed
     outs = dw, unused if db is None else db, unused if dx is None else dx
     kernel, grid = _kernel(device, "linear_gradients"), _few_rows_grid(device, inputs)
     device.launch(kernel, *grid, grad, x, weight, unused if mask is None else mask, *outs, parts, rows, inputs, outputs)
