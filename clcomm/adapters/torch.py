@@ -20,12 +20,7 @@ with needed("torch"):
 from clcomm.adapters.torch_slots import ModuleTree, Slot, real, tensor_on, values
 
 # Half precision has no arithmetic in NumPy (bfloat16) or MPI (both), and too few bits for a sum over ranks.
-_FLAT_DTYPES = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.float16: "float32",
-    torch.bfloat16: "float32",
-}
+_FLAT_DTYPES = {torch.float32: "float32", torch.float64: "float64", torch.float16: "float32", torch.bfloat16: "float32"}
 
 
 class TorchAdapter(CopyingAdapter):

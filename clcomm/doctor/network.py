@@ -61,12 +61,7 @@ def _unreachable(name: str) -> str:
 
 
 def measure(world: Any, hosts: list[str]) -> dict[str, Any]:
-    """Return seconds a message and bytes a second between rank 0 and the first rank of each other host; collective.
-
-    Args:
-        world: an mpi4py communicator of all ranks.
-        hosts: each rank's.
-    """
+    """Return rank 0's seconds a message and bytes a second to the first rank of each other host; collective."""
     found: dict[str, object] = {}
     for host in dict.fromkeys(hosts):
         peer = hosts.index(host)

@@ -32,11 +32,8 @@ class LaunchQueue:
     """The in-order queue of a device, and the launches in it.
 
     Args:
-        name: the device's name in messages.
-        is_cpu: whether the device computes on the host's cores.
         runs_in_caller: whether kernels run in the thread that queues or awaits them, as on PoCL's `basic` device.
         takes_addresses: whether kernels take the address of a buffer in its place, see host_addresses.py.
-        queue_properties: OpenCL's properties of each queue of the device.
     """
 
     def __init__(

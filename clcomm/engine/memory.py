@@ -80,16 +80,7 @@ class Memory:
         return buffer
 
     def exact(self, nbytes: int = 0, *, copy_of: np.ndarray | None = None, on_top_of: np.ndarray | None = None) -> Any:
-        """Return a buffer that is not pooled, by one of the three arguments.
-
-        Args:
-            nbytes: the size of an uninitialised buffer.
-            copy_of: a C-contiguous array whose values a new buffer holds.
-            on_top_of: a C-contiguous array whose memory the buffer uses.
-
-        Raises:
-            DeviceError: the device has no memory for it.
-        """
+        """Return an unpooled buffer: of a size, a copy of an array, or on top of one; DeviceError without memory."""
         flags, array = int(self._flags.READ_WRITE), None
         if copy_of is not None:
             flags, array = flags | self._flags.COPY_HOST_PTR, copy_of

@@ -175,10 +175,9 @@ def _scalar_types(kernel: Any) -> list[str | None]:
 
 
 def bound_copy(kernel: Any, args: Sequence[Any], spare: list[cl.Kernel] | None = None) -> cl.Kernel:
-    """Return another kernel object for the same kernel, with its arguments set.
+    """Return another kernel object for the same kernel, with its arguments set except for those that are None.
 
     Args:
-        args: the arguments; None leaves one unset.
         spare: unused objects of that kernel, one of which is taken, as PyOpenCL compiles Python code for each new one
             and never frees it.
     """

@@ -10,11 +10,7 @@ from clcomm.engine.launch_queue import LaunchQueue
 
 
 class QueueMark:
-    """A position in a queue, after everything queued so far.
-
-    Attributes:
-        leaves_cores: whether the device computes without the host's cores.
-    """
+    """A position in a queue, after everything queued so far; `leaves_cores`: the device uses none of the host's."""
 
     def __init__(self, device: LaunchQueue):
         import pyopencl as cl

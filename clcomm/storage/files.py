@@ -168,11 +168,7 @@ def write_whole(path: FilePath, text: str, name: str) -> None:
 
 
 def unwritable(name: str, path: FilePath, error: OSError) -> ArgumentError | OutputError:
-    """Return the error for a file that could not be written: OutputError if a restart may succeed, else ArgumentError.
-
-    Args:
-        name: the option or variable with the path.
-    """
+    """Return an error that begins with `name`: OutputError if a restart may succeed, else ArgumentError."""
     kind = OutputError if error.errno in NO_ROOM else ArgumentError
     return kind(f"{name}: expected a file to write, got {os.fspath(path)!r}: {error.strerror}")
 

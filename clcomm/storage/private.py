@@ -54,12 +54,7 @@ def make_private(directory: Path) -> None:
 
 
 def unfit(directory: Path, *, chosen: bool = False) -> str:
-    """Return the reason why a directory, created if missing, cannot hold code that this user runs; "" if it can.
-
-    Args:
-        directory: an absolute path without links.
-        chosen: named by the user, as for `exposure`.
-    """
+    """Return the reason why a directory, created if missing, cannot hold this user's code; "" if it can."""
     try:
         make_private(directory)
         can_write = os.access(directory, os.W_OK)

@@ -80,11 +80,7 @@ class Staging:
             self._comm.run_as_all_reduce(reduce_pieces, label=label, nbytes=nbytes, bucket=bucket)
 
     def pair(self, nbytes: int, dtype: torch.dtype, purpose: Callable[[], str]) -> Pair:
-        """Return memory for `nbytes`, or the most there is; collective where it has to grow.
-
-        Args:
-            purpose: returns the collective's name in messages.
-        """
+        """Return memory for `nbytes`, or the most there is; collective to grow, for the collective `purpose()`."""
         if max(1, nbytes) > self._row.nbytes and self._row.nbytes < MOST_BYTES:
             self._grow(min(MOST_BYTES, max(LEAST_BYTES, 1 << (nbytes - 1).bit_length())), purpose())
         found = self._typed.get(dtype)

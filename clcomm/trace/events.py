@@ -55,11 +55,7 @@ def microseconds(ns: int) -> float:
 
 
 class RankEvents:
-    """The events of a part, earliest first, up to `limit_bytes`.
-
-    Attributes:
-        left_out: the slices for which `pieces` had no room.
-    """
+    """The events of a part, earliest first, up to `limit_bytes`; `left_out` counts the others."""
 
     def __init__(self, part: TracePart, limit_bytes: int):
         self.part, self.limit_bytes = part, limit_bytes

@@ -38,12 +38,7 @@ class Arrived(Tensor):
 
 
 class SlotTensor:
-    """A slot of a channel as a tensor.
-
-    Attributes:
-        tensor: on top of the slot, or in the device's memory.
-        is_staged: whether it is in the device's memory.
-    """
+    """A slot of a channel as a tensor on top of it, or, if `is_staged`, in the device's memory."""
 
     def __init__(self, device: Device, memory: np.ndarray, shape: Shape, dtype: np.dtype):
         self._array = memory.view(dtype).reshape(shape)
