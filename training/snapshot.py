@@ -27,7 +27,7 @@ _BEFORE = {"precision": "float32", "loss_scaling": False, "dropout": 0.0}
 
 def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any]) -> None:
     """Write the trainer's state and the job's settings, from rank 0, after comparing the replicas; collective."""
-    from clcomm.parallel.tensor_parallel.state import gathered_state
+    from clcomm.parallel.tensor_parallel.shards import gathered_state
 
     comm = trainer.comm
     trainer.sync.check_replicas(trainer.model)
@@ -73,7 +73,7 @@ def restore_snapshot(path: str | os.PathLike[str], trainer: Trainer, job: dict[s
     Raises CheckpointError, on every rank and before anything is changed, if there is none, if it belongs to another
     job, or if an entry is out of its bounds.
     """
-    from clcomm.parallel.tensor_parallel.state import divided_state
+    from clcomm.parallel.tensor_parallel.shards import divided_state
 
     source, checkpoint = load_newest(trainer.comm, path)
     parameters = checkpoint.group("parameter")

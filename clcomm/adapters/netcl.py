@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.adapters.adapter import CopyingAdapter
-from clcomm.adapters.netcl_runtime import prepare, quiet
-from clcomm.adapters.netcl_tensors import FLAT_DTYPES, NetclParameter, NetclTensor, named_tensors
+from clcomm.adapters.netcl_runtime import FLAT_DTYPES, NetclParameter, NetclTensor, named_tensors, prepare, quiet
 from clcomm.adapters.trainable import require_same_parameters, require_same_trainable
 from clcomm.engine.autograd import is_recording
 from clcomm.errors import ArgumentError

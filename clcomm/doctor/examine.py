@@ -20,7 +20,6 @@ from clcomm.doctor import (
     network,
     opencl,
     place,
-    shared_memory,
     start,
 )
 from clcomm.doctor.finding import Finding, note, problem
@@ -35,7 +34,7 @@ START_S, STAGE_S = 150.0, 60.0
 #: The checks, in the order in which they are shown.
 CHECKS: tuple[Callable[[Job], Iterator[Finding]], ...] = (
     place.check, modules.check, environment.check, limits.check, mpi.check, start.check, modules.check_versions,
-    cores.check, opencl.check, shared_memory.check, caches.check, leftovers.check_locks, leftovers.check,
+    cores.check, opencl.check, limits.check_shared_memory, caches.check, leftovers.check_locks, leftovers.check,
     place.check_other_jobs, network.check_clocks, network.check,
 )  # fmt: skip
 _FIRST = "mend the {} first, as said above"
@@ -47,7 +46,7 @@ def probes(directory: str, local_rank: int = 0) -> dict[str, Probe]:
     own: dict[str, Probe] = {
         "place": place.probe, "modules": partial(modules.probe, directory), "limits": limits.probe,
         "variables": environment.probe, "versions": modules.probe_versions, "cores": cores.probe,
-        "opencl": opencl.probe, "shared memory": shared_memory.probe,
+        "opencl": opencl.probe, "shared memory": limits.probe_shared_memory,
     }  # fmt: skip
     if local_rank:
         return own
@@ -119,7 +118,7 @@ def together(facts: dict[str, Any], launched: int, render: Callable[[list[Findin
         launched: how many ranks the launcher has started.
         render: returns what to print for findings; None on ranks that print nothing.
     """
-    if shared_memory.is_too_small(facts["shared memory"]):
+    if limits.lacks_shared_memory(facts["shared memory"]):
         return Job([facts], True) if facts["place"]["rank"] == 0 else None  # MPI would end by SIGBUS
     guard = StageGuard()
 

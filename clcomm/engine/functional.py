@@ -13,8 +13,7 @@ from clcomm.engine.ops.class_losses import cross_entropy, nll_loss
 from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool, conv_transpose2d
 from clcomm.engine.ops.dropout import dropout
 from clcomm.engine.ops.elementwise import add, div, mul, sub
-from clcomm.engine.ops.embedding import embedding
-from clcomm.engine.ops.indexing import gather, index_select
+from clcomm.engine.ops.indexing import embedding, gather, index_select
 from clcomm.engine.ops.layer_norm import layer_norm
 from clcomm.engine.ops.loss import binary_cross_entropy_with_logits, mse_loss, smooth_l1_loss
 from clcomm.engine.ops.matmul import linear

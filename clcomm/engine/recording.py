@@ -1,13 +1,14 @@
 """Recordings: the launches of one run of a function with planned memory, ready to be queued again.
 
 A buffer of that run is one of four things: planned memory in the arena, an input or a result (their memory changes at
-each run, so these arguments are set again), or memory from before the run that stays (parameters, gradients).
+each run, so these arguments are set again), or memory from before the run that stays (parameters, gradients). The arena
+is one block of memory; buffers that are never in use together share places in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from clcomm.engine import arena, host_addresses, program
 from clcomm.engine.device import Device
@@ -17,6 +18,41 @@ from clcomm.engine.recorder import Allocation, InputIndex, Recorder
 from clcomm.engine.tensor import Tensor, wrap
 
 Results = Tensor | tuple[Tensor, ...] | None
+
+
+class Lifetime(NamedTuple):
+    """A buffer's size in bytes, and the first and last launch that use it, by number."""
+
+    nbytes: int
+    first: int
+    last: int
+
+
+def plan(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[list[int], int]:
+    """Return (offset of each buffer, bytes in all); buffers in use at the same launch never overlap.
+
+    The largest are placed first, each at the lowest offset that is free for its whole lifetime (greedy by size:
+    Pisarchyk and Lee, 2020, "Efficient Memory Management for Deep Neural Net Inference").
+    """
+    offsets = [0] * len(lifetimes)
+    placed: list[int] = []
+    total = 0
+    for index in sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].nbytes, lifetimes[i].first)):
+        nbytes, first, last = lifetimes[index]
+        taken = sorted(
+            (offsets[other], offsets[other] + lifetimes[other].nbytes)
+            for other in placed
+            if lifetimes[other].first <= last and first <= lifetimes[other].last
+        )
+        offset = 0
+        for start, stop in taken:
+            if offset + nbytes <= start:
+                break
+            offset = max(offset, -(-stop // alignment) * alignment)
+        offsets[index] = offset
+        placed.append(index)
+        total = max(total, offset + nbytes)
+    return offsets, total
 
 
 def record(device: Device, function: Callable[..., Any], args: Sequence[object]) -> tuple[Recorder, Results]:

@@ -18,8 +18,7 @@ from clcomm.errors import ArgumentError
 from clcomm.stats.events import Collective
 from clcomm.tensors.arrays import bytes_of, described, give_back, on_host
 from clcomm.torch.interruptions import Interruptions
-from clcomm.torch.untraced import untraced
-from clcomm.torch.work import OwnWork
+from clcomm.torch.work import OwnWork, untraced
 from clcomm.transport.described_messages import DescribedMessages, Received, Sent
 
 #: Tests of a message before the rank that waits for it gives its core away, and the pauses then.

@@ -26,8 +26,7 @@ from clcomm.torch.callers import COMPARES, HAS_JOINED, NOTIFIES, locals_of_calle
 from clcomm.torch.interruptions import Interruptions
 from clcomm.torch.launch import require_same_world
 from clcomm.torch.messages import GroupMessages
-from clcomm.torch.untraced import untraced
-from clcomm.torch.work import CollectiveWork, WorkQueue
+from clcomm.torch.work import CollectiveWork, WorkQueue, untraced
 from clcomm.transport import mpi_communicators
 
 if TYPE_CHECKING:

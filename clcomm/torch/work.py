@@ -1,12 +1,19 @@
-"""Works, the results of collectives, and the work queue that runs a group's collectives in order."""
+"""Works, the results of collectives, and the work queue that runs a group's collectives in order.
+
+Classes that PyTorch calls are `untraced`: torch.compile would take a collective's Python code for a model's. While a
+compiled model runs, Dynamo looks at every Python frame, those that PyTorch's C++ calls included. Marked methods run
+unchanged, with all that they call.
+"""
 
 from __future__ import annotations
 
 import threading
+import types
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch.distributed import Work
@@ -14,11 +21,21 @@ from torch.distributed import Work
 from clcomm.errors import ClcommError
 from clcomm.job import endings
 from clcomm.job.job import this_job
-from clcomm.tensors.private_torch import completed_future
+from clcomm.tensors.private_torch import FrameAction, FrameStrategy, completed_future, set_frame_strategy
 from clcomm.torch.interruptions import Interruptions
-from clcomm.torch.untraced import untraced
 
+_Class = TypeVar("_Class", bound=type)
 Outcome = tuple[list[torch.Tensor], BaseException | None]  # of a collective: outputs, and the error
+
+
+def untraced(kind: _Class) -> _Class:
+    """Mark all methods of a class, except those inherited from another marked one."""
+    skipped = FrameStrategy(FrameAction.SKIP, FrameAction.SKIP)  # this frame, and those below it
+    for value in vars(kind).values():
+        method = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        if isinstance(method, types.FunctionType):
+            set_frame_strategy(method.__code__, skipped)
+    return kind
 
 
 @untraced

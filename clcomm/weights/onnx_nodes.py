@@ -15,7 +15,7 @@ from clcomm.engine.ops.batched_matmul import BatchedMatMul
 from clcomm.engine.ops.blocks import Concat, Pad, SliceOp
 from clcomm.engine.ops.conv2d import Conv2dOp, ConvReluPoolOp, ConvTranspose2dOp
 from clcomm.engine.ops.elementwise import Add, Affine, Div, DivideNumber, Mul, Sub
-from clcomm.engine.ops.embedding import EmbeddingOp
+from clcomm.engine.ops.indexing import EmbeddingOp
 from clcomm.engine.ops.layer_norm import LayerNormOp
 from clcomm.engine.ops.matmul import LinearOp, MatMul
 from clcomm.engine.ops.pool import AdaptiveAvgPool2dOp, AvgPool2dOp, MaxPool2dOp

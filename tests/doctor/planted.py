@@ -30,11 +30,11 @@ def main(folder: str) -> None:
     Path("/dev/shm/filler").write_bytes(bytes(60 * 1024))
     os.environ["XDG_CACHE_HOME"] = folder
     os.environ.pop("POCL_CACHE_DIR", None)
-    from clcomm.doctor import caches, examine, place, shared_memory
+    from clcomm.doctor import caches, examine, limits, place
     from clcomm.doctor.job import Job
 
-    probes = {"place": place.probe, "shared memory": shared_memory.probe, "caches": caches.probe}
-    found = examine.judge(Job([examine.look(probes)], False), (shared_memory.check, caches.check))
+    probes = {"place": place.probe, "shared memory": limits.probe_shared_memory, "caches": caches.probe}
+    found = examine.judge(Job([examine.look(probes)], False), (limits.check_shared_memory, caches.check))
     print(json.dumps([finding.as_dict() for finding in found]))
 
 

@@ -23,12 +23,12 @@ from clcomm.doctor import (
     cores,
     examine,
     leftovers,
+    limits,
     modules,
     mpi,
     network,
     opencl,
     place,
-    shared_memory,
 )  # fmt: skip
 from clcomm.doctor.finding import NOTE, OK, PROBLEM, Finding
 from clcomm.doctor.job import Job
@@ -98,8 +98,8 @@ def test_3_shared_memory_is_full(in_namespaces):
     assert found["level"] == PROBLEM and found["what"].startswith("full: ") and "of 64 KiB free" in found["what"]
     assert "docker run --shm-size=1g" in found["remedy"]
     ample = {"bytes": 1 << 30, "free": 1 << 30, "reason": ""}
-    assert bad(shared_memory.check, job_of({"shared memory": ample})) == []
-    assert only(shared_memory.check, job_of({"shared memory": ample | {"free": 1 << 26}})).level == NOTE
+    assert bad(limits.check_shared_memory, job_of({"shared memory": ample})) == []
+    assert only(limits.check_shared_memory, job_of({"shared memory": ample | {"free": 1 << 26}})).level == NOTE
 
 
 def test_3_shared_memory_is_full_for_ranks(tmp_path):

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.engine.arena import Lifetime, plan
+from clcomm.engine.recording import Lifetime, plan
 
 LIFETIMES = st.builds(
     lambda nbytes, first, length: Lifetime(nbytes, first, first + length),

@@ -17,7 +17,7 @@ from clcomm.engine.random_stream import RandomStream
 from clcomm.parallel import SyncBatchNorm, parallelize_module
 from clcomm.parallel.loss_scaling import GradScaler
 from clcomm.parallel.pipeline import Pipeline
-from clcomm.parallel.tensor_parallel.state import divided_state, gathered_state
+from clcomm.parallel.tensor_parallel.shards import divided_state, gathered_state
 from clcomm.sampler import BalancedSampler
 from clcomm.sync.balance import Balancer
 from tests.pairs.alone import optimizer_of

@@ -7,6 +7,8 @@ from clcomm.engine.nn.layers import (
     GELU,
     AdaptiveAvgPool2d,
     AvgPool2d,
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
     Dropout,
     Embedding,
     Flatten,
@@ -14,13 +16,15 @@ from clcomm.engine.nn.layers import (
     Linear,
     LogSoftmax,
     MaxPool2d,
+    MSELoss,
+    NLLLoss,
     ReLU,
     Sigmoid,
     SiLU,
+    SmoothL1Loss,
     Softmax,
     Tanh,
 )
-from clcomm.engine.nn.losses import BCEWithLogitsLoss, CrossEntropyLoss, MSELoss, NLLLoss, SmoothL1Loss
 from clcomm.engine.nn.module import Module
 from clcomm.engine.nn.norms import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm
 from clcomm.engine.nn.sequential import Sequential

@@ -1,21 +1,105 @@
-"""A pipeline's plan from the user's arguments: layers, schedule and cut, the same on every rank."""
+"""A pipeline's plan from the user's arguments: layers with their costs, schedule and cut, the same on every rank."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from clcomm.communicator import Communicator
-from clcomm.engine.nn import Module
+from clcomm.engine.autograd import no_grad
+from clcomm.engine.nn import Module, Sequential
+from clcomm.engine.nn.module import evaluating
+from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError, ClcommError, MismatchError
 from clcomm.parallel.pipeline import cut as cuts
-from clcomm.parallel.pipeline.layers import layers_of, parameter_costs, require_own_forwards
 from clcomm.parallel.pipeline.stage import Names
 from clcomm.schedules.pipeline import PipelineSchedule, pipeline_schedule
 from clcomm.sync.agreement import CHECKS
 
+COSTS = "costs"
 #: In place of the first layer of each stage: equally many layers with parameters; equally many parameters.
 LAYERS, PARAMETERS = "layers", "parameters"
+
+
+def layers_of(model: object) -> list[Module]:
+    """Return the modules that compute a model one after another.
+
+    They are a Sequential's, or the result of `model.pipeline_layers()`: modules whose parameters and buffers are
+    the model's. Raises ArgumentError for other models.
+    """
+    offered: Callable[[], Sequence[Module]] | None = getattr(model, "pipeline_layers", None)
+    if offered is not None:
+        layers = list(offered())
+    elif isinstance(model, Sequential):
+        layers = list(model)
+    else:
+        raise ArgumentError(
+            f"model: expected a Sequential, or a Module with pipeline_layers(), got {type(model).__name__}"
+        )
+    if not layers or not all(isinstance(layer, Module) for layer in layers):
+        got = ", ".join(type(layer).__name__ for layer in layers) or "none"
+        raise ArgumentError(f"pipeline_layers: expected modules, got {got}")
+    return layers
+
+
+def require_own_forwards(model: Module, layers: Sequence[Module]) -> None:
+    """Raise ArgumentError if a module around the layers has its own `forward`, which stages would leave out."""
+    inside = {id(each) for layer in layers for _, each in layer.named_modules()}
+    for name, module in model.named_modules():
+        if id(module) not in inside and "forward" in module.__dict__:
+            raise ArgumentError(
+                f"model: expected layers that compute alone, got {name or type(model).__name__!r} around some of them "
+                "with a forward of its own, such as SequenceParallel's; divide the sequence in each layer"
+            )
+
+
+def parameter_costs(layers: Sequence[Module]) -> list[float]:
+    """Return the number of each layer's trainable values, a rough estimate of its cost."""
+    return [float(layer.parameter_count()) for layer in layers]
+
+
+def measured_costs(model: Module, sample: Any, comm: Communicator | None = None, repeats: int = 3) -> list[float]:
+    """Return the seconds of each layer's forward and backward, for `Pipeline(costs=...)`.
+
+    Rank 0 measures and all ranks get its figures, so that all cut alike: `comm` holds all ranks of the job, not those
+    of one axis. Collective. The model computes as in evaluation, and its parameters' gradients are dropped.
+
+    Args:
+        sample: a micro-batch of inputs.
+        comm: the ranks; None: this one.
+        repeats: runs of each layer; the shortest time counts.
+    """
+    costs = _measured(model, sample, repeats) if comm is None or comm.rank == 0 else []
+    return costs if comm is None else comm.broadcast_object(costs, label=COSTS)
+
+
+def _measured(model: Module, sample: object, repeats: int) -> list[float]:
+    layers = layers_of(model)
+    device = next(model.parameters()).device
+    x = sample if isinstance(sample, Tensor) else Tensor(np.asarray(sample), device)
+    costs = []
+    with evaluating(model):
+        for layer in layers:
+            costs.append(min(_seconds(layer, x) for _ in range(repeats + 1)))  # the first run builds kernels
+            with no_grad():
+                x = layer(x)
+    model.zero_grad()
+    return costs
+
+
+def _seconds(layer: Module, x: Tensor) -> float:
+    leaf = x.detach()
+    leaf.requires_grad = leaf.dtype == np.float32
+    x.device.finish()
+    began_s = time.perf_counter()
+    y = layer(leaf)
+    if y.requires_grad:
+        y.backward(1.0)
+    x.device.finish()
+    return time.perf_counter() - began_s
 
 
 def agreed_plan(

@@ -9,7 +9,7 @@ from clcomm.parallel.tensor_parallel.functions import (
     scatter_to_ranks,
 )
 from clcomm.parallel.tensor_parallel.parallelize import parallelize_module
-from clcomm.parallel.tensor_parallel.state import divided_state, gathered_state
+from clcomm.parallel.tensor_parallel.shards import divided_state, gathered_state
 from clcomm.parallel.tensor_parallel.styles import (
     ColumnParallel,
     HeadsParallel,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clcomm.engine import Tensor
-from clcomm.parallel.pipeline.layers import layers_of
+from clcomm.parallel.pipeline.plan import layers_of
 from clcomm.parallel.pipeline.stage import ModelPart, Stage
 from models import GPT, MLP, ConvNet, LeNet, ResNet
 from tests.helpers import cpu_device
