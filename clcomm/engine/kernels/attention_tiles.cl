@@ -1,4 +1,4 @@
-/* What attention and its gradients share on CPUs: where rows lie, products in tiles, and masks.
+/* Shared by attention and its gradients on CPUs: layouts of rows, products in tiles, and masks.
 
    HEAD is the length of a query and of a key, VALUE that of a value. `places` says where a tensor's rows lie: for each
    of q, k, v and out the first element, and the distances of batches, heads and rows. A mask is added to the scores; its
@@ -74,7 +74,7 @@ INLINE void fill(vector *to, int count, float value)
     for (int i = 0; i < count; ++i) to[i] = value;
 }
 
-/* to[row][query] = sum over i of a[row, i] right[i][query], added to what is there with `adds`. Rows after `valid` read
+/* to[row][query] = sum over i of a[row, i] right[i][query], accumulated with `adds`. Rows after `valid` read
    the last one. */
 INLINE void tile(
     __global const float *a, int a_row, int a_column, const vector *right, vector *to, int depth, int valid,

@@ -4,7 +4,7 @@
    order, where conv2d.cl needs blocks of 8 images and few channels. A term of the sum is a tap of the kernel and a
    channel: term = (i*kernel_w + j)*channels + c.
 
-   A work-item takes PANELS panels of PANEL pixels. It copies what DEPTH terms read into the panels, and adds the products
+   A work-item takes PANELS panels of PANEL pixels. It copies the pixels of DEPTH terms to them, and adds the products
    with tiles of TILE_ROWS outputs, whose weights lie in the order of their use. Each sum has a lane of its own, so that
    no size of a tile or panel changes a bit. Pixels outside x are zeros in the panels. Where a weight is infinite or NaN
    that would be wrong: then each tap is added by itself, and lanes outside x keep their old sums.
@@ -24,7 +24,7 @@
 #define ASK_FOR(address)
 #endif
 
-/* Packs what a tap sees of eight pixels in `count` channels. */
+/* Packs a tap's view of eight pixels in `count` channels. */
 INLINE void pack_eight(float *to, __global const float *x, int plane, int count, const Eight *seen)
 {
     const float8 zero = 0.0f;

@@ -1,8 +1,8 @@
-/* The gradients of weights and bias of conv2d_products.cl: rows of dy times what each term of a sum reads in x. */
+/* The gradients of weights and bias of conv2d_products.cl: rows of dy times the elements of x that each term reads. */
 
 #include "products_tiles.cl"
 
-/* Packs what `columns` terms from `first` on read for `count` pixels at `places`. */
+/* Packs the elements that `columns` terms from `first` on read for `count` pixels at `places`. */
 INLINE void pack_pixels(
     float *to, __global const float *x, Planes planes, int first, int columns, const Places *places, int count,
     int kernel_w, int pad_h, int pad_w)
@@ -36,7 +36,7 @@ INLINE void pack_pixels(
 }
 
 /* sums[O][terms]: the weight gradient. A work-item takes PANELS panels of PANEL terms, and adds the products of rows of
-   dy with what the terms read, in runs of `run` pixels. */
+   dy with the elements of the terms, in runs of `run` pixels. */
 __kernel void weight_products(
     __global const float *images_x, __global const float *images_dy, __global float *sums, int images, int channels,
     int height, int width, int outputs, int out_height, int out_width, int kernel_h, int kernel_w, int stride,

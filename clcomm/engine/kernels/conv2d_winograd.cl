@@ -44,7 +44,7 @@ __kernel void winograd_weights(
                 UNROLL for (int tap = 0; tap < 9; ++tap) note_largest(&largest, taps[tap]);
                 UNROLL for (int j = 0; j < 3; ++j) widen(taps + j, 3, half_wide + j, 3);
                 UNROLL for (int i = 0; i < 4; ++i) widen(half_wide + 3 * i, 1, wide + 4 * i, 1);
-                /* What a vector stores beyond the tile's rows is overwritten by the next channel. */
+                /* The next channel overwrites the vector's elements beyond the tile's rows. */
                 if (c + 1 < channels) UNROLL for (int e = 0; e < POINTS; ++e) store8(wide[e], to + e * point + r);
                 else
                     UNROLL for (int e = 0; e < POINTS; ++e)

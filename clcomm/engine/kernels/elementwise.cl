@@ -89,7 +89,7 @@ __kernel void fill(__global float *out, float value, int count) {
     FOR_ELEMENTS(i, count) out[i] = value;
 }
 
-/* What attention adds to its scores, from whether a query sees a key. */
+/* The mask that attention adds to its scores, from whether a query sees a key. */
 __kernel void mask_of_flags(__global float *restrict mask, __global const int *restrict flags, int count) {
     FOR_ELEMENTS(i, count) mask[i] = flags[i] ? 0.0f : -INFINITY;
 }

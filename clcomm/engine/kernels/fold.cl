@@ -132,7 +132,7 @@ inline int all_reached(__global long *call, __global long *cells, int stride, lo
     return 1;
 }
 
-/* Who arrived last, how long after the one before, and how long this rank waited for it. */
+/* The last rank to arrive, its delay after the one before, and this rank's wait for it. */
 inline void note_arrivals(__global long *call, __global const long *times, int stride) {
     long last_ns = times[0], before_ns = 0;
     int last_rank = 0;
@@ -220,7 +220,7 @@ inline void meet_and_share(__global long *call, __global long *cells, __global f
     __global long *claims = (__global long *)call[CLAIMS];
     __global const long *marks = (__global const long *)call[MARKS];
     long number = cells[call[RANK] * call[STRIDE]], polls = polls_of(call, 1);
-    call[POLLED] = polls; /* if it returns without what it waits for */
+    call[POLLED] = polls; /* in case it returns before the other ranks arrive */
     if (!call[RESUMES]) {
         const int state = meet(call, cells, ++number, 1);
         call[STATE] = state;

@@ -29,6 +29,6 @@ __kernel void addresses(__global ulong *to, int count) {
         to[0] = fold_address;
         to[1] = share_address;
     }
-    /* Compilers drop what no kernel calls. */
+    /* Compilers drop functions that no kernel calls. */
     if (count > 2) to[2] = called_fold(to[0], 0) + called_share(to[1], 0);
 }

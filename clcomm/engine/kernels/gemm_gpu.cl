@@ -53,7 +53,7 @@ INLINE int2 place_of(Operand operand, int item, int load)
                                         : (int2)(i % (BLOCK / 4) * 4, i / (BLOCK / 4));
 }
 
-/* Reads a float4 of the block that begins at line `first` and term `k`; what lies outside the matrix is zero. */
+/* Reads a float4 of the block that begins at line `first` and term `k`; elements outside the matrix are zero. */
 INLINE float4 fetch(Operand operand, int2 place, int first, int k)
 {
     const int line = first + place.x, term = k + place.y, along = operand.terms_are_neighbours;

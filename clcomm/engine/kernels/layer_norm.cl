@@ -98,7 +98,7 @@ __kernel void layer_norm_grad(__global float *restrict dx, __global const float 
 
 #ifdef ON_CPU
 
-/* Eight columns of a row: `sums` of g w, `products` of g w n, and what the row adds to the parameters' gradients. */
+/* Eight columns of a row: `sums` of g w, `products` of g w n, and the row's part of the parameters' gradients. */
 INLINE void add_lanes(__global const float *g, __global const float *x, __global const float *weight, float mean,
                       float scale, int parameters, __global float *dweight, __global float *dbias, int i, int left,
                       float8 *sums, float8 *products) {

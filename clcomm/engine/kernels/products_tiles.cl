@@ -1,6 +1,6 @@
-/* What convolutions as matrix products share: what a tap sees of eight pixels, and products in tiles.
+/* Shared by convolutions as matrix products: a tap's view of eight pixels, and products in tiles.
 
-   With GATED a kernel computes only what Winograd's algorithm could not: nothing if all flags of winograd_tiles.cl are
+   With GATED a kernel computes only results that Winograd's could not: nothing if all flags of winograd_tiles.cl are
    set. */
 
 #define SIDES (PANEL / TILE_LANES)

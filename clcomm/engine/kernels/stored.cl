@@ -21,7 +21,7 @@ __kernel void narrow(__global ushort *restrict stored, __global const float *res
     FOR_ELEMENTS(i, count) stored[i] = (ushort)STORED_OF(values[i]);
 }
 
-/* Masters that do not round to what is stored become that: something else than the optimizer has written it. */
+/* Masters that do not round to the stored value take it: something else than the optimizer has written it. */
 __kernel void reconcile(__global const ushort *restrict stored, __global float *restrict masters, int first,
                         int first_master, int count) {
     stored += first, masters += first_master;

@@ -1,4 +1,4 @@
-/* What the kernels of Winograd's algorithm share: tiles of pixels, and the transform of what they see, B^T d B.
+/* Shared by the kernels of Winograd's algorithm: tiles of pixels, and the transform of their view, B^T d B.
 
    The transforms add neighbours, which is wrong for infinities, NaN and numbers near the largest. So each kernel has a
    flag for each tile of weights and each block or group of pixels, `is_ordinary`, which is 0 where it met one of these;
@@ -61,7 +61,7 @@ INLINE void copy_line(float *line, __global const float *row, int column, int wi
 #define EVEN(a, b) (float8)(a.s0, a.s2, a.s4, a.s6, b.s0, b.s2, b.s4, b.s6)
 #define ODD(a, b) (float8)(a.s1, a.s3, a.s5, a.s7, b.s1, b.s3, b.s5, b.s7)
 
-/* seen[4 * i + j][tile]: the pixel in row i and column j of what each tile of a run sees. */
+/* seen[4 * i + j][tile]: the pixel in row i and column j of the view of each tile of a run. */
 INLINE void see_run(float *seen, __global const float *plane, const Run *run, const Sizes *s)
 {
     float line[2 * TILES + 2];
