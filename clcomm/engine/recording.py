@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from clcomm.engine import arena, host_addresses, program
+from clcomm.engine import host_addresses, program
 from clcomm.engine.device import Device
 from clcomm.engine.grad_slot import NONE
 from clcomm.engine.guards import Guards
@@ -28,7 +28,7 @@ class Lifetime(NamedTuple):
     last: int
 
 
-def plan(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[list[int], int]:
+def plan_arena(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[list[int], int]:
     """Return (offset of each buffer, bytes in all); buffers in use at the same launch never overlap.
 
     The largest are placed first, each at the lowest offset that is free for its whole lifetime (greedy by size:
@@ -136,8 +136,8 @@ class LaunchRecording:
         self._planned = list(planned.values())
         for allocation in recorder.allocations.values():
             allocation.owner = None
-        lifetimes = [arena.Lifetime(each.nbytes, each.first, each.last) for each in self._planned]
-        self._offsets, self.nbytes = arena.plan(lifetimes, self.device.buffer_alignment)
+        lifetimes = [Lifetime(each.nbytes, each.first, each.last) for each in self._planned]
+        self._offsets, self.nbytes = plan_arena(lifetimes, self.device.buffer_alignment)
         self.release()
 
     @staticmethod
