@@ -23,7 +23,7 @@ from clcomm.console.table import TextTable
 from clcomm.costs.forecast import Candidate, ScalingRow
 from clcomm.costs.model import Cost, Fit, MeasuredFit
 from clcomm.measure.bench_report import Printer
-from clcomm.measure.timing import Row
+from clcomm.measure.timing import BenchRow
 from clcomm.measure.tune_report import candidates_table, fits_table, scaling_table
 from clcomm.report.elements import Column as ReportColumn
 from clcomm.report.elements import Table
@@ -145,7 +145,7 @@ def bench(names: Sequence[str], digits: int, rng: random.Random) -> Drawn:
     for name in names:
         nbytes, p50 = value_of(rng, digits), float(value_of(rng, min(digits, 11)))
         figures = (p50 / 2, p50, p50 * 2, nbytes / p50 / 1e3, nbytes / p50 / 2e3)
-        rows.append(Row(name, "shared", "shared", nbytes, nbytes // 4, "float", "sum", "numpy", *figures, 0))
+        rows.append(BenchRow(name, "shared", "shared", nbytes, nbytes // 4, "float", "sum", "numpy", *figures, 0))
         values += [nbytes, nbytes // 4, *figures]
 
     def show_rows(width: int) -> str:

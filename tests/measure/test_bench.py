@@ -16,7 +16,7 @@ from clcomm.errors import ArgumentError
 from clcomm.measure import bench
 from clcomm.measure.bench_report import average_busbw
 from clcomm.measure.collective_cases import CASES
-from clcomm.measure.timing import Row
+from clcomm.measure.timing import BenchRow
 from tests.helpers import one_line
 
 
@@ -137,12 +137,12 @@ def test_the_average_busbw_weighs_sizes_alike_and_transports_apart(capfd, tmp_pa
     expected = sum(row["busbw_gb_s"] for row in document["rows"]) / len(document["rows"])
     assert document["average_busbw_gb_s"] == {"all_gather": {"solo": pytest.approx(expected)}}
     drawn = zip("xyxy", (1, 2, 3, 6), strict=True)
-    rows = [Row("a", name, name, 4, 1, "", "", "", 1, 1, 1, 1, busbw, 0) for name, busbw in drawn]
+    rows = [BenchRow("a", name, name, 4, 1, "", "", "", 1, 1, 1, 1, busbw, 0) for name, busbw in drawn]
     assert average_busbw(rows) == {"x": 2, "y": 4}
 
 
 def test_headings_come_again_where_a_number_needs_more_room(capsys):
-    row = Row("all_reduce", "auto", "auto", 8, 2, "float32", "sum", "numpy", 1.0, 1.0, 1.0, 1, 1, 0)
+    row = BenchRow("all_reduce", "auto", "auto", 8, 2, "float32", "sum", "numpy", 1.0, 1.0, 1.0, 1, 1, 0)
     printer = bench.Printer(Console(soft_wrap=True, width=140), False)
     for seconds in (1, 1, 123456789):
         printer.show([replace(row, p50_us=float(seconds))])
