@@ -28,12 +28,12 @@ class Case(NamedTuple):
 
 
 def draw(rng: np.random.Generator, longest: int, number: int) -> Case:
-    """Draw an attention; lengths come from a few, as each is a build."""
+    """Draw an attention; lengths come from a few, as each is a build, and packed ones share a build with others."""
     queries, keys = (int(n) for n in rng.integers(1, 4 * longest, 2))
     head, value = ((8, 8), (5, 3), (20, 40), (32, 32))[number % (4 if longest > 20 else 2)]
-    packed = number % 3 == 0
+    packed = head == value and number % 8 < 4
     if packed:
-        keys, value = queries, head
+        keys = queries
     groups = (int(rng.integers(1, 3)), int(rng.integers(1, 4)))
     return Case(groups, queries, keys, head, value, SEEN[number % len(SEEN)], packed, int(rng.integers(1 << 30)))
 

@@ -81,6 +81,7 @@ def test_the_families_of_the_host_agree_in_the_calling_thread(device: Device) ->
     )
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", (*WIDE_FAMILIES, *ALSO_WIDE))
 def test_a_family_in_vectors_of_16_agrees_with_float64(name: str) -> None:
     check(_guarded("cpu", WIDE), FAMILIES[name], CASES // 2)
@@ -93,6 +94,7 @@ def _tunings() -> Iterator[Any]:
                 yield pytest.param(kind, name, value, id=f"{name}={value}")
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize(("kind", "name", "value"), list(_tunings()))
 def test_a_family_agrees_with_float64_whatever_the_tuning(kind: str, name: str, value: Any) -> None:
     tuned = _guarded(kind, replace(Tuning(), **{name: value}))
