@@ -123,7 +123,8 @@ def test_a_log_that_can_have_no_directory_is_refused_before_data_is_read(tmp_pat
 
 
 def test_four_ranks_at_16_train_as_one_at_64(tmp_path: Path) -> None:
-    job = ["--data", "synthetic", "--no-eval", "--quiet", "--max-steps", "20", "--lr", "0.01", "--checkpoint"]
+    job = ["--data", "synthetic", "--model", "mlp", "--no-eval", "--quiet", "--max-steps", "8", "--lr", "0.01"]
+    job += ["--checkpoint"]
     run("examples.mnist", *job, str(tmp_path / "four.npz"), "--batch-size", "16", ranks=4)
     run("examples.mnist", *job, str(tmp_path / "one.npz"), "--batch-size", "64")
     four, one = (
@@ -167,7 +168,7 @@ def table_rows(out: str) -> dict[str, list[str]]:
 @needs_mnist
 def test_the_published_table_of_one_epoch() -> None:
     """Of an epoch's first steps, unless every case is to run; its figures grow with the number of steps."""
-    steps = 235 if runs_all_cases() else 20
+    steps = 235 if runs_all_cases() else 5
     out = run(
         "examples.compare_bucketing", "--model", "convnet", "--batch-size", "128", "--epochs", "1", "--no-eval",
         "--data", MNIST, "--quiet", "--max-steps", str(steps), "--variants", ranks=2,

@@ -16,7 +16,7 @@ LINE = re.compile(
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [0, 1, 2, 3, 4])
 def test_every_rank_trains_the_same_model(ranks: int) -> None:
     pytest.importorskip("sklearn")
