@@ -14,6 +14,17 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 
+class _Regions(dict[tuple[int, int, int], Any]):
+    """The sub-buffers of a buffer by origin, size and flags, released in the reverse order of their making.
+
+    NVIDIA's driver (580) ends in a segmentation fault where overlapping sub-buffers are released in another order.
+    """
+
+    def __del__(self) -> None:
+        while self:
+            self.popitem()
+
+
 @cache
 def _exact_buffer_class() -> Any:
     import pyopencl as cl
@@ -24,15 +35,28 @@ def _exact_buffer_class() -> Any:
         memory: Memory | None = None
         counted = 0
         array: np.ndarray | None = None
+        regions: _Regions | None = None
 
         def get_sub_region(self, origin: int, size: int, flags: int = 0) -> cl.Buffer:
-            part = super().get_sub_region(origin, size, flags)
-            part.whole = self  # type: ignore[attr-defined]  # OpenCL keeps a part's device memory, but not a host array under it
-            return part
+            make = super().get_sub_region
+            part: Any = make(origin, size, flags) if self.array is not None else self._region(make, origin, size, flags)
+            part.whole = self  # OpenCL keeps a part's device memory, but not a host array under it
+            return part  # type: ignore[no-any-return]
+
+        def _region(self, make: Callable[..., cl.Buffer], origin: int, size: int, flags: int) -> Any:
+            """Return another reference to the sub-buffer of a region, which is made at its first use."""
+            if self.regions is None:
+                self.regions = _Regions()
+            region = self.regions.get((origin, size, flags))
+            if region is None:
+                region = self.regions[origin, size, flags] = make(origin, size, flags)
+            return cl.Buffer.from_int_ptr(region.int_ptr, retain=True)
 
         def __del__(self) -> None:
             if self.memory is not None:
                 self.memory._exact_bytes -= self.counted
+                if self.regions is not None:
+                    self.memory._retired.append(self.regions)
                 if self.array is not None and self.memory.on_release is not None:
                     self.memory.on_release(self.array)
 
@@ -59,6 +83,8 @@ class Memory:
         self._context, self._name, self._flags, self._error = context, name, cl.mem_flags, cl.Error
         self._pool = MemoryPool(ImmediateAllocator(queue, cl.mem_flags.READ_WRITE))
         self._exact_bytes = 0
+        #: Of released buffers. A part that is released last drops its buffer first, so its region is released later.
+        self._retired: list[_Regions] = []
         self._exact_buffer = _exact_buffer_class()
 
     @property
@@ -71,7 +97,11 @@ class Memory:
         return self._exact_bytes + self._pool.managed_bytes
 
     def allocate(self, nbytes: int) -> cl.Buffer:
-        """Return a pooled buffer of at least `nbytes`, released with its last reference; DeviceError without memory."""
+        """Return a pooled buffer of at least `nbytes`, which returns to the pool with its last reference.
+
+        Raises DeviceError if the device has no memory for it.
+        """
+        self._retired.clear()
         try:
             buffer: cl.Buffer = self._pool.allocate(nbytes)  # type: ignore[assignment]  # used as one
         except (self._error, MemoryError) as error:
@@ -80,7 +110,17 @@ class Memory:
         return buffer
 
     def exact(self, nbytes: int = 0, *, copy_of: np.ndarray | None = None, on_top_of: np.ndarray | None = None) -> Any:
-        """Return an unpooled buffer: of a size, a copy of an array, or on top of one; DeviceError without memory."""
+        """Return a buffer that is not pooled, by one of the three arguments.
+
+        Args:
+            nbytes: the size of an uninitialised buffer.
+            copy_of: a C-contiguous array whose values a new buffer holds.
+            on_top_of: a C-contiguous array whose memory the buffer uses.
+
+        Raises:
+            DeviceError: the device has no memory for it.
+        """
+        self._retired.clear()
         flags, array = int(self._flags.READ_WRITE), None
         if copy_of is not None:
             flags, array = flags | self._flags.COPY_HOST_PTR, copy_of
@@ -97,6 +137,7 @@ class Memory:
         return buffer
 
     def release_unused(self) -> None:
+        self._retired.clear()
         self._pool.free_held()
 
     def _note_peak(self) -> None:
