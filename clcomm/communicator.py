@@ -103,10 +103,12 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         self._parts: list[Communicator] = []
         self._resources = None
         if world.comm is not None:
+            from clcomm.job.job import this_job
             from clcomm.transport.mpi_resources import MpiResources
 
             held = [each for each in (world.shared, world.base) if each is not None]
-            self._resources = MpiResources(self, world.comm, held, world.pending, world.number, name)
+            everyone = this_job().communicators
+            self._resources = MpiResources(self, world.comm, held, world.pending, world.number, everyone, name)
         names = RankNames(name) if self._resources is None else self._resources.names
         super().__init__(world, self._given_observers, names)
         self._elsewhere, self._board = world.elsewhere, world.board
@@ -311,9 +313,9 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         """Return whether there is room for an allocation, after freeing dropped Communicators if needed."""
         if shared.make_room(nbytes, common):
             return True
-        from clcomm.transport.mpi_resources import free_dropped
+        from clcomm.job.job import this_job
 
-        free_dropped(self.comm, is_short=True)
+        this_job().communicators.free_dropped(self.comm, is_short=True)
         return shared.make_room(nbytes, common)
 
     def _warn_fallback(self, nbytes: int) -> None:

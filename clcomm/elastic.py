@@ -14,10 +14,10 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.errors import LaunchError
+from clcomm.job.job import this_job
 from clcomm.sync.model_sync import forget_abandoned
 from clcomm.transport import mpi_failures
 from clcomm.transport.mpi_communicators import world_ranks
-from clcomm.transport.mpi_resources import owners_among
 
 #: Label under which the stats count a recovery's collectives.
 RECOVERY = "recovery"
@@ -46,7 +46,7 @@ def survivors_of(comm: Communicator) -> Communicator:
     that has come here.
     """
     old = comm.comm
-    for each in [comm, *owners_among(() if old is None else world_ranks(old))]:
+    for each in [comm, *this_job().communicators.owners_among(() if old is None else world_ranks(old))]:
         each.abandon()
     forget_abandoned()
     while True:

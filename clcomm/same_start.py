@@ -16,12 +16,13 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
 from itertools import takewhile
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from clcomm._version import __version__
 from clcomm.errors import MismatchError, name_ranks
+from clcomm.job.job import this_job
 from clcomm.job.time_limits import Limits
 from clcomm.transport import mpi_communicators, mpi_runtime
 from clcomm.transport.mpi_runtime import Intracomm
@@ -50,17 +51,10 @@ class Fact(NamedTuple):
     remedy: str
 
 
-class _Job:
-    """The facts that this process's program declared, and the warnings already logged."""
-
-    facts: ClassVar[tuple[Fact, ...]] = ()
-    printed: ClassVar[set[str]] = set()
-
-
 def declare(program: str, options: object) -> None:
     """Register a program's name and parsed options for comparison between ranks, without those in OF_EACH_RANK."""
     given = {name: value for name, value in vars(options).items() if name not in OF_EACH_RANK and not callable(value)}
-    _Job.facts = (
+    this_job().declared = (
         Fact("program", program, "start the same program on all ranks"),
         *(Fact(f"--{name.replace('_', '-')}", _shown(value), _OPTIONS) for name, value in given.items()),
     )
@@ -69,12 +63,13 @@ def declare(program: str, options: object) -> None:
 @contextmanager
 def declared(program: str, options: object) -> Iterator[None]:
     """Declare a program and its options within this context."""
-    before = _Job.facts
+    job = this_job()
+    before = job.declared
     declare(program, options)
     try:
         yield
     finally:
-        _Job.facts = before
+        job.declared = before
 
 
 def require_same_start(comm: Intracomm, arguments: Mapping[str, object], limits: Limits) -> None:
@@ -84,7 +79,7 @@ def require_same_start(comm: Intracomm, arguments: Mapping[str, object], limits:
     """
     if comm.Get_size() == 1:
         return
-    required = [*_required_versions(), *_Job.facts, *_arguments(arguments)]
+    required = [*_required_versions(), *this_job().declared, *_arguments(arguments)]
     suspicious = [*_suspicious_versions(), *_environment(limits)]
     own = np.frombuffer(_digest(required) + _digest(suspicious), np.uint8)
     everyone = np.empty((comm.Get_size(), own.size), np.uint8)
@@ -121,9 +116,10 @@ def _cut(values: list[str]) -> list[str]:
 
 
 def _warn(text: str, rank: int) -> None:
-    if rank == 0 and text not in _Job.printed:
+    warned = this_job().warned
+    if rank == 0 and text not in warned:
         _log.warning("%s", text)
-    _Job.printed.add(text)
+    warned.add(text)
 
 
 def _required_versions() -> list[Fact]:

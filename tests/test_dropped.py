@@ -16,6 +16,7 @@ import pytest
 from clcomm import Communicator
 from clcomm.engine import Linear
 from clcomm.errors import ArgumentError, ResourceError
+from clcomm.job.job import this_job
 from clcomm.synchronizer import Synchronizer
 from clcomm.transport import mpi_resources
 from clcomm.transport.mpi_runtime import world
@@ -108,7 +109,7 @@ def test_dropped_communicators_take_nothing_for_good(monkeypatch):
             gc.collect()
         most = max(most, used_of_shared_memory() - first)
     assert most < MOST * (size * WINDOW_BYTES + (1 << 19)), f"{most >> 20} MiB"
-    assert len(mpi_resources._Process.dropped) + len(mpi_resources._Process.open) < MOST
+    assert len(this_job().communicators.dropped) + len(this_job().communicators.open) < MOST
     assert spare - spare_communicators() < MOST * PARTS
     assert Communicator().all_reduce(np.ones(3)).tolist() == [size] * 3
 
@@ -149,11 +150,11 @@ def test_room_is_made_of_what_was_dropped(monkeypatch):
     shared, refused = staying._shared, []
     if shared is None:
         pytest.skip("no shared memory")
-    before = len(mpi_resources._Process.dropped)
+    before = len(this_job().communicators.dropped)
     make_room = shared.make_room
     monkeypatch.setattr(shared, "make_room", lambda *a: make_room(*a) if refused else refused.append(1))
     assert staying._shared.holds(staying.allocate(100))
-    assert before and len(mpi_resources._Process.dropped) < before
+    assert before and len(this_job().communicators.dropped) < before
 
 
 def test_ranks_that_keep_theirs_hold_the_others_up_nowhere():
@@ -165,11 +166,11 @@ def test_ranks_that_keep_theirs_hold_the_others_up_nowhere():
         kept = None
     for _ in range(5):
         Communicator().barrier()
-    numbers = [each.key[0] for each in mpi_resources._Process.dropped]
+    numbers = [each.key[0] for each in this_job().communicators.dropped]
     if world().Get_size() > 1:
         assert (number in numbers) == (rank > 0)
     assert len(numbers) <= 2 + 1
-    assert kept is None or kept._resources in mpi_resources._Process.open
+    assert kept is None or kept._resources in this_job().communicators.open
 
 
 def test_a_constructor_that_fails_takes_nothing_for_good():
@@ -182,7 +183,7 @@ def test_a_constructor_that_fails_takes_nothing_for_good():
     gc.collect()  # tracebacks refer to what failed
     world().Barrier()
     Communicator().barrier()
-    assert len(mpi_resources._Process.dropped) < 5
+    assert len(this_job().communicators.dropped) < 5
 
 
 @pytest.mark.mpi(min_size=2)

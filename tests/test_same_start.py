@@ -11,6 +11,7 @@ import pytest
 
 from clcomm import Communicator, same_start
 from clcomm.errors import MismatchError
+from clcomm.job.job import this_job
 from clcomm.same_start import OF_EACH_RANK, Fact, declare, difference
 from tests.helpers import one_line
 from tests.option_values import Option, options
@@ -21,8 +22,8 @@ COLLECTIVE = ("python -m examples.mnist", "python -m examples.compare_bucketing"
 
 @pytest.fixture(autouse=True)
 def nothing_declared(monkeypatch):
-    monkeypatch.setattr(same_start._Job, "facts", ())
-    monkeypatch.setattr(same_start._Job, "printed", set())
+    monkeypatch.setattr(this_job(), "declared", ())
+    monkeypatch.setattr(this_job(), "warned", set())
 
 
 def collective_options() -> list[Option]:

@@ -23,7 +23,6 @@ from clcomm.transport import mpi_communicators, mpi_failures
 from clcomm.transport.hierarchical import HierarchicalTransport
 from clcomm.transport.hosts import Hosts
 from clcomm.transport.meeting import Meeting, WorldMeeting
-from clcomm.transport.mpi_resources import free_dropped, next_number
 from clcomm.transport.mpi_runtime import Intracomm
 from clcomm.transport.mpi_transport import MpiTransport
 from clcomm.transport.reduction import prepared_reduction_by_hosts
@@ -92,15 +91,16 @@ def _connect_ranks(world: World, comm: Any, transport: str, limits: Limits, argu
     except MismatchError:
         comm.Free()
         raise
-    free_dropped(comm)
-    world.number = next_number(comm)
+    job = this_job()
+    job.communicators.free_dropped(comm)
+    world.number = job.communicators.next_number(comm)
     if comm.Get_size() == 1 and transport != "mpi":
-        exit_monitor.watch_host(this_job().record, comm, 0)
+        exit_monitor.watch_host(job.record, comm, 0)
         return
     host = mpi_communicators.host_of(comm)
     world.made.append(host)
     mpi_failures.unlink_shared_files()
-    exit_monitor.watch_host(this_job().record, host, mpi_failures.place_in_world()[0])
+    exit_monitor.watch_host(job.record, host, mpi_failures.place_in_world()[0])
     world.local_rank, world.local_size = host.Get_rank(), host.Get_size()
     hosts = Hosts.of(comm, host)
     world.host, world.hosts = hosts.host_of(comm.Get_rank()), len(hosts)

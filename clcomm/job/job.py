@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 import weakref
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from clcomm.errors import ClcommError
 from clcomm.job.rank_record import RankRecord
 from clcomm.job.restarts import ProgressFile
+from clcomm.transport.mpi_resources import AllResources
 
 
 class Hooks(Protocol):
@@ -35,16 +36,21 @@ class Job:
     Attributes:
         record: this rank's step and state, for messages and the exit monitor.
         progress: the same for `clcomm run`.
+        communicators: the MPI resources of all Communicators.
         hooks: of the process's exits, from the first Communicator or `clcomm run` on.
         queues: collectives that run in threads beside the program.
+        declared: the facts on the program that ranks compare at their start (`clcomm/same_start.py`).
+        warned: the warnings of that comparison that were logged.
         is_reported: whether this process's end has been reported.
         wrapped: the last error that another library may have wrapped in its own.
     """
 
     def __init__(self) -> None:
-        self.record, self.progress = RankRecord(), ProgressFile()
+        self.record, self.progress, self.communicators = RankRecord(), ProgressFile(), AllResources()
         self.hooks: Hooks | None = None
         self.queues: weakref.WeakSet[Queue] = weakref.WeakSet()
+        self.declared: tuple[Any, ...] = ()
+        self.warned: set[str] = set()
         self.is_reported = False
         self.wrapped: ClcommError | None = None
 

@@ -16,7 +16,7 @@ import numpy as np
 from clcomm.transport.mapped_files import MappedFile, map_file_of
 from clcomm.transport.meeting import MeetingPoint, length_and_dtype
 from clcomm.transport.mpi_communicators import address_function, shared_window, world_ranks
-from clcomm.transport.mpi_runtime import Intracomm, Win
+from clcomm.transport.mpi_runtime import Intracomm, Win, process_mpi
 from clcomm.transport.pending import advance_started
 from clcomm.transport.same_arrays import mismatch
 from clcomm.usable_cores import usable_cores
@@ -94,10 +94,6 @@ class _Region:
         return sum(part.nbytes for part in self.parts)
 
 
-#: Windows that arrays still used when their Communicator was closed, by the ranks in COMM_WORLD that share them.
-_windows_in_use: dict[tuple[int, ...], list[_Region]] = {}
-
-
 class HostMemory:
     """Windows of the ranks of one host, their meeting point, and the `desk`: zeroed bytes in common.
 
@@ -111,7 +107,7 @@ class HostMemory:
         self.rank, self.ranks = comm.Get_rank(), comm.Get_size()
         self._address = address_function()
         self._members = world_ranks(comm)
-        self._regions: list[_Region] = _windows_in_use.pop(self._members, [])
+        self._regions: list[_Region] = process_mpi().windows_in_use.pop(self._members, [])
         self._used_bytes = 0  # at the last garbage collection
         self._kept: dict[tuple[object, ...], Any] = {}
         nbytes = desk_bytes + MeetingPoint.nbytes(self.ranks)
@@ -211,7 +207,7 @@ class HostMemory:
         """Free the communicator and the windows; the next HostMemory of these ranks adopts windows still in use."""
         self.free_unused()
         if self._members:
-            _windows_in_use.setdefault(self._members, []).extend(self._regions)
+            process_mpi().windows_in_use.setdefault(self._members, []).extend(self._regions)
         self._regions = []
         self._kept.clear()
         self._window.Unlock_all()

@@ -14,7 +14,15 @@ import numpy as np
 
 from clcomm.errors import LaunchError
 from clcomm.launcher import launched_rank
-from clcomm.transport.mpi_runtime import Intracomm, Started, is_finalized, is_running, launched_ranks, load_mpi, world
+from clcomm.transport.mpi_runtime import (
+    Intracomm,
+    is_finalized,
+    is_running,
+    launched_ranks,
+    load_mpi,
+    process_mpi,
+    world,
+)
 
 #: How long the news of a rank's death may take to come, after what it left of a message.
 NEWS_S = 1.0
@@ -108,27 +116,22 @@ def survivors(comm: Intracomm) -> Intracomm:
 
     From then on the job consists of these ranks alone, which agree on how it ends.
     """
-    _Job.comm = alive = cast("Intracomm", comm.Shrink())
+    process_mpi().survivors = alive = cast("Intracomm", comm.Shrink())
     return alive
-
-
-class _Job:
-    """The job's live ranks after losses; None: all of COMM_WORLD."""
-
-    comm: Intracomm | None = None
 
 
 def live_world() -> Intracomm:
     """Return COMM_WORLD, or after losses a communicator of the surviving ranks; raises as `mpi_runtime.world`."""
-    everyone = world()
-    return everyone if _Job.comm is None else _Job.comm
+    everyone, alive = world(), process_mpi().survivors
+    return everyone if alive is None else alive
 
 
 def _job() -> Intracomm:
     """Return a communicator of the job's live ranks, used only for the end of the job."""
     from mpi4py import MPI
 
-    return MPI.COMM_WORLD if _Job.comm is None else _Job.comm
+    alive = process_mpi().survivors
+    return MPI.COMM_WORLD if alive is None else alive
 
 
 def call_before_finalize(function: Callable[[], None]) -> None:
@@ -142,12 +145,6 @@ def call_before_finalize(function: Callable[[], None]) -> None:
     MPI.COMM_SELF.Set_attr(keyval, None)
 
 
-class _Finalize:
-    """Whether clcomm calls MPI_Finalize."""
-
-    is_ours = False
-
-
 def take_over_finalize() -> None:
     """Let `finalize_after_python` call MPI_Finalize in place of mpi4py, which calls it in a forked child too.
 
@@ -157,12 +154,12 @@ def take_over_finalize() -> None:
 
     if "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is None and mpi4py.rc.initialize:
         mpi4py.rc.finalize = False
-        _Finalize.is_ours = True
+        process_mpi().is_ours_to_end = True
 
 
 def finalize_after_python() -> None:
     """Register MPI_Finalize for the end of Python; not where ranks may die, as it would wait for them."""
-    if not (_Finalize.is_ours or Started.is_ours) or not is_running() or tolerates_failures():
+    if not process_mpi().is_ours_to_end or not is_running() or tolerates_failures():
         return
     import ctypes
 

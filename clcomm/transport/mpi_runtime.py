@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clcomm.errors import ArgumentError, LaunchError
 from clcomm.launcher import launched_ranks as launched_ranks
@@ -60,10 +61,26 @@ def bindings_version() -> str:
     return mpi4py.__version__
 
 
-class Started:
-    """Whether `load_mpi` called MPI_Init, as the program has set mpi4py.rc.initialize to False."""
+class ProcessMpi:
+    """MPI in this process, which starts and ends once.
 
-    is_ours = False
+    Attributes:
+        is_ours_to_end: whether clcomm calls MPI_Finalize: mpi4py leaves that to it, or left MPI_Init to it.
+        survivors: the job's live ranks after losses; None: all of COMM_WORLD.
+        windows_in_use: windows that arrays still used when their Communicator was closed, by the ranks in COMM_WORLD
+            that share them (`host_memory.py`).
+    """
+
+    def __init__(self) -> None:
+        self.is_ours_to_end = False
+        self.survivors: Intracomm | None = None
+        self.windows_in_use: dict[tuple[int, ...], list[Any]] = {}
+
+
+@cache
+def process_mpi() -> ProcessMpi:
+    """Return what belongs to this process's MPI."""
+    return ProcessMpi()
 
 
 def load_mpi() -> ModuleType:
@@ -87,7 +104,7 @@ def load_mpi() -> ModuleType:
             raise ImportError(reason) from None
     if not MPI.Is_initialized():
         MPI.Init_thread()
-        Started.is_ours = True
+        process_mpi().is_ours_to_end = True  # the program has set mpi4py.rc.initialize to False
     return MPI
 
 
