@@ -12,8 +12,9 @@ from clcomm import Communicator
 from clcomm.checkpoint import Checkpoint, load
 from clcomm.checkpoint_series import CheckpointSeries, load_newest
 from clcomm.errors import ArgumentError
+from clcomm.optim import Adam
 from tests.examples.test_examples import run
-from tests.sharded_jobs import Job
+from tests.sharded_jobs import KINDS, Job
 from tests.training.trainers import assert_same_bits, make_trainer, train
 from training.snapshot import restore_snapshot, save_snapshot
 
@@ -57,6 +58,22 @@ def test_a_state_of_all_ranks_goes_on_with_fewer(several, tmp_path, kind, transp
                 resumed = [_resumed(fewer, path, kind, sharded).run(3, 10) for sharded in (False, True)]
                 assert_same_bits(*resumed)
         part.Free()
+
+
+def test_a_state_goes_on_where_the_parameters_were_given_in_another_order(comm, monkeypatch):
+    monkeypatch.setitem(KINDS, "turned", lambda model: Adam([*model.parameters()][::-1], 2e-3))
+    job = Job(comm, "adam")
+    parameters, state = job.run(3), job.optimizer.state_dict()
+    expected = job.run(2, 3)
+    for sharded in (False, True):
+        turned = Job(comm, "turned", sharded)
+        turned.model.load_state_dict(parameters)
+        turned.optimizer.load_state_dict(state)
+        again = Job(comm, "adam", sharded)
+        again.model.load_state_dict(parameters)
+        again.optimizer.load_state_dict(turned.optimizer.state_dict())
+        assert_same_bits(turned.run(2, 3), expected)
+        assert_same_bits(again.run(2, 3), expected)
 
 
 def _resumed(comm, path, kind, sharded):

@@ -124,6 +124,10 @@ def _check_optimizer(state: dict[str, np.ndarray]) -> None:
             if array.dtype.kind != "U" or array.shape != () or not str(array).isprintable():
                 raise invalid_entry(entry, "an optimizer's name", array)
             continue
+        if name == "names":
+            if array.dtype.kind != "U" or array.ndim != 1:
+                raise invalid_entry(entry, "the parameters' names", array)
+            continue
         if array.dtype.kind not in "biuf":
             raise invalid_entry(entry, "numbers", array)
         is_count = name == "steps" or name.partition("/")[0] == "step"

@@ -76,7 +76,7 @@ def numbers_of_groups(
         if np.asarray(state[GROUPS]).tolist() != own[GROUPS]:
             raise ArgumentError(
                 f"state_dict[{GROUPS!r}]: expected those of this optimizer's parameters, got others; "
-                "make Synchronizer or DistributedDataParallel and optimizer in the order of the job that saved it"
+                "give it the groups of the job that saved it"
             )
         count = len(own["lr"])
         for name in names:

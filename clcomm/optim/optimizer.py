@@ -18,6 +18,7 @@ from clcomm.engine.grad_slot import NONE
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.errors import ArgumentError
+from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.shards import Part
 from clcomm.optim.checks import (
     GROUPS,
@@ -30,6 +31,7 @@ from clcomm.optim.checks import (
 )
 from clcomm.optim.flat_state import ITEM, MASTER, FlatState
 from clcomm.optim.groups import PARAMS, group_of, groups_of, members_of
+from clcomm.optim.order import in_order_of, order_of
 from clcomm.optim.runs import runs_of
 
 #: What an optimizer trains: a dict has "params", and hyper-parameters of these parameters' own.
@@ -255,27 +257,30 @@ class Optimizer:
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return kind, number of steps, hyper-parameters (arrays without dimensions) and the flat state buffers.
 
-        "missed", if any: for each parameter, in the flat space's order, the steps in which it was frozen. After
-        `restrict` the buffers are those of the range; `load_state_dict` takes whole ones.
+        "names" and "sizes" are the parameters', in the order of the buffers, the flat space's. So is "missed", if any:
+        the steps in which each was frozen. After `restrict` the buffers are those of the range; `load_state_dict` takes
+        whole ones.
         """
         state = {name: np.array(value) for name, value in self.settings().items()}
         missed = np.array([self._missed.get(parameter, 0) for parameter in self.space.parameters])
         if missed.any():
             state[MISSED] = missed
-        return {**state, **self._state.read(self.state_names)}
+        return {**state, **order_of(self.space.layout), **self._state.read(self.state_names)}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from a `state_dict()`.
+        """Continue from a `state_dict()`, of an optimizer whose flat space may have another order.
 
+        Parameters are found by their names or, where an optimizer over a list had none, by their places in that list.
         Raises ArgumentError, with no change, if it is another optimizer's or holds what no `state_dict()` returns.
         """
         kind = str(state["kind"]) if "kind" in state else "none"
         if kind != type(self).__name__:
             raise ArgumentError(f"state_dict: expected the state of {type(self).__name__}, got {kind}")
         self._find_trained()  # unfrozen parameters have a place in the state
-        expected = {*self.settings(), *self.state_names}
+        expected = {*self.settings(), *order_of(self.space.layout), *self.state_names}
         if set(state) - {MISSED} != expected:
             raise ArgumentError(f"state_dict: expected the entries {sorted(expected)}, got {sorted(state)}")
+        state = self.in_own_order(state, self.space.layout)
         require_numbers(state, ("steps",))
         steps, numbers = steps_of(state), numbers_of_groups(state, self.settings(), self._limits, self._switches)
         ours, theirs = list(self._buffer_names(self._numbers)), list(self._buffer_names(numbers))
@@ -292,6 +297,15 @@ class Optimizer:
             group.numbers.update(own)
         self._missed = dict(zip(self.space.parameters, missed, strict=True))
         self._checked_revision = -1
+
+    def in_own_order(self, state: Mapping[str, np.ndarray], layout: FlatLayout) -> dict[str, np.ndarray]:
+        """Return another job's state in the order of this optimizer's parameters; ArgumentError for other parameters.
+
+        layout: the flat space's, or that of the whole model of which it has parts.
+        """
+        names = {each: place.name for each, place in zip(self.space.parameters, layout.ranges, strict=True)}
+        given = [names[each] for each in self._members.values() if each in names]
+        return in_order_of(layout, given, state, self.state_names)
 
     # -- hyper-parameters
 

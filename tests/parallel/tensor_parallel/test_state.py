@@ -66,7 +66,7 @@ def test_an_optimizer_s_state_is_gathered_and_divided(auto, sharded):
     if sharded:
         optimizer = DistributedOptimizer(optimizer, ddp.synchronizer)
     alone = GPTTask.model()
-    whole = AdamW(alone.parameters(), 1e-3, eps=1e-5)
+    whole = AdamW(alone.parameters(), 1e-3, eps=1e-5)  # without names
     for step in range(4):
         if step == 2:  # each goes on with the other's
             first, second = gathered_state(optimizer), whole.state_dict()
@@ -74,7 +74,11 @@ def test_an_optimizer_s_state_is_gathered_and_divided(auto, sharded):
                 assert np.allclose(first[name], second[name], rtol=1e-3, atol=1e-6)
             whole.load_state_dict(first)
             optimizer.load_state_dict(divided_state(optimizer, second))
-            assert all(np.array_equal(each, second[name]) for name, each in gathered_state(optimizer).items())
+            assert all(
+                np.array_equal(each, second[name])
+                for name, each in gathered_state(optimizer).items()
+                if name != "names"
+            )
         for each, kind in ((ddp, "own"), (alone, "all")):
             batch = GPTTask.batch(mesh["dp"].rank, step) if kind == "own" else joined(GPTTask, mesh["dp"].size, step)
             loss_fn = GPTTask.loss(mesh["tp"]) if kind == "own" else next_token_loss
