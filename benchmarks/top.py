@@ -80,8 +80,8 @@ def note_a_step() -> None:
 
 def note_a_phase() -> None:
     """Do what a phase adds to its begin and its end."""
-    outer, now.Now.phase = now.Now.phase, "forward_backward"
-    now.Now.phase = outer
+    outer, now.NOW.phase = now.NOW.phase, "forward_backward"
+    now.NOW.phase = outer
 
 
 def figures_of(comm: Communicator) -> Callable[[], None]:

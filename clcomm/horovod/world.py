@@ -17,16 +17,6 @@ from clcomm.tensors.collectives import TensorCollectives
 from clcomm.transport.mpi_communicators import checked
 
 
-class _World:
-    """What `init` made; `generation` counts the Communicators, so that what was prepared for an older one is known."""
-
-    comm: Communicator | None = None
-    generation = 0
-    is_homogeneous = True
-    recording: Recording | None = None
-    registers_exit = False
-
-
 def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
     """Create the Communicator of all ranks; collective. A second call does nothing.
 
@@ -41,25 +31,26 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = Non
         if process_sets.lower() != "dynamic":
             raise ArgumentError(f'process_sets: expected a list of hvd.ProcessSet or "dynamic", got {process_sets!r}')
         process_sets = None
-    if _World.comm is None:
+    if not is_initialized():
         ranks = comm if isinstance(comm, Sequence) else None
         _open(Communicator(None if ranks is not None else comm, **environment.communicator_options()))
-        if rank() == 0 and _World.generation == 1:
+        if rank() == 0 and global_process_set.generation == 1:
             environment.name_ignored()
         if ranks and list(ranks) != list(range(size())):
             raise ArgumentError(f"comm: expected all ranks, got {list(ranks)}; for some of them use process_sets")
-        if not _World.registers_exit:
-            _World.registers_exit = True
+        if not global_process_set.registers_exit:
+            global_process_set.registers_exit = True
             atexit.register(_at_exit)
     for each in process_sets or ():
         add_process_set(each)
 
 
 def _open(comm: Communicator) -> None:
-    _World.comm, _World.generation = comm, _World.generation + 1
-    global_process_set.collectives, global_process_set.some_joined = _collectives_of(comm), False
-    _World.is_homogeneous = len(set(comm.all_gather_object(comm.local_size, label="init"))) == 1
-    _World.recording = Recording.wanted(comm, "HOROVOD_TIMELINE")
+    everyone = global_process_set
+    everyone.generation += 1
+    everyone.collectives, everyone.some_joined = _collectives_of(comm), False
+    everyone.is_homogeneous = len(set(comm.all_gather_object(comm.local_size, label="init"))) == 1
+    everyone.recording = Recording.wanted(comm, "HOROVOD_TIMELINE")
 
 
 def _collectives_of(comm: Communicator) -> TensorCollectives:
@@ -69,28 +60,30 @@ def _collectives_of(comm: Communicator) -> TensorCollectives:
 
 def replace_communicator(comm: Communicator) -> None:
     """Go on with the Communicator of the ranks that are left; collective over these. Process sets are dropped."""
-    for each in list(_sets()):
+    for each in list(global_process_set.added.values()):
         each._drop()
     _open(comm)
 
 
 def shutdown() -> None:
     """Finish what was started and close the Communicator; collective. Files of CLCOMM_REPORT are written now."""
-    if _World.comm is None:
+    if not is_initialized():
         return
-    if _World.recording is not None:
-        _World.recording.write()
-        _World.recording = None
-    for each in list(_sets()):
+    everyone = global_process_set
+    if everyone.recording is not None:
+        everyone.recording.write()
+        everyone.recording = None
+    for each in list(everyone.added.values()):
         each._close()
-    _World.comm.finalize()
-    _World.comm = global_process_set.collectives = None
+    communicator().finalize()
+    everyone.collectives = None
 
 
 def _at_exit() -> None:
     """Write what was asked for, at the end of a program that did not call `shutdown`."""
-    if _World.comm is not None and _World.recording is not None and not endings.is_reported():
-        _World.recording.write()
+    recording = global_process_set.recording
+    if is_initialized() and recording is not None and not endings.is_reported():
+        recording.write()
 
 
 def communicator() -> Communicator:
@@ -98,19 +91,20 @@ def communicator() -> Communicator:
 
     Raises ArgumentError before `init`.
     """
-    if _World.comm is None:
+    collectives = global_process_set.collectives
+    if collectives is None:
         raise ArgumentError("horovod: expected hvd.init() before any other call, got none")
-    return _World.comm
+    return collectives.comm
 
 
 def generation() -> int:
     """Return the number of Communicators so far."""
-    return _World.generation
+    return global_process_set.generation
 
 
 def is_initialized() -> bool:
     """Return whether `init` was called, and `shutdown` not since."""
-    return _World.comm is not None
+    return global_process_set.collectives is not None
 
 
 def rank() -> int:
@@ -146,20 +140,21 @@ def cross_size() -> int:
 def is_homogeneous() -> bool:
     """Return whether all hosts have equally many ranks."""
     communicator()
-    return _World.is_homogeneous
+    return global_process_set.is_homogeneous
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
     """Record a timeline from now on, for ui.perfetto.dev; collective. `mark_cycles`: there are no cycles here."""
-    recording = _World.recording = _World.recording or Recording(communicator(), "", live=True)
+    everyone = global_process_set
+    recording = everyone.recording = everyone.recording or Recording(communicator(), "", live=True)
     recording.start_trace(os.fspath(file_path))
 
 
 def stop_timeline() -> None:
     """Write the timeline that `start_timeline` began; collective."""
     communicator()
-    if _World.recording is not None:
-        _World.recording.stop_trace()
+    if global_process_set.recording is not None:
+        global_process_set.recording.stop_trace()
 
 
 # --- process sets ---
@@ -224,7 +219,7 @@ class ProcessSet:
 
     def _drop(self) -> None:
         self.process_set_id, self.collectives = None, None
-        _ADDED.pop(id(self), None)
+        global_process_set.added.pop(id(self), None)
 
     def _close(self) -> None:
         if self.collectives is not None:
@@ -236,9 +231,12 @@ class ProcessSet:
 
 
 class _GlobalSet(ProcessSet):
-    """All ranks; none before `init`.
+    """All ranks, and what `init` has made for them; none before.
 
     Attributes:
+        generation: counts the Communicators, so that what was prepared for an older one is known.
+        recording: for the files that the environment or `start_timeline` asks for.
+        added: the other process sets, by id.
         some_joined: whether ranks are known to have joined, which have to be told what the others do; the others agree.
     """
 
@@ -247,6 +245,9 @@ class _GlobalSet(ProcessSet):
 
     def __init__(self) -> None:
         self.mpi_comm = None
+        self.generation, self.is_homogeneous, self.registers_exit = 0, True, False
+        self.recording: Recording | None = None
+        self.added: dict[int, ProcessSet] = {}
 
     @property
     def ranks(self) -> list[int]:  # type: ignore[override]
@@ -260,12 +261,7 @@ class _GlobalSet(ProcessSet):
 
 
 global_process_set = _GlobalSet()
-_ADDED: dict[int, ProcessSet] = {}
 _numbers = iter(range(1, 1 << 30))
-
-
-def _sets() -> Iterable[ProcessSet]:
-    return _ADDED.values()
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -281,7 +277,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     given = str(ranks) if added.mpi_comm is None else "a communicator"
     require_agreement(comm, "process_set", [given], "add the same sets in the same order on every rank")
     made = {frozenset(each) for each in comm.all_gather_object(ranks, label="process_set")}
-    for known in [frozenset(range(comm.size)), *(each for one in _sets() for each in one._made)]:
+    sets = (each for one in global_process_set.added.values() for each in one._made)
+    for known in [frozenset(range(comm.size)), *sets]:
         if known in made:
             raise ArgumentError(f"process_set: expected ranks of no other set, got a duplicate of {sorted(known)}")
     if added.mpi_comm is not None:
@@ -293,7 +290,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         else:
             part.Free()
     added.ranks, added._made, added.process_set_id = ranks, made, next(_numbers)
-    _ADDED[id(added)] = added
+    global_process_set.added[id(added)] = added
     return added
 
 
@@ -309,7 +306,7 @@ def _ranks_of(mpi_comm: Any) -> list[int]:
 
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Close a set and return whether it was registered; collective over all ranks."""
-    if id(process_set) not in _ADDED:
+    if id(process_set) not in global_process_set.added:
         return False
     process_set._close()
     return True

@@ -14,7 +14,7 @@ from time import perf_counter, perf_counter_ns, process_time
 from typing import Any
 
 from clcomm.stats.flight_recorder import FlightRecorder
-from clcomm.stats.now import Now
+from clcomm.stats.now import NOW
 from clcomm.usable_cores import usable_cores
 
 #: The speed is that of the last steps within this time.
@@ -49,8 +49,8 @@ class Figures:
         steps_per_s, samples_per_s = self._rates()
         waiting, waits_for = self._waits(now_s)
         found = {
-            "step": Now.step, "steps_per_s": _short(steps_per_s), "samples": Now.samples,
-            "samples_per_s": _short(samples_per_s), "phase": Now.phase, "collectives": watched.sequence,
+            "step": NOW.step, "steps_per_s": _short(steps_per_s), "samples": NOW.samples,
+            "samples_per_s": _short(samples_per_s), "phase": NOW.phase, "collectives": watched.sequence,
             "communication": _short(min(1.0, max(0.0, communicated_s - self._communicated_s) / elapsed_s)),
             "waiting": _short(waiting), "waits_for": waits_for, "memory": _resident_bytes(),
             "cores": _short((busy_s - self._busy_s) / elapsed_s), "cores_allowed": len(usable_cores()),
@@ -60,13 +60,13 @@ class Figures:
 
     def _rates(self) -> tuple[float, float]:
         """Return steps and samples a second, from begin to begin; a long pause counts up to now."""
-        if not Now.step_ns:
+        if not NOW.step_ns:
             return 0.0, 0.0
         now_ns, steps = perf_counter_ns(), self._steps
-        if steps and Now.step < steps[-1][1]:
+        if steps and NOW.step < steps[-1][1]:
             steps.clear()  # another run has begun
-        if not steps or Now.step != steps[-1][1]:
-            steps.append((Now.step_ns, Now.step, Now.samples))
+        if not steps or NOW.step != steps[-1][1]:
+            steps.append((NOW.step_ns, NOW.step, NOW.samples))
         while len(steps) > 2 and steps[1][0] < now_ns - WINDOW_NS:
             steps.popleft()
         (first_ns, first, samples), (last_ns, last, all_samples) = steps[0], steps[-1]

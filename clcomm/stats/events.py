@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from clcomm.stats.now import Now
+from clcomm.stats.now import NOW
 
 Row = dict[str, Any]  # what tables and files tell of a kind of collectives, by name
 
@@ -110,12 +110,12 @@ class TimedPhase:
         self._name, self._label, self._bucket, self._figures = name, label, bucket, figures
 
     def __enter__(self) -> None:
-        self._outer, Now.phase = Now.phase, self._name
+        self._outer, NOW.phase = NOW.phase, self._name
         self._communicated_s = self._communicated()
         self._began_s = time.perf_counter()
 
     def __exit__(self, *error: object) -> None:
-        began_s, Now.phase = self._began_s, self._outer
+        began_s, NOW.phase = self._began_s, self._outer
         seconds = time.perf_counter() - began_s
         within_s = self._communicated() - self._communicated_s
         within_s = within_s if within_s < seconds else seconds

@@ -9,25 +9,34 @@ from time import perf_counter_ns
 
 
 class Now:
-    """This process's state. `step_ns`: when the step began; `numbered`: whether the program numbers its steps."""
+    """What this process is at.
 
-    step = step_ns = samples = 0
-    phase = ""
-    numbered = False
+    Attributes:
+        step_ns: when the step began.
+        numbered: whether the program numbers its steps.
+    """
+
+    def __init__(self) -> None:
+        self.step = self.step_ns = self.samples = 0
+        self.phase = ""
+        self.numbered = False
+
+
+NOW = Now()
 
 
 def note_step(step: int) -> None:
     """Note that a step begins, by the program's number for it."""
-    Now.numbered, Now.step, Now.step_ns = True, step, perf_counter_ns()
+    NOW.numbered, NOW.step, NOW.step_ns = True, step, perf_counter_ns()
 
 
 def count_step() -> None:
     """Count a synchronisation as a step, unless the program numbers its steps."""
-    if not Now.numbered:
-        Now.step += 1
-        Now.step_ns = perf_counter_ns()
+    if not NOW.numbered:
+        NOW.step += 1
+        NOW.step_ns = perf_counter_ns()
 
 
 def note_samples(samples: int) -> None:
     """Add to the samples that this rank has trained on."""
-    Now.samples += samples
+    NOW.samples += samples

@@ -241,20 +241,20 @@ class Watched:
 
 def test_rates_are_those_of_the_steps_begins(monkeypatch):
     for name in ("step", "step_ns", "samples", "numbered"):
-        monkeypatch.setattr(now.Now, name, getattr(now.Now, name))
+        monkeypatch.setattr(now.NOW, name, getattr(now.NOW, name))
     taken = figures.Figures(FlightRecorder())
     begin = time.perf_counter_ns() - 3 * 10**9
     for number in range(4):
-        now.Now.numbered, now.Now.step, now.Now.step_ns = True, 10 + 5 * number, begin + number * 10**9
-        now.Now.samples = 160 * number
+        now.NOW.numbered, now.NOW.step, now.NOW.step_ns = True, 10 + 5 * number, begin + number * 10**9
+        now.NOW.samples = 160 * number
         found = json.loads(taken.take(Watched(), None))
     assert (found["step"], found["steps_per_s"], found["samples_per_s"]) == (25, 5.0, 160.0)
     assert found["collectives"] == 7 and found["memory"] > 1 << 20 and found["waits_for"] == -1
-    now.Now.step, now.Now.step_ns = 1, time.perf_counter_ns()  # another run
+    now.NOW.step, now.NOW.step_ns = 1, time.perf_counter_ns()  # another run
     assert json.loads(taken.take(Watched(), None))["steps_per_s"] == 0.0
-    before = now.Now.step
+    before = now.NOW.step
     now.count_step()
-    assert now.Now.step == before, "the program numbers its steps"
+    assert now.NOW.step == before, "the program numbers its steps"
 
 
 def test_waits_name_the_rank_that_came_last():
