@@ -116,7 +116,6 @@ class NetclTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Dimensions."""
         shape = tuple(int(length) for length in self.value.shape)
         return shape[::-1] if self._transposed else shape
 

@@ -89,7 +89,6 @@ def _write_for_terminal(report: Report, output: str | None) -> None:
 
 
 def write_text(text: str, output: str | None) -> None:
-    """Write text to the file `output`; without a file, print it."""
     if output:
         write_whole(output, text, "-o")
     else:

@@ -40,7 +40,6 @@ class FlatMemory:
         return result
 
     def load(self, flat: np.ndarray, values: np.ndarray) -> None:
-        """Restore a `whole`."""
         self._bytes_of(address_of(flat), flat.nbytes)[: values.size] = values
 
     def _bytes_of(self, base: int, nbytes: int) -> np.ndarray:
@@ -80,7 +79,6 @@ class Feedback:
             raise ArgumentError("state_dict['residual']: expected zeros between the parameters, got something else")
 
     def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Restore a `state_of`."""
         self._residuals.load(flat, state["residual"])
 
 

@@ -101,7 +101,6 @@ class ScalingRow:
 
     @property
     def basis(self) -> str:
-        """Return "measured" or "extrapolated"."""
         return "extrapolated" if self.measured_s is None else "measured"
 
 

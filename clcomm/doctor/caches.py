@@ -31,7 +31,6 @@ def probe() -> dict[str, object]:
 
 
 def own_directory() -> Path:
-    """Return the cache directory that the environment asks for."""
     own = variables.text("CLCOMM_CACHE_DIR")
     return Path(own) if own else _common() / "clcomm"
 

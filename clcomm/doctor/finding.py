@@ -34,7 +34,6 @@ class Finding:
     evidence: Mapping[str, object] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields in JSON-compatible form."""
         return asdict(self)
 
 
@@ -66,7 +65,6 @@ def table(findings: Sequence[Finding]) -> TextTable:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Return how many problems and notes there are, in words."""
     counts = {level: sum(finding.level == level for finding in findings) for level in (PROBLEM, NOTE, OK)}
     bad = ", ".join(f"{count} {level}{'s' if count > 1 else ''}" for level, count in counts.items()
                     if count and level != OK)  # fmt: skip
@@ -74,7 +72,6 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """Return the table in plain lines of the output's width."""
     return f"{table(findings)}\n"
 
 

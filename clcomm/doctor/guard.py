@@ -34,7 +34,6 @@ class StageGuard:
         self._tell({"within_s": within_s, "late": late, "dead": dead})
 
     def done(self) -> None:
-        """End the guard: nothing can hang any more."""
         self._tell({})
         assert self._process.stdin is not None
         self._process.stdin.close()

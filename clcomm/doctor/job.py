@@ -32,7 +32,6 @@ class Job:
         return {rank: facts[probe] for rank, facts in enumerate(self.ranks) if FAILED not in facts.get(probe, {FAILED})}
 
     def failures(self, probe: str) -> dict[int, str]:
-        """Return why a probe failed, by rank."""
         found = {rank: facts.get(probe) for rank, facts in enumerate(self.ranks)}
         return {rank: facts[FAILED] for rank, facts in found.items() if facts and FAILED in facts}
 

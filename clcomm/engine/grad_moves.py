@@ -25,7 +25,6 @@ class GradMoves:
         self._kept: dict[tuple[int, int], tuple[Callable[[], None], Callable[[], None]]] = {}  # by range
 
     def forget(self) -> None:
-        """Forget prepared moves before the buffers are released."""
         self._kept.clear()
 
     def pull(self, start: int, stop: int) -> None:

@@ -32,7 +32,6 @@ def used_since(cache: Path, since: float) -> list[Path]:
 
 
 def seal(cache: Path, folders: list[Path]) -> str:
-    """Return the seal of these program folders of the cache, as text."""
     return json.dumps({str(folder.relative_to(cache)): _digests(folder) for folder in sorted(folders)})
 
 

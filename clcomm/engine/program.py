@@ -40,7 +40,6 @@ def source_of(file: str) -> str:
 
 
 def all_sources() -> str:
-    """Return the text of all kernels' files."""
     paths = sorted(Path(__file__).with_name("kernels").glob("*.cl"))
     return "\n".join(path.read_text(encoding="utf-8") for path in paths)
 

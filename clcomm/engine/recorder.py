@@ -33,7 +33,6 @@ class Allocation:
         self.first = self.last = -1
 
     def is_unused(self) -> bool:
-        """Return whether nothing else refers to the buffer."""
         return sys.getrefcount(self.owner) <= _OWNED_ALONE
 
 
@@ -122,7 +121,6 @@ class Recorder:
             segment.states += [(slot, slot.state) for slot, state in pairs if slot.state != state]
 
     def begin_segment(self) -> None:
-        """Begin the segment after a function that ran on the host."""
         for slots in self._latest:
             self._latest[slots] = [slot.state for slot in slots]
         self.segments.append(Segment())

@@ -32,7 +32,6 @@ class Profile:
 
     @property
     def kernel_s(self) -> float:
-        """Seconds during which kernels ran."""
         return sum(launch.seconds for launch in self.launches)
 
     def close(self) -> None:
@@ -109,7 +108,6 @@ class KernelLog:
         self._read_marks()
 
     def pause(self, paused: bool) -> None:
-        """Stop logging launches if `paused`, else resume."""
         self._device.note = None if paused else self.note
 
     def take(self) -> list[tuple[str, tuple[int, ...], int, int]]:

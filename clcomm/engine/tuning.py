@@ -83,7 +83,6 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, cl_device: cl.Device, kind: str) -> Identity:
-        """Return the identity of a device that runs the kernels for `kind`."""
         # PoCL's drivers with and without threads run the same code on the same cores, so they share a table.
         name = _POCL_DRIVERS.sub("", cl_device.name.strip())
         return cls(cl_device.platform.name.strip(), name, cl_device.driver_version.strip(), kind)

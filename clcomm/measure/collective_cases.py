@@ -130,7 +130,6 @@ class ScheduledAllReduceCase(AllReduceCase):
 
 
 def _scheduled(algorithm: str) -> type[Case]:
-    """Return the case of an algorithm, such as "all_reduce_ring"."""
     members = {"algorithm": algorithm, "operation": f"all_reduce_{algorithm}"}
     return type(f"{algorithm.title()}AllReduce", (ScheduledAllReduceCase,), members)
 

@@ -30,7 +30,6 @@ class Estimate(NamedTuple):
         return self.low > other.high or other.low > self.high
 
     def scaled(self, factor: float) -> Estimate:
-        """Return the estimate times `factor`, to change its unit."""
         return Estimate(*(None if value is None else value * factor for value in self))  # type: ignore[arg-type]
 
     def rate_of(self, amount: float) -> Estimate:

@@ -18,7 +18,6 @@ _MOSTLY = 0.75
 
 
 def title(analysis: Analysis) -> str:
-    """Return the title."""
     figures = analysis.run.figures
     what = " on ".join(figures[name] for name in ("model", "dataset") if figures[name])
     hosts = f" of {figures['hosts']} hosts" if (figures["hosts"] or 1) > 1 else ""

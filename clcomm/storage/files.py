@@ -214,7 +214,6 @@ def remove_tree(name: str, directory: int) -> None:
 
 
 def unused_name(target: Path) -> Path:
-    """Return a unique name beside `target` for an incomplete file."""
     return target.with_name(f".{target.name}.{secrets.token_hex(8)}{PARTIAL}")
 
 

@@ -80,7 +80,6 @@ def _locked(path: Path, deadline: float) -> int | None:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Return whether the open file is still the one at `path`."""
     with suppress(OSError):
         return os.path.samestat(path.lstat(), os.fstat(descriptor))
     return False

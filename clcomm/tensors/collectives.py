@@ -302,7 +302,6 @@ class TensorCollectives:
         self.comm.all_to_all(arrays(sends), arrays(receives), label=label, operation=operation)
 
     def barrier(self) -> None:
-        """Return when every rank has called it."""
         self.comm.barrier()
 
     # --- refusals, on every rank ---

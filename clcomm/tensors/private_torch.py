@@ -45,7 +45,6 @@ NAMES = {
 
 
 def is_there(name: str) -> bool:
-    """Return whether this release of PyTorch has the name."""
     return _found(NAMES[name][0]) is not None
 
 

@@ -42,7 +42,6 @@ class PartWriter:
             raise
 
     def append(self, **rows: Rows) -> None:
-        """Write rows of one or more KINDS."""
         self._write(rows)
 
     def _write(self, chunk: Mapping[str, object]) -> None:

@@ -64,7 +64,6 @@ def _gradient(ctx: Context, index: int, grad: Tensor, left: Tensor, right: Tenso
 
 
 def _as_one(x: Tensor) -> Tensor:
-    """Return the matrices of x stacked as one."""
     return x.alias((math.prod(x.shape[:-1]), x.shape[-1]))
 
 

@@ -162,7 +162,6 @@ def conv2d(
 
 
 def _group_by_group(x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:
-    """Return the convolution computed group by group, as matrix products."""
     xs, weights = split(x, g.channels, 1), split(weight, g.outputs)
     biases = [None] * g.groups if bias is None else split(bias, g.outputs)
     parts = zip(xs, weights, biases, strict=True)

@@ -32,7 +32,6 @@ def suit(g: Geometry, device: Device) -> bool:
 
 
 def convolve(g: Geometry, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
-    """Queue y = conv2d(x, weight) + bias."""
     flags = _convolve(x, weight, bias, y, (g.pad_h, g.pad_w), (0, 1, 9 * g.channels, 9))
     convolution_products.convolve(g, x, weight, bias, y, flags)
 

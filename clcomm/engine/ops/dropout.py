@@ -53,6 +53,5 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, stream: RandomStre
 
 
 def check_probability(name: str, p: float) -> None:
-    """Raise ArgumentError unless p is a number from 0 to 1."""
     if not isinstance(p, (int, float)) or not 0 <= p <= 1:
         raise ArgumentError(f"{name}: expected p from 0 to 1, got {p!r}")

@@ -247,6 +247,5 @@ def _check_pair(name: str, x: Tensor, y: Tensor, reduction: str) -> None:
 
 
 def check_reduction(name: str, reduction: str) -> None:
-    """Raise ArgumentError for a reduction that is not one of three."""
     if reduction not in _REDUCTIONS:
         raise ArgumentError(f"{name}: expected reduction 'mean', 'sum' or 'none', got {reduction!r}")

@@ -228,7 +228,6 @@ def _has_few_rows(out: Tensor, depth: int) -> bool:
 
 
 def _multiply_few_rows(a: Tensor, b: Tensor, out: Tensor, depth: int, transpose_a: bool) -> None:
-    """Queue out = op(a) b for few rows and whole panels."""
     device = out.device
     rows, columns = out.shape
     kernel = _kernel(device, "gemm_few_rows_transposed" if transpose_a else "gemm_few_rows")

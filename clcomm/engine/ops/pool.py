@@ -67,7 +67,6 @@ class AdaptiveAvgPool2dOp(Op):
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Queue dx: each gradient is divided evenly over its window."""
         dx = ctx.out(0)
         kernel = dx.device.kernel("pool", "adaptive_average_pool_gradient")
         dx.device.launch(kernel, *dx.device.grid(dx.size), dx, grad, *ctx.sizes)

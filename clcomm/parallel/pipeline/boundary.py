@@ -79,7 +79,6 @@ class Inbox:
         self.held_bytes = 0
 
     def expect(self, count: int) -> None:
-        """Note that so many tensors will be sent from now on."""
         self._receiver.expect(count)
 
     def receive(self, micro_batch: int) -> Arrived:
@@ -91,7 +90,6 @@ class Inbox:
         return leaf
 
     def release(self) -> None:
-        """Release the tensor that was received first."""
         self.held_bytes -= self._leaves[0].nbytes
         self._receiver.release()
 
@@ -104,13 +102,10 @@ class Outbox:
         self._slots = [SlotTensor(device, memory, shape, dtype) for memory in sender.slots]
 
     def reserve(self, micro_batch: int) -> SlotTensor:
-        """Return the next slot, once it is free."""
         return self._slots[self._sender.reserve(f"{self._name}, micro-batch {micro_batch},")]
 
     def send(self) -> None:
-        """Send the slot that was reserved last."""
         self._sender.send()
 
     def complete(self) -> None:
-        """Block until everything sent has left this rank's memory."""
         self._sender.complete()

@@ -47,7 +47,6 @@ class TiedParameters:
 
     @property
     def are_here(self) -> bool:
-        """Whether this rank has any."""
         return bool(self._groups)
 
     def begin_step(self) -> None:
@@ -83,5 +82,4 @@ class TiedParameters:
         return id(parameter) not in self._follows
 
     def gather_numbers(self, own: np.ndarray) -> np.ndarray:
-        """Return the numbers of all ranks, a row for each; collective."""
         return self._comm.all_gather(own, label=WHOLE)

@@ -40,7 +40,6 @@ class StepTimes:
         self._steps: deque[tuple[float, float]] = deque(maxlen=MOST_STEPS)
 
     def add(self, began_s: float, turns: Sequence[tuple[Action, float, float]]) -> None:
-        """Add a step by its begin and its actions' times."""
         self._steps.append((turns[-1][2] - began_s, sum(end - begin for _, begin, end in turns)))
 
     def reset(self) -> None:
