@@ -1,7 +1,8 @@
-"""The elements of a drawing: rectangles, paths, dots and texts.
+"""The elements of a drawing: rectangles, paths, dots and texts, in Okabe and Ito's colours, legible to all readers.
 
 Horizontal places are shares of the plot, from 0 at its left end to 1, so that a drawing fills any width; vertical ones,
 and those beside the plot, are pixels. Colours are #rrggbb or a role in ROLES, coloured by the reader's theme.
+M. Okabe, K. Ito, Color Universal Design, 2008.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from clcomm.drawing.colours import BLUE, VERMILLION, Paint, ink_on, stripe_of
-
+ORANGE, SKY, GREEN, YELLOW = "#e69f00", "#56b4e9", "#009e73", "#f0e442"
+BLUE, VERMILLION, PURPLE, GREY = "#0072b2", "#d55e00", "#cc79a7", "#cccccc"
+OKABE_ITO = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, "#000000")
 #: The size of texts and the largest mean width of their characters, in pixels.
 FONT, CHARACTER = 13, 7.8
 #: Each role's colour on a light background.
@@ -24,6 +26,31 @@ DASHED = (4.0, 3.0)
 _STRIPES, _STRIPE = 6, 3
 #: The height and width of a key's sample.
 SAMPLE = 11
+
+
+class Paint(NamedTuple):
+    """A colour, plain or with stripes of a lighter one."""
+
+    colour: str
+    striped: bool = False
+
+
+def stripe_of(paint: Paint) -> str:
+    """Return the colour of a paint's stripes: halfway to white."""
+    red, green, blue = (int(paint.colour[at : at + 2], 16) for at in (1, 3, 5))
+    return f"#{(red + 255) // 2:02x}{(green + 255) // 2:02x}{(blue + 255) // 2:02x}"
+
+
+def ink_on(paint: Paint) -> str:
+    """Return black or white, the more legible one on a paint."""
+    return "#000000" if paint.striped or luminance(paint.colour) > 0.179 else "#ffffff"
+
+
+def luminance(colour: str) -> float:
+    """Return a colour's relative luminance, 0 to 1 (WCAG 2.2)."""
+    channels = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 class Rect(NamedTuple):

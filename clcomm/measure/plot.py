@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from clcomm.drawing.axes import log_axes, plot
-from clcomm.drawing.colours import OKABE_ITO
 from clcomm.drawing.png import draw, require_matplotlib
-from clcomm.drawing.scene import DASHED, SAMPLE, Dot, Key, Mark, Path, Scene, Text, arrow, upright
+from clcomm.drawing.scene import DASHED, OKABE_ITO, SAMPLE, Dot, Key, Mark, Path, Scene, Text, arrow, upright
 from clcomm.schedules import Schedule
 
 #: The styles of lines: all colours, then all again dashed and dotted.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clcomm.clipping import CLIPPING
-from clcomm.drawing.colours import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, YELLOW, Paint
+from clcomm.drawing.scene import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, YELLOW, Paint
 from clcomm.report import step_parts
 
 #: Parts of one colour are of one kind: waiting for ranks or a core, moving, packing, computing.

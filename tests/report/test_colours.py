@@ -6,8 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from clcomm.drawing.colours import ink_on, luminance, stripe_of
-from clcomm.drawing.scene import painted, text_on
+from clcomm.drawing.scene import ink_on, luminance, painted, stripe_of, text_on
 from clcomm.report import step_parts
 from clcomm.report.colours import PAINTS, paint_of
 from tests.colour_vision import APART, distance, rgb

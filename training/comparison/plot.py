@@ -13,8 +13,21 @@ from clcomm.costs.forecast import recommend
 from clcomm.costs.model import Fit, fit, plan_s
 from clcomm.drawing import png
 from clcomm.drawing.axes import Axis, Scale, even_ticks, plot
-from clcomm.drawing.colours import BLUE, GREEN, VERMILLION
-from clcomm.drawing.scene import FONT, SAMPLE, Dot, Key, Path, Scene, Text, level, text_width, upright
+from clcomm.drawing.scene import (
+    BLUE,
+    FONT,
+    GREEN,
+    SAMPLE,
+    VERMILLION,
+    Dot,
+    Key,
+    Path,
+    Scene,
+    Text,
+    level,
+    text_width,
+    upright,
+)
 from clcomm.measure.collective_cases import PreparedAllReduceCase
 from clcomm.measure.intervals import METHOD, Estimate
 from clcomm.measure.timing import MeasuredTransport, TimingSchedule, sizes_between, time_calls

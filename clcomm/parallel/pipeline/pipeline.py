@@ -21,11 +21,10 @@ from clcomm.parallel.data_parallel import DistributedDataParallel
 from clcomm.parallel.mesh import Mesh
 from clcomm.parallel.pipeline.batches import BatchCheck, MicroBatches
 from clcomm.parallel.pipeline.boundaries import Boundaries, Passing, find_passing
-from clcomm.parallel.pipeline.executor import Batch, Executor, Loss
+from clcomm.parallel.pipeline.executor import Batch, Bubble, Executor, Loss, StepTimes
 from clcomm.parallel.pipeline.plan import LAYERS, agreed_plan
 from clcomm.parallel.pipeline.stage import ModelPart, Stage, tied_parameters
 from clcomm.parallel.pipeline.tied import TiedParameters
-from clcomm.parallel.pipeline.times import Bubble, StepTimes
 from clcomm.schedules.pipeline import INTERLEAVED, ONE_F_ONE_B, PipelineSchedule
 from clcomm.sync.model_sync import averaging_of
 from clcomm.sync.overlap import begins_in_backward

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,6 @@ from clcomm.engine.nn import Module, Sequential
 from clcomm.engine.nn.module import evaluating
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError, ClcommError, MismatchError
-from clcomm.parallel.pipeline import cut as cuts
 from clcomm.parallel.pipeline.stage import Names
 from clcomm.schedules.pipeline import PipelineSchedule, pipeline_schedule
 from clcomm.sync.agreement import CHECKS
@@ -22,6 +24,57 @@ from clcomm.sync.agreement import CHECKS
 COSTS = "costs"
 #: In place of the first layer of each stage: equally many layers with parameters; equally many parameters.
 LAYERS, PARAMETERS = "layers", "parameters"
+
+
+def require_enough(layers: int, stages: int, chunks: int = 1, kind: str = "layers") -> None:
+    """Raise ArgumentError, with the numbers, where there are more stages than layers."""
+    if layers < stages:
+        product = f" ({stages // chunks} ranks x {chunks} chunks)" if chunks > 1 else ""
+        raise ArgumentError(f"stages: expected at most one for each of {layers} {kind}, got {stages} stages{product}")
+
+
+def cut_by_number(has_parameters: Sequence[bool], stages: int, chunks: int = 1) -> list[int]:
+    """Return each stage's first layer, with layers with parameters divided evenly; others follow theirs."""
+    counted = [number for number, has in enumerate(has_parameters) if has]
+    require_enough(len(counted), stages, chunks, "layers with parameters")
+    return [0, *(counted[-(-len(counted) * stage // stages)] for stage in range(1, stages))]
+
+
+def cut_by_cost(costs: Sequence[float], stages: int) -> list[int]:
+    """Return each stage's first layer, minimising the largest cost; ArgumentError for costs below 0."""
+    if any(isinstance(cost, bool) or not isinstance(cost, Real) or not 0 <= cost < math.inf for cost in costs):
+        raise ArgumentError(f"costs: expected numbers from 0 up, got {list(costs)}")
+    layers = len(costs)
+    require_enough(layers, stages)
+    sums = [0.0, *accumulate(float(cost) for cost in costs)]
+    # most[n]: the highest cost of a stage where the first n layers are cut into the stages so far
+    most, cuts = [sums[n] if n else math.inf for n in range(layers + 1)], []
+    for stage in range(1, stages):
+        begins = [0] * (layers + 1)
+        following = [math.inf] * (layers + 1)
+        for end in range(stage + 1, layers + 1):
+            for begin in range(stage, end):
+                cost = max(most[begin], sums[end] - sums[begin])
+                if cost < following[end]:
+                    following[end], begins[end] = cost, begin
+        most = following
+        cuts.append(begins)
+    starts, end = [], layers
+    for begins in reversed(cuts):
+        end = begins[end]
+        starts.append(end)
+    return [0, *reversed(starts)]
+
+
+def checked_cut(starts: Sequence[int], layers: int, stages: int) -> list[int]:
+    """Return the first layer of each stage as given by the user; ArgumentError for an invalid cut."""
+    found = list(starts)
+    is_cut = len(found) == stages and all(isinstance(at, Integral) and not isinstance(at, bool) for at in found)
+    if not is_cut or found[0] != 0 or any(a >= b for a, b in pairwise([*found, layers])):
+        raise ArgumentError(
+            f"cut: expected the first layer of each of {stages} stages, from 0 and growing, below {layers}, got {found}"
+        )
+    return [int(at) for at in found]
 
 
 def layers_of(model: object) -> list[Module]:
@@ -153,19 +206,19 @@ def _starts(
     layers: Sequence[Module], schedule: PipelineSchedule, cut: str | Sequence[int], costs: Sequence[float] | None
 ) -> list[int]:
     if costs is not None or cut != LAYERS:
-        cuts.require_enough(len(layers), schedule.stages, schedule.chunks)
+        require_enough(len(layers), schedule.stages, schedule.chunks)
     if costs is not None:
         if cut != LAYERS:
             raise ArgumentError(f"costs: expected None with cut={cut!r}, got {len(costs)} costs")
         if len(costs) != len(layers):
             raise ArgumentError(f"costs: expected one for each of {len(layers)} layers, got {len(costs)}")
-        return cuts.by_cost(costs, schedule.stages)
+        return cut_by_cost(costs, schedule.stages)
     if isinstance(cut, str):
         if cut not in (LAYERS, PARAMETERS):
             raise ArgumentError(f"cut: expected 'layers', 'parameters' or the first layer of each stage, got {cut!r}")
         if cut == LAYERS:
-            return cuts.by_number(
+            return cut_by_number(
                 [next(each.parameters(), None) is not None for each in layers], schedule.stages, schedule.chunks
             )
-        return cuts.by_cost(parameter_costs(layers), schedule.stages)
-    return cuts.checked(cut, len(layers), schedule.stages)
+        return cut_by_cost(parameter_costs(layers), schedule.stages)
+    return checked_cut(cut, len(layers), schedule.stages)

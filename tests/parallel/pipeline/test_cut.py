@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm.errors import ArgumentError
-from clcomm.parallel.pipeline import cut
+from clcomm.parallel.pipeline import plan
 from tests.helpers import one_line
 
 
@@ -21,9 +21,9 @@ def stages_of(starts: list[int], layers: int) -> list[range]:
 def test_stages_have_equally_many_layers_with_parameters(has_parameters, stages):
     if sum(has_parameters) < stages:
         with pytest.raises(ArgumentError, match=f"got {stages} stages"):
-            cut.by_number(has_parameters, stages)
+            plan.cut_by_number(has_parameters, stages)
         return
-    found = stages_of(cut.by_number(has_parameters, stages), len(has_parameters))
+    found = stages_of(plan.cut_by_number(has_parameters, stages), len(has_parameters))
     counts = [sum(has_parameters[layer] for layer in stage) for stage in found]
     assert len(found) == stages and sum(counts) == sum(has_parameters)
     assert max(counts) - min(counts) <= 1
@@ -34,14 +34,14 @@ def test_stages_have_equally_many_layers_with_parameters(has_parameters, stages)
 def test_the_most_expensive_stage_is_as_cheap_as_possible(costs, stages):
     if len(costs) < stages:
         with pytest.raises(ArgumentError, match=f"{len(costs)} layers, got {stages} stages"):
-            cut.by_cost(costs, stages)
+            plan.cut_by_cost(costs, stages)
         return
 
     def most(starts):
         return max(sum(costs[layer] for layer in stage) for stage in stages_of(starts, len(costs)))
 
-    found = cut.by_cost(costs, stages)
-    assert found == cut.checked(found, len(costs), stages)
+    found = plan.cut_by_cost(costs, stages)
+    assert found == plan.checked_cut(found, len(costs), stages)
     every = itertools.combinations(range(1, len(costs)), stages - 1)
     assert most(found) == min(most([0, *starts]) for starts in every)
 
@@ -49,13 +49,13 @@ def test_the_most_expensive_stage_is_as_cheap_as_possible(costs, stages):
 @pytest.mark.parametrize("costs", [[1.0, -1.0], [float("nan"), 1.0], [float("inf"), 1.0], ["1", 2], [True, 1]])
 def test_costs_are_numbers(costs):
     with pytest.raises(ArgumentError, match="costs: expected numbers from 0 up"):
-        cut.by_cost(costs, 2)
+        plan.cut_by_cost(costs, 2)
 
 
 @pytest.mark.parametrize("starts", [[], [0], [1, 2, 3], [0, 2, 2], [0, 3, 2], [0, 2, 5], [0, 1, 2, 3], [0, 1.0, 2]])
 def test_what_is_no_cut_is_refused_with_the_numbers(starts):
     with pytest.raises(ArgumentError) as caught:
-        cut.checked(starts, 5, 3)
+        plan.checked_cut(starts, 5, 3)
     assert one_line(caught) == (
         f"cut: expected the first layer of each of 3 stages, from 0 and growing, below 5, got {starts}"
     )
