@@ -63,14 +63,9 @@ def write_report(report: Report, form: str, output: str | None) -> None:
         title = "\n".join(text for text in (report.title, report.subtitle) if text)
         draw([chart.scene() for chart in report.charts], output, "-o", title)
     else:
-        from clcomm.report import html, text_formats
+        from clcomm.report.formats import as_csv, as_html, as_json, as_markdown
 
-        writers = {
-            "markdown": text_formats.as_markdown,
-            "json": text_formats.as_json,
-            "csv": text_formats.as_csv,
-            "html": html.as_html,
-        }
+        writers = {"markdown": as_markdown, "json": as_json, "csv": as_csv, "html": as_html}
         write_text(writers[form](report), output)
 
 

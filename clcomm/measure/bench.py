@@ -125,13 +125,7 @@ def measure_all(
     schedule: TimingSchedule,
     show: Callable[[Sequence[BenchRow]], object],
 ) -> list[BenchRow]:
-    """Return all rows; collective.
-
-    Args:
-        control: spans all ranks; its barrier precedes each timed call.
-        options: those of `add_arguments`.
-        show: called with the rows of each size as soon as they are measured.
-    """
+    """Measure and return all rows; `show` gets those of each size at once. Collective over `control`."""
     rows: list[BenchRow] = []
     for operation in dict.fromkeys(options.operation):
         done: set[int] = set()

@@ -24,8 +24,7 @@ def agreed_fold(control: Communicator, sums: str | None) -> Fold | None:
     Args:
         sums: "device", "numpy", or None: the device if every rank has one that computes in the calling thread.
 
-    Raises:
-        ArgumentError: on every rank, for "device" where some rank has no such device.
+    Raises ArgumentError on every rank, for "device" where some rank has no such device.
     """
     fold, problem = (None, "as asked") if sums == "numpy" else _own_fold(control)
     problems = {rank: text for rank, text in enumerate(control.all_gather_object(problem)) if text}

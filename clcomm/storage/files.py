@@ -74,14 +74,7 @@ def destination(path: FilePath) -> Path:
 
 
 def check_writable(path: FilePath, *, in_place: bool = False) -> Path:
-    """Return the real path for writing to `path`; its directory is created if missing.
-
-    Args:
-        in_place: the file will be opened, not replaced.
-
-    Raises:
-        OSError: writing would fail.
-    """
+    """Return the path to replace or, `in_place`, to open, its directory created; OSError if writing would fail."""
     target = destination(path)
     is_there = target.exists()
     if is_there and not os.access(target, os.W_OK):
@@ -151,15 +144,7 @@ def partials_of(target: Path) -> list[Path]:
 
 
 def write_whole(path: FilePath, text: str, name: str) -> None:
-    """Write a file atomically; its directory is created if missing.
-
-    Args:
-        name: the option or variable with the path, named first in the error.
-
-    Raises:
-        ArgumentError: the file cannot be written.
-        OutputError: there is no space.
-    """
+    """Write a file atomically, its directory created if missing; raises the error of `unwritable`."""
     try:
         with replacing(path) as file:
             file.write(text.encode())
@@ -174,14 +159,7 @@ def unwritable(name: str, path: FilePath, error: OSError) -> ArgumentError | Out
 
 
 def open_locked(path: FilePath, mode: str, **settings: Any) -> Any:
-    """Open a file as open(path, mode, **settings) does, in a directory that is created if missing, and lock it.
-
-    Args:
-        mode: "w" or "a", with "b" or without.
-
-    Raises:
-        OSError: another job has it open for writing, or it cannot be opened.
-    """
+    """Open a file as open() does, its directory created, and lock it; OSError if another job writes to it."""
     target = destination(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | _SAFE_FLAGS | (os.O_APPEND if "a" in mode else 0), 0o666)

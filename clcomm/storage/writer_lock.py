@@ -25,11 +25,7 @@ _held: dict[Path, tuple[int, int]] = {}
 def acquire(target: Path, wait_s: float = WAIT_S) -> tuple[Path, int] | None:
     """Lock the file at `target` for this process and return the lock; None where the file system has no locks.
 
-    Args:
-        wait_s: how long to wait for another process's lock.
-
-    Raises:
-        OSError: another process still holds the lock; its strerror names the holder.
+    Raises OSError if another process holds the lock for `wait_s` seconds more; its strerror names the holder.
     """
     path = target.with_name(f".{target.name}.lock").absolute()
     descriptor, holders = _held.get(path, (-1, 0))

@@ -23,7 +23,7 @@ from clcomm.costs.model import Cost, Fit, MeasuredFit
 from clcomm.engine import Device, kernel_cache, tuning
 from clcomm.errors import ClcommError
 from clcomm.report import build, read_runs
-from clcomm.report.html import as_html
+from clcomm.report.formats import as_html
 from tests.fuzz.mutation import mutated
 from tests.report.runs import document, written
 from tests.training.trainers import everything_of, make_trainer, solo, train

@@ -11,7 +11,7 @@ import pytest
 
 from clcomm.drawing.axes import count_text, log_ticks, size_ticks, time_text
 from clcomm.report.chart_kinds import CALLS, SIZE, TIME, Bars, Distribution, Points
-from clcomm.report.html import as_html
+from clcomm.report.formats import as_html
 from clcomm.units import format_size
 from tests.report.conftest import table
 from tests.report.runs import LAYOUT, STEPS

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from benchmarks import example_report
-from clcomm.report import text_formats
+from clcomm.report import formats
 from clcomm.report.elements import MOST_SHOWN, Column, Table
-from clcomm.report.html import as_html
+from clcomm.report.formats import as_html
 from clcomm.report.report import Report
 from clcomm.report.terminal import show
 from tests.report.conftest import reported, table
@@ -51,7 +51,7 @@ def test_the_terminal_shows_every_cell_at_any_width(report, width):
 
 
 def test_markdown_has_all_tables_and_no_live_markup(tmp_path):
-    text = text_formats.as_markdown(reported(tmp_path, model="a|b *c* <d>"))
+    text = formats.as_markdown(reported(tmp_path, model="a|b *c* <d>"))
     assert text.startswith("# a\\|b \\*c\\* \\<d\\> on mnist, 4 ranks\n")
     blocks = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
     assert len(blocks) >= 9
@@ -60,7 +60,7 @@ def test_markdown_has_all_tables_and_no_live_markup(tmp_path):
 
 
 def test_json_is_whole_and_plain(report):
-    found = json.loads(text_formats.as_json(report))
+    found = json.loads(formats.as_json(report))
     assert (found["format"], found["schema"], found["headline"]) == ("clcomm report", 2, report.headline)
     assert found["tables"]["buckets"] == json.loads(json.dumps(table(report, "buckets").rows))
     assert {chart["kind"] for chart in found["charts"]} == {"bars", "distribution", "points"}
@@ -68,7 +68,7 @@ def test_json_is_whole_and_plain(report):
 
 def test_csv_has_every_value(tmp_path):
     report = reported(tmp_path, decisions=[])
-    rows = list(csv.DictReader(text_formats.as_csv(report).splitlines()))
+    rows = list(csv.DictReader(formats.as_csv(report).splitlines()))
     sizes = {row["row"]: row["value"] for row in rows if row["table"] == "buckets" and row["field"] == "bytes"}
     assert sizes == {str(index): str(STEPS * sum(bucket)) for index, bucket in enumerate(LAYOUT)}
     assert {row["table"] for row in rows} == {each.key for each in report.tables}
@@ -76,7 +76,7 @@ def test_csv_has_every_value(tmp_path):
 
 def test_a_spreadsheet_takes_no_text_for_a_formula():
     hostile = Table("t", "T", [Column("a", "A", "text")], [{"a": "=1+1"}, {"a": "@x"}, {"a": "fine"}])
-    lines = text_formats.as_csv(Report("t", {}, [], [], [hostile], [], [])).splitlines()
+    lines = formats.as_csv(Report("t", {}, [], [], [hostile], [], [])).splitlines()
     assert lines[1:] == ["t,0,a,'=1+1", "t,1,a,'@x", "t,2,a,fine"]
 
 

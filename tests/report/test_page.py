@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clcomm.report.html import as_html
+from clcomm.report.formats import as_html
 from clcomm.report.reading import read_runs
 from clcomm.report.report import build
 from tests.report.families import KINDS, reported

@@ -15,8 +15,7 @@ import pytest
 from clcomm.drawing.axes import NARROWEST
 from clcomm.drawing.scene import FONT, text_width
 from clcomm.report import build, read_runs
-from clcomm.report.html import as_html
-from clcomm.report.text_formats import as_json
+from clcomm.report.formats import as_html, as_json
 from tests.report.families import KINDS, Kind, reported
 from tests.report.runs import document, written
 

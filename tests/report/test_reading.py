@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm.errors import DataError
-from clcomm.report import text_formats
-from clcomm.report.html import as_html
+from clcomm.report import formats
+from clcomm.report.formats import as_html
 from clcomm.report.reading import MOST_BYTES, parse, read_runs
 from clcomm.report.record import SCHEMA
 from clcomm.report.report import build
@@ -213,7 +213,7 @@ def test_whatever_a_field_holds_the_file_is_refused_or_shown(path, value):
         return
     run = read_runs_of(checked)
     report = build(run)
-    for write in (text_formats.as_json, text_formats.as_csv, text_formats.as_markdown, as_html):
+    for write in (formats.as_json, formats.as_csv, formats.as_markdown, as_html):
         assert write(report)
 
 

@@ -16,11 +16,10 @@ from clcomm import cli
 from clcomm.report.analysis import Analysis
 from clcomm.report.chart_kinds import Bars
 from clcomm.report.elements import milliseconds
-from clcomm.report.html import as_html
+from clcomm.report.formats import as_html, as_json
 from clcomm.report.reading import read_runs
 from clcomm.report.report import Report, build
 from clcomm.report.step_parts import CORE, WAIT, parts_of
-from clcomm.report.text_formats import as_json
 from tests.faults.launch import HUNG_S, clean_environment, mpiexec
 from tests.report.conftest import table
 from tests.report.drawn import CAUSES, SIZES, STEPS, Case, Rank, drawn

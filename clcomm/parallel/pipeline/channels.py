@@ -132,10 +132,8 @@ class Ends(NamedTuple):
 def open_channels(comm: Communicator, plans: Sequence[ChannelPlan]) -> list[Ends]:
     """Open channels between ranks, in shared memory where both are on one host; collective.
 
-    Until all that was sent is received, no other channels of these ranks may be in use.
-
-    Raises:
-        MismatchError: ranks differ in the plans; on every rank.
+    Until all that was sent is received, no other channels of these ranks may be in use. Raises MismatchError,
+    on every rank, where the plans differ.
     """
     everyone = comm.all_gather_object((comm.host, list(plans)), label=_CHANNELS)
     for rank, (_, theirs) in enumerate(everyone):
