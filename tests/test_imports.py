@@ -1,7 +1,8 @@
-"""What importing clcomm loads, and that it hooks nothing."""
+"""What importing clcomm loads, that it hooks nothing, and that no class stands for a process's state."""
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -56,3 +57,15 @@ def test_importing_the_backend_for_torch_hooks_nothing_and_loads_few_modules() -
 
 def test_the_job_module_itself_loads_nothing() -> None:
     assert sorted(imported("clcomm.job")[1]) == ["clcomm", "clcomm._version", "clcomm.job"]
+
+
+def test_the_state_of_a_process_belongs_to_objects() -> None:
+    """Attributes are assigned to no class by its name, but for the methods that the engine gives to tensors."""
+    found = [
+        f"{path}:{node.lineno}: {ast.unparse(node)}"
+        for path in sorted((ROOT / "clcomm").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name)
+        and node.value.id.strip("_")[:1].isupper() and not node.value.id.isupper() and node.value.id != "Tensor"
+    ]  # fmt: skip
+    assert found == []

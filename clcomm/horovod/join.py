@@ -10,7 +10,7 @@ from clcomm.errors import ArgumentError
 from clcomm.horovod import joined, world
 from clcomm.horovod.gradients import GradientBuckets
 from clcomm.horovod.lost_ranks import raising_internal_errors
-from clcomm.horovod.reduction import Numbered, live
+from clcomm.horovod.reduction import known_reductions
 from clcomm.horovod.world import global_process_set
 
 #: How long a rank that has joined waits before it looks again what the others do, in seconds.
@@ -30,7 +30,7 @@ def join(device: int = -1) -> int:
     """
     comm = world.communicator()
     gc.collect()  # of the optimizers that the program has dropped none counts, on every rank
-    held = [(each, each.optimizer()) for each in live if each.is_needed and not each.is_replaced]
+    held = [(each, each.optimizer()) for each in known_reductions.live if each.is_needed and not each.is_replaced]
     reductions = [each for each, optimizer in held if optimizer is not None]  # which `held` keeps
     for reduction in reductions:
         if reduction.buckets is None:
@@ -38,7 +38,7 @@ def join(device: int = -1) -> int:
         if len(reductions) > 1 and not reduction.is_numbered:
             raise ArgumentError("join: expected one DistributedOptimizer, or several of all ranks, got a process set's")
     of_set = next((each.buckets for each in reductions if not each.is_numbered), None)
-    only = of_set or (None if Numbered.several else Numbered.buckets_of(Numbered.made - 1))
+    only = of_set or (None if known_reductions.several else known_reductions.buckets_of(known_reductions.made - 1))
     rounds, empty = _follow(only, is_announced=of_set is None)
     ends = comm.all_gather_object((rounds, empty + (only is not None and only.is_begun)), label="join")
     if only is not None:
@@ -80,7 +80,7 @@ def _follow(only: GradientBuckets | None, is_announced: bool) -> tuple[int, int]
         if found == {joined.OPERATES}:
             joined.take_part(everyone)
         elif len(found) == 1:
-            buckets = Numbered.buckets_of(found.pop())
+            buckets = known_reductions.buckets_of(found.pop())
             assert buckets is not None
             buckets.take_part()
         told = joined.tell(joined.HAS_JOINED)

@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,24 +24,36 @@ from clcomm.stats.now import count_step
 from clcomm.synchronizer import GRADIENTS
 from clcomm.tensors.arrays import on_host
 
-#: Reductions of live optimizers, for `join`.
-live: weakref.WeakSet[Reduction] = weakref.WeakSet()
 
+class Reductions:
+    """The reductions of live optimizers, and of all ranks' the numbers, which are the same on every rank.
 
-class Numbered:
-    """Reductions of all ranks' optimizers, by the order in which they were made, which is the same on every rank.
-
-    `several`: whether another was alive on any rank when the last one was made; the same on every rank, too.
+    Attributes:
+        live: all of them.
+        numbered: those of all ranks, by the order in which they were made.
+        made: how many of these there were.
+        several: whether another was alive on any rank when the last one was made; the same on every rank, too.
     """
 
-    made, several = 0, False
-    alive: ClassVar[weakref.WeakValueDictionary[int, Reduction]] = weakref.WeakValueDictionary()
+    def __init__(self) -> None:
+        self.live: weakref.WeakSet[Reduction] = weakref.WeakSet()
+        self.numbered: weakref.WeakValueDictionary[int, Reduction] = weakref.WeakValueDictionary()
+        self.made, self.several = 0, False
 
-    @classmethod
-    def buckets_of(cls, number: int) -> GradientBuckets | None:
+    def number(self, reduction: Reduction) -> int:
+        """Return the number of a new one of all ranks; collective."""
+        self.several = any(world.communicator().all_gather_object(bool(self.numbered), label="join"))
+        number, self.made = self.made, self.made + 1
+        self.numbered[number] = reduction
+        return number
+
+    def buckets_of(self, number: int) -> GradientBuckets | None:
         """Return the gradients of a reduction; None where it is not alive."""
-        found = cls.alive.get(number)
+        found = self.numbered.get(number)
         return None if found is None else found.buckets
+
+
+known_reductions = Reductions()
 
 
 class UsageError(ArgumentError, AssertionError):
@@ -81,22 +93,20 @@ class Reduction:
         self._unhook: list[weakref.finalize[..., Reduction]] = []
         self.is_replaced = False
         taken = {id(each) for each in self.trained().values()}
-        for each in list(live):
+        for each in list(known_reductions.live):
             each.leave(taken)
         if self.is_needed:
             self._prepare()
-        live.add(self)
+        known_reductions.live.add(self)
         self._number = -1
         if self._buckets is not None and process_set is global_process_set:
-            Numbered.several = any(world.communicator().all_gather_object(bool(Numbered.alive), label="join"))
-            self._number, Numbered.made = Numbered.made, Numbered.made + 1
-            Numbered.alive[self._number] = self
+            self._number = known_reductions.number(self)
 
     def leave(self, taken: set[int]) -> None:
         """Leave the gradients to an optimizer that is made later, where it has some of the parameters; `taken`: ids."""
         if any(id(each) in taken for each in self._left):
             self.is_replaced = True
-            Numbered.alive.pop(self._number, None)
+            known_reductions.numbered.pop(self._number, None)
             for unhook in self._unhook:
                 unhook()
 
@@ -202,7 +212,7 @@ class Reduction:
             self.require_same_start()
             self._reduce_compressed()
             return
-        if self._number >= 0 and (Numbered.several or global_process_set.some_joined):
+        if self._number >= 0 and (known_reductions.several or global_process_set.some_joined):
             _stepping(self._number)
         self._buckets.finish()
         if self.is_numbered:

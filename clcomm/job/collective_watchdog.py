@@ -20,7 +20,7 @@ from typing import Any
 from clcomm.errors import RankNames
 from clcomm.job import endings
 from clcomm.job.figures import Figures
-from clcomm.job.last_resort import end_by_force_later
+from clcomm.job.forced_end import end_by_force_later
 from clcomm.job.other_hosts import DUMP, PROGRESS, OtherHosts
 from clcomm.job.rank_board import Progress, ProgressBoard
 from clcomm.job.source_location import place_of_thread, stack_of_thread

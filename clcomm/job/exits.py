@@ -18,8 +18,8 @@ from clcomm import variables
 from clcomm.errors import ClcommError
 from clcomm.job import endings, exit_monitor, termination_signals
 from clcomm.job.exit_monitor_process import FINALIZED, LEAVING
+from clcomm.job.forced_end import end_by_force_later
 from clcomm.job.job import Hooks, Job, this_job
-from clcomm.job.last_resort import end_by_force_later
 from clcomm.job.shutdown_watchdog import ShutdownWatchdog
 from clcomm.job.termination_signals import SignalHandlers
 from clcomm.transport import mpi_failures, mpi_runtime

@@ -1,19 +1,51 @@
-"""A process that kills another one if it does not end in time: `start(pid, within_s)`, called when that one exits.
+"""The forced end of a process whose exit MPI or a thread blocks: by a timer, with the exit code, then by SIGKILL.
 
 Open MPI's MPI_Finalize waits for all ranks, and occasionally its launcher misses a rank's death. Python's threads no
-longer run at that point, so a separate process is needed: this file, run as a program with the standard library only.
+longer run at that point, so SIGKILL comes from a separate process: this file, run as a program with the standard
+library only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
+
+#: How long the end of a failed rank may take if MPI blocks.
+LAST_RESORT_S = 8.0
+#: How long before SIGKILL the timer ends the process with the right exit code.
+TIMERS_LEAD_S = 1.0
 
 
-def start(pid: int, within_s: float) -> None:
+def end_by_force_later(code: int) -> None:
+    """End this process by force after LAST_RESORT_S: MPI may wait for ranks that never started it."""
+    timer = threading.Timer(LAST_RESORT_S, _end_by_force, (code,))
+    timer.daemon = True
+    with contextlib.suppress(RuntimeError):  # too late for a thread, or one too many
+        timer.start()
+    with contextlib.suppress(OSError):
+        start_killer(os.getpid(), LAST_RESORT_S + TIMERS_LEAD_S)
+
+
+def _end_by_force(code: int) -> None:
+    """End this process and, if MPI has not started, the launcher's other ranks on this host.
+
+    Launchers ignore a rank that exits before MPI has started, so they would leave a stopped rank behind.
+    """
+    from clcomm.job.endings import shell_code  # here, as the program imports nothing
+    from clcomm.job.job import this_job
+    from clcomm.transport import mpi_runtime
+
+    if not mpi_runtime.is_running() and mpi_runtime.launched_ranks() > 1:
+        this_job().record.end_siblings()
+    os._exit(shell_code(code))
+
+
+def start_killer(pid: int, within_s: float) -> None:
     """Start a process that kills `pid` unless it ends within `within_s` seconds; no-op without pidfds."""
     if not hasattr(os, "pidfd_open"):
         return

@@ -9,7 +9,7 @@ import signal
 import threading
 
 from clcomm.job import endings, exit_monitor
-from clcomm.job.last_resort import end_by_force_later
+from clcomm.job.forced_end import end_by_force_later
 from clcomm.job.time_limits import Limits
 from clcomm.launcher import launched_rank_in_words
 from clcomm.transport import mpi_runtime
