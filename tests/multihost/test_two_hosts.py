@@ -13,7 +13,9 @@ from tests.faults.matrix import run_case
 from tests.faults.pace import Pace
 from tests.multihost.host_cases import SAMPLE, host_cases
 from tests.multihost.two_hosts import ROOT, TwoHosts, environment, refusal
+from tests.sampling import some
 from tests.trace import rules
+from tests.zero.jobs import MODELS
 
 HUNG_S = 90
 
@@ -62,8 +64,8 @@ def test_training_has_the_bits_of_the_documented_order(two_hosts: TwoHosts, rank
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [(2, 2), (2, 1)], ids=["2+2", "2+1"])
 def test_every_stage_of_zero_has_the_bits_of_plain_data_parallelism(two_hosts: TwoHosts, ranks):
-    """And divides the parameters between all ranks of all hosts in stage 3."""
-    command = two_hosts.command(ranks, ["-m", "mpi4py", "-m", "tests.multihost.zero"])
+    """And divides the parameters between all ranks of all hosts in stage 3; tests/zero has every model on one host."""
+    command = two_hosts.command(ranks, ["-m", "mpi4py", "-m", "tests.multihost.zero", *some(MODELS, 1)])
     ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=HUNG_S)
     assert ended.returncode == 0, ended.stderr
     for name, (alike, whole, units, parameters, gradients, state, _) in json.loads(ended.stdout).items():
