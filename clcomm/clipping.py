@@ -48,7 +48,8 @@ def clip_grad_norm(sync: Synchronizer, model: object, max_norm: float) -> float:
     Raises ArgumentError for a `max_norm` that is not above 0.
     """
     check_max_norm(max_norm)
-    return clip_averaged(sync.comm, sync.space_for(model), sync.sharded_update_of(model), max_norm)
+    ours = sync.models.of(model)
+    return clip_averaged(sync.comm, ours.space, ours.sharded_update, max_norm)
 
 
 def check_max_norm(max_norm: float) -> None:

@@ -63,9 +63,9 @@ class DistributedOptimizer:
             raise ArgumentError(f"sync: expected one without compression for a sharded update, got {sync.compression}")
         self.optimizer, self.sync = optimizer, sync
         layout, comm = optimizer.space.layout, sync.comm
-        known = sync.known_space(optimizer.space)
-        if known is not None and known.shards is not None:  # an earlier optimizer's
-            self._plan: ShardPlan = known.shards.plan
+        known = sync.models.with_space(optimizer.space)
+        if known is not None and known.space.shards is not None:  # an earlier optimizer's
+            self._plan: ShardPlan = known.space.shards.plan
         else:
             self._plan = self._plan_of(layout)
         parts = self._plan.parts(comm.rank)
@@ -73,10 +73,11 @@ class DistributedOptimizer:
         self._shard: Update | None = None
         self._weight = 1.0  # of this rank's gradients in the next mean
         self._is_reduced = False  # whether the gradients are averaged already, before the step
-        sync.delegate_reduction(optimizer.space, self)
+        sync.models.delegate(optimizer.space, self)
 
     def _plan_of(self, layout: FlatLayout) -> ShardPlan:
-        sizes = (layout.span, None) if self.sync.zero == 1 else self.sync.unit_sizes
+        settings = self.sync.models.settings
+        sizes = (layout.span, None) if settings.zero == 1 else settings.unit_sizes
         return ShardPlan(layout, self.sync.comm.size, *sizes)
 
     @property
@@ -138,7 +139,7 @@ class DistributedOptimizer:
 
     def shard(self, space: SharedSpace) -> None:
         """Divide a model's memory between the ranks, from stage 2 on; the Synchronizer calls it. Collective."""
-        if self.sync.zero > 1 and self._shard is None:
+        if self.sync.models.settings.zero > 1 and self._shard is None:
             self.require_same_settings()
             self.sync.guard.require_alike(space)
             if space.shards is None:
@@ -176,23 +177,23 @@ class DistributedOptimizer:
         shard.gather()
         self._is_reduced = False
         self.sync.count_synchronisation(shard.space.model)
-        shard.follow(self.sync.completion_order(shard.space.model))
+        shard.follow(self.sync.models.of(shard.space.model).completion_order)
 
     def _reduced(self) -> Update:
         """Return this rank's part with its averaged gradients; they are averaged once a step."""
-        shard = self._shard
+        shard, known = self._shard, self.sync.models
         if shard is None:
-            space = self.sync.space_of(self.optimizer.space)
-            if self.sync.zero > 1:
+            space = known.space_of(self.optimizer.space)
+            if known.settings.zero > 1:
                 raise ArgumentError(
                     f"optimizer: expected broadcast_parameters(model) before the first backward with "
-                    f"zero={self.sync.zero}, got none"
+                    f"zero={known.settings.zero}, got none"
                 )
             shard = self._shard = RangeUpdate(self.sync, space, self._plan)
         if not self._is_reduced:
             shard.reduce(self._weight)
             self._weight = 1.0
-            if self.sync.check_finite:
+            if known.settings.check_finite:
                 shard.require_finite()
             self._is_reduced = True
         return shard

@@ -14,34 +14,28 @@ from clcomm.communicator import Communicator
 from clcomm.compression import CommHook, StatefulHook
 from clcomm.errors import ArgumentError, no_copy
 from clcomm.flat_space.buckets import Bucket
-from clcomm.flat_space.memory import MemoryUse
-from clcomm.flat_space.precision import Precision, parse_precision
-from clcomm.flat_space.shards import ShardPlan
+from clcomm.flat_space.precision import Precision
 from clcomm.stats.now import count_step
 from clcomm.sync import compression_state
-from clcomm.sync.adasum import AdasumHook
 from clcomm.sync.agreement import CHECKS
 from clcomm.sync.bucket_plan import GRADIENTS, hook_name
 from clcomm.sync.decision import Decision
 from clcomm.sync.divergence import ReplicaGuard
-from clcomm.sync.hook_choice import hook_of
+from clcomm.sync.hook_choice import hook_of, refuse_hook
 from clcomm.sync.known_models import KnownModels
-from clcomm.sync.model_ranks import ModelRanks
+from clcomm.sync.model_ranks import refuse_mixing
 from clcomm.sync.model_sync import ModelSync
 from clcomm.sync.parameter_broadcast import PARAMETERS, average_parameters, broadcast_buffers, broadcast_parameters
+from clcomm.sync.sample_weights import SampleWeights
 from clcomm.sync.settings import SyncSettings
-from clcomm.sync.sharded_update import ShardedUpdate
 from clcomm.sync.shared_space import SharedSpace
-from clcomm.sync.uneven_inputs import gradient_weight, mixing_weight, require_equal_samples, total_inputs
 from clcomm.units import parse_size
 
 if TYPE_CHECKING:
-    from clcomm.engine.flat import FlatSpace
+    pass
 
 __all__ = ["GRADIENTS", "PARAMETERS", "Synchronizer"]
 _log = logging.getLogger("clcomm")
-#: The stages of ZeRO.
-STAGES = (1, 2, 3)
 
 
 class Synchronizer:
@@ -105,17 +99,15 @@ class Synchronizer:
         if not isinstance(comm, Communicator):
             given = comm.__name__ if isinstance(comm, type) else type(comm).__name__
             raise ArgumentError(f"comm: expected a Communicator, got {given}; make one: Communicator()")
-        if isinstance(zero, bool) or zero not in STAGES:
-            raise ArgumentError(f"zero: expected a stage of ZeRO, 1, 2 or 3, got {zero!r}")
-        if zero > 1 and split_tensors:
-            raise ArgumentError(f"split_tensors: expected False with zero={zero}, which moves whole tensors, got True")
-        self.comm, self.zero, self.precision = comm, zero, parse_precision(precision)
-        self.guard = ReplicaGuard(comm, check_replicas_every, on_divergence)
-        self.check_start, self.check_finite = check_start, check_finite
-        settings = SyncSettings.of(comm, use_bucketing, bucket_size, first_bucket_size, split_tensors, overlap)
-        settings = settings.with_hook(hook_of(compression, algorithm, combination))
-        self._models = KnownModels(comm, settings, self.precision)
-        self._in_join = False
+        settings = SyncSettings.of(
+            comm, use_bucketing, bucket_size, first_bucket_size, split_tensors, overlap, zero, precision,
+            check_replicas_every=check_replicas_every, check_start=check_start, on_divergence=on_divergence,
+            check_finite=check_finite,
+        )  # fmt: skip
+        self.comm, self.guard = comm, ReplicaGuard(comm, check_replicas_every, on_divergence)
+        #: The models that it has seen, for what works on them beside it, such as a DistributedOptimizer.
+        self.models = KnownModels(comm, settings.with_hook(hook_of(compression, algorithm, combination)))
+        self._weights = SampleWeights(comm, self.models)
 
     def __reduce__(self) -> NoReturn:
         raise no_copy("Synchronizer", "make one for each model")
@@ -127,19 +119,19 @@ class Synchronizer:
 
     @use_bucketing.setter
     def use_bucketing(self, use_bucketing: bool) -> None:
-        self._models.use(replace(self._settings, use_bucketing=bool(use_bucketing)))
+        self.models.use(replace(self._settings, use_bucketing=bool(use_bucketing)))
 
     @property
     def bucket_size(self) -> int:
         """The largest size of a bucket in bytes, as given or, with "auto", as chosen; settable between steps."""
-        return self._models.bucket_size
+        return self.models.bucket_size
 
     @bucket_size.setter
     def bucket_size(self, nbytes: int | str) -> None:
         size = parse_size(nbytes)
         if size != self.bucket_size or self._settings.is_auto:
             self.comm.stats.merge_buckets(GRADIENTS)
-        self._models.use(replace(self._settings, bucket_size=size, is_auto=False))
+        self.models.use(replace(self._settings, bucket_size=size, is_auto=False))
 
     # --- a step ---
 
@@ -178,12 +170,12 @@ class Synchronizer:
                 "average_parameters: expected a model without a DistributedOptimizer, which keeps the parameters alike "
                 "in each step, got one with it"
             )
-        if self._in_join or ours.expected_weight is not None:
-            call = "join() around it" if self._in_join else "expect_samples() before it"
+        if self._weights.in_join or ours.expected_weight is not None:
+            call = "join() around it" if self._weights.in_join else "expect_samples() before it"
             raise ArgumentError(
                 f"average_parameters: expected no {call}, as all ranks' parameters count alike, got one"
             )
-        self._refuse_mixing(model, "average_parameters", "whose backward adds up gradients of ranks that differ")
+        refuse_mixing(ours.space, "average_parameters", "whose backward adds up gradients of ranks that differ")
         average_parameters(self.comm, ours.space)
 
     def full_parameters(self, model: object) -> AbstractContextManager[None]:
@@ -224,24 +216,10 @@ class Synchronizer:
             ArgumentError: on every rank, where `samples` differ and a SyncBatchNorm has added up the ranks' gradients.
             NonFiniteError: on every rank, if `check_finite` is set and a mean holds NaN or Inf.
         """
-        if self._models.is_paused:
+        if self.models.is_paused:
             return
-        expected = self._model(model).expected_weight
-        if expected is not None:
-            if samples is not None:
-                raise ArgumentError(f"samples: expected None after expect_samples(), got {samples!r}")
-            self._weigh(model, None)
-            self._synchronise(model, use_bucketing, expected)
-        elif samples is not None:
-            self._refuse_overlap()
-            self._refuse_weights(model)
-            if self._mixes_ranks(model):
-                require_equal_samples(self.comm, samples)
-            self._synchronise(model, use_bucketing, gradient_weight(self.comm, samples, of, in_join=self._in_join))
-        elif self._in_join:
-            raise ArgumentError("samples: expected this rank's number of samples within join(), got None")
-        else:
-            self._synchronise(model, use_bucketing, 1.0)
+        is_weighted = samples is not None or self._weights.in_join or self._model(model).expected_weight is not None
+        self._synchronise(model, use_bucketing, self._weights.take(model, samples, of) if is_weighted else 1.0)
 
     def expect_samples(self, model: object, samples: float, *, of: float | None = None) -> None:
         """Set, before a step's first backward, of how many samples this rank's gradient will be the mean.
@@ -255,77 +233,22 @@ class Synchronizer:
 
         Raises ArgumentError, on every rank, for a rank without samples where the model has a SyncBatchNorm.
         """
-        self._refuse_overlap()
-        self._refuse_weights(model)
-        if self._in_join:
-            raise ArgumentError(
-                "expect_samples: expected no join() around it, where ranks may have no samples, got one"
-            )
-        weight = (mixing_weight if self._mixes_ranks(model) else gradient_weight)(self.comm, samples, of)
-        self._weigh(model, weight)
-
-    def _weigh(self, model: Any, weight: float | None) -> None:
-        """Let this rank's gradients count `weight` times, from this step's first backward on; None: as any rank's."""
-        ours = self._model(model)
-        ours.expected_weight = weight
-        for layer in ours.space.mixing_layers():
-            layer.weigh(1.0 if weight is None else weight, next(model.parameters()).device)
-
-    def _mixes_ranks(self, model: object) -> bool:
-        """Return whether backward adds up gradients of several ranks, in any stage; collective over the stages."""
-        space = self._model(model).space
-        return ModelRanks.of(space).anywhere(bool(space.mixing_layers()))
-
-    def _refuse_mixing(self, model: object, call: str, reason: str) -> None:
-        if self._mixes_ranks(model):
-            raise ArgumentError(f"{call}: expected a model without SyncBatchNorm, {reason}, got one with it")
-
-    def _refuse_hook(self, model: object) -> None:
-        """Raise ArgumentError, in all stages, where what reduces the buckets does not go with the model."""
-        hook = self._settings.hook
-        if isinstance(hook, AdasumHook):
-            self._refuse_mixing(model, "combination='adasum'", "whose backward adds up gradients of several ranks")
-        reason = getattr(hook, "refuses_parts", "")
-        ranks = ModelRanks.of(self._model(model).space) if reason else None
-        if ranks is not None and ranks.anywhere(ranks.part is not None and ranks.part.ranks > 1):
-            raise ArgumentError(
-                f"model: expected one that tensor-parallel ranks do not divide with {hook_name(hook)}, as {reason}, "
-                "got one that they do"
-            )
-
-    def _refuse_overlap(self) -> None:
-        """Exclude overlap, or raise ArgumentError where it was used already."""
-        if self._settings.overlap is True or any(model.overlaps for model in self._models):
-            raise ArgumentError(
-                "samples: expected None with overlap, where gradients are on their way before they could be weighed; "
-                "use overlap=False"
-            )
-        if self._settings.overlap:
-            self._models.use(replace(self._settings, overlap=False))
-
-    def _refuse_weights(self, model: object) -> None:
-        """Raise ArgumentError where gradients are reduced before their weight is known, or not by a mean."""
-        if isinstance(self._settings.hook, AdasumHook):
-            raise ArgumentError("samples: expected None with combination='adasum', which is no mean over samples")
-        if self.zero > 1 and self._model(model).sharded_update is not None:
-            raise ArgumentError(
-                f"samples: expected None with zero={self.zero}, which reduces gradients during backward, before they "
-                "could be weighed; use zero=1"
-            )
+        self._weights.expect(model, samples, of)
 
     def _synchronise(self, model: object, use_bucketing: bool | None, weight: float) -> None:
         ours = self._model(model)
         ours.require_unchanged()
-        self._refuse_hook(model)
+        if self._settings.hook is not None:
+            refuse_hook(self._settings.hook, ours.space)
         # Of a model whose gradients were reduced in backward, broadcast_parameters has divided the replicas.
-        if self.check_start and not ours.has_started and ours.space.arrays.grads.size:
+        if self._settings.check_start and not ours.has_started and ours.space.arrays.grads.size:
             self.guard.check_start(ours.space, lambda root: self.broadcast_parameters(model, root))
             self._expect_gradients(ours.space)
         ours.has_started = True
         if ours.sharded_update is not None:
             ours.sharded_update.expect_step(weight)
             return
-        ours.average(use_bucketing, self.check_finite, weight)
+        ours.average(use_bucketing, weight)
         self.count_synchronisation(model)
 
     def _expect_gradients(self, space: SharedSpace) -> None:
@@ -342,8 +265,7 @@ class Synchronizer:
         if self.guard.every and ours.synchronisations % self.guard.every == 0:
             self.check_replicas(model)
 
-    @contextmanager
-    def join(self, model: object, step: Callable[[], object]) -> Iterator[None]:
+    def join(self, model: object, step: Callable[[], object]) -> AbstractContextManager[None]:
         """Let ranks run out of batches at different steps: `sync_gradients(model, samples=...)` within this block.
 
         A rank that leaves the block takes part in the others' synchronisations without samples of its own, each
@@ -355,28 +277,21 @@ class Synchronizer:
             step: what the loop does after `sync_gradients`, such as clipping, the optimizer's step and `zero_grad`, so
                 that the replicas stay alike.
         """
-        if self._in_join:
-            raise ArgumentError("join: expected to be entered once, got a join() within another")
-        self._refuse_overlap()
-        self._refuse_weights(model)
-        self._refuse_mixing(model, "join", "whose statistics are of all ranks' batches")
-        self._in_join = True
-        try:
-            yield
-            while total_inputs(self.comm, None).ranks:
-                self._synchronise(model, None, 0.0)
-                step()
-        finally:
-            self._in_join = False
+
+        def take_part() -> None:
+            self._synchronise(model, None, 0.0)
+            step()
+
+        return self._weights.join(model, take_part)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Let gradients accumulate: within this block `sync_gradients` does nothing, also after an exception."""
-        self._models.pause(1)
+        self.models.pause(1)
         try:
             yield
         finally:
-            self._models.pause(-1)
+            self.models.pause(-1)
 
     # --- settings of all models ---
 
@@ -387,21 +302,16 @@ class Synchronizer:
         ArgumentError for one that cannot be called, and where a DistributedOptimizer reduces gradients, as it has no
         buckets to give a hook.
         """
-        self._models.use_hook(hook)
+        self.models.use_hook(hook)
 
     @property
     def compression(self) -> str:
         """What reduces the gradients, in words; "none" is a plain all-reduce."""
         return hook_name(self._settings.hook)
 
-    @property
-    def keeps_residuals(self) -> bool:
-        """Whether compression keeps what it leaves out for the next step."""
-        return isinstance(self._settings.hook, StatefulHook)
-
     def decisions(self) -> tuple[Decision, ...]:
         """Return what was chosen by measuring, with the evidence."""
-        return tuple(self._models.decisions)
+        return tuple(self.models.decisions)
 
     # --- what a model's synchronisation consists of ---
 
@@ -415,10 +325,6 @@ class Synchronizer:
         if ours.sharded_update is not None:
             return ours.sharded_update.buckets
         return ours.plan(use_bucketing).buckets
-
-    def completion_order(self, model: object) -> tuple[str, ...]:
-        """Return the parameters in the order in which backward completes their gradients; empty until it is known."""
-        return self._model(model).completion_order
 
     def reductions(self, model: object, use_bucketing: bool | None = None) -> Callable[[], None]:
         """Return what reduces the buckets of `bucket_plan` and does nothing else: to measure communication alone.
@@ -442,10 +348,6 @@ class Synchronizer:
             ours.sharded_update.require_same_settings()
         self.guard.check(ours.space, lambda root: self.broadcast_parameters(model, root))
 
-    def space_for(self, model: object) -> SharedSpace:
-        """Return the flat arrays of a model, and its adapter; collective the first time."""
-        return self._model(model).space
-
     def get_communication_stats(self) -> dict[str, float]:
         """Return this rank's gradient traffic: all-reduce calls, their bytes, and the mean of these."""
         total = self.comm.stats.total("all_reduce", GRADIENTS)
@@ -465,7 +367,7 @@ class Synchronizer:
         hook = self._settings.hook
         if not isinstance(hook, StatefulHook):
             return {}
-        return compression_state.state_of(self.comm, hook, self.space_for(model))
+        return compression_state.state_of(self.comm, hook, self._model(model).space)
 
     def load_state_dict(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
         """Continue from this rank's `state_dict`; empty: from the start. Collective for a model not seen yet.
@@ -474,76 +376,13 @@ class Synchronizer:
         """
         hook = self._settings.hook
         if isinstance(hook, StatefulHook):
-            compression_state.load_state(self.comm, hook, self.space_for(model), state)
-
-    def check_state_dict(self, model: object, state: Mapping[str, np.ndarray]) -> None:
-        """Raise ArgumentError for what `state_dict` cannot have returned. Collective for a model not seen yet."""
-        compression_state.check_state(self._settings.hook, self.space_for(model), state)
-
-    # --- sharded updates ---
-
-    def delegate_reduction(self, flat_space: FlatSpace, update: ShardedUpdate) -> None:
-        """Let a DistributedOptimizer reduce the gradients of an engine's flat space, in place of `sync_gradients`."""
-        if self._settings.overlap is True:
-            raise ArgumentError("sync: expected one without overlap for a sharded update, got overlap=True")
-        self._models.delegate(flat_space, update, self.zero)
-
-    def expected_memory(self, model: object, state_buffers: int) -> MemoryUse | None:
-        """Return the bytes that a rank will have, None for other libraries' models; collective the first time.
-
-        state_buffers: of the optimizer's state, each as large as the parameters are as float32.
-        """
-        ours = self._model(model)
-        flat, layout = ours.space.flat_space, ours.space.layout
-        if flat is None:
-            return None
-        stage = 0 if ours.sharded_update is None else self.zero
-        sizes = self.unit_sizes if stage > 1 else (layout.span, None)
-        plan, shares = ShardPlan(layout, self.comm.size, *sizes), self.comm.shares_memory and self.comm.hosts == 1
-        kind = plan, stage, state_buffers, shares, not flat.is_staged, flat.precision
-        return MemoryUse.expected(*kind, receives=self.comm.transport == "mpi")
-
-    def sharded_update_of(self, model: object) -> ShardedUpdate | None:
-        """Return the DistributedOptimizer that reduces a model's gradients, None where `sync_gradients` does."""
-        return self._model(model).sharded_update
-
-    @property
-    def unit_sizes(self) -> tuple[int | None, int | None]:
-        """The most bytes of parameters in a unit that `zero` above 1 moves, None: a unit is a tensor; the first's."""
-        return self._settings.unit_sizes
-
-    def known_space(self, flat_space: FlatSpace) -> SharedSpace | None:
-        """Return the arrays of an engine's flat space; None for a model not seen yet."""
-        ours = self._models.with_space(flat_space)
-        return None if ours is None else ours.space
-
-    def space_of(self, flat_space: FlatSpace) -> SharedSpace:
-        """Return the arrays of an engine's flat space; ArgumentError for a model not seen yet."""
-        space = self.known_space(flat_space)
-        if space is not None:
-            return space
-        raise ArgumentError(
-            "optimizer: expected the parameters of a model that this Synchronizer knows; "
-            "call broadcast_parameters(model) first"
-        )
+            compression_state.load_state(self.comm, hook, self._model(model).space, state)
 
     # --- parts ---
 
     @property
     def _settings(self) -> SyncSettings:
-        return self._models.settings
+        return self.models.settings
 
     def _model(self, model: object) -> ModelSync:
-        return self._models.of(model, self._compared)
-
-    def _compared(self) -> list[str]:
-        """Return the settings that ranks compare for each model, in words."""
-        return [
-            f"overlap {self._settings.overlap}",
-            f"check_replicas_every {self.guard.every}",
-            f"check_start {self.check_start}",
-            f"on_divergence {self.guard.on_divergence}",
-            f"check_finite {self.check_finite}",
-            f"zero {self.zero}",
-            f"precision {self.precision}",
-        ]
+        return self.models.of(model)

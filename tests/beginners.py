@@ -76,7 +76,7 @@ NATIVE = [
     ("s = Synchronizer(comm, combination='adasum'); s.sync_gradients(model, samples=2)", "samples"),
     ("with sync.join(model, print):\n  with sync.join(model, print): pass", "join: expected to be entered once"),
     ("with sync.join(model, print): sync.sync_gradients(model)", "samples: expected this rank's number"),
-    ("sync.space_of(model.flat_space())", "call broadcast_parameters(model) first"),
+    ("sync.models.space_of(model.flat_space())", "call broadcast_parameters(model) first"),
     (
         "for p in model.parameters(): p.requires_grad = False\nsync.broadcast_parameters(model)",
         "expected at least one trainable parameter, got none",

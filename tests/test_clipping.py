@@ -72,7 +72,7 @@ def test_kernels_that_may_still_read_the_averages_are_waited_for(comm, monkeypat
     sync.broadcast_parameters(model)
     model(Tensor(np.full((2, *SHAPE), comm.rank + 1, np.float32), device)).sum().backward()
     sync.sync_gradients(model)
-    averages, seen = sync.space_for(model).arrays.reduced, []
+    averages, seen = sync.models.of(model).space.arrays.reduced, []
     before = averages.copy()
     monkeypatch.setattr(device, "finish", lambda: seen.append(averages.copy()))
     clip_grad_norm(sync, model, 1e-3)

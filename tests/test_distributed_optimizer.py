@@ -57,7 +57,7 @@ def test_all_gradients_are_one_bucket_before_the_first_step_and_after_it(comm):
 def test_parameters_are_one_memory_of_the_ranks_where_they_share_any(auto):
     job = Job(auto)
     job.run(1)
-    assert auto.is_common(job.sync.space_of(job.model.flat_space()).arrays.params)
+    assert auto.is_common(job.sync.models.space_of(job.model.flat_space()).arrays.params)
     first = job.model.state_dict()
     auto.barrier()
     if auto.rank == auto.size - 1:

@@ -143,7 +143,7 @@ def test_a_made_up_name_is_found(text: str, missing: list[str]) -> None:
 def missing_names(text: str) -> list[str]:
     """Return the files and modules of this repository that a text names and that do not exist."""
     files = set(re.findall(r"(?<![\w./<>-])((?:[\w-]+/)+[\w-]+\.(?:py|cl|css|md))\b", text)) - ELSEWHERE
-    modules = re.findall(r"\b((?:clcomm|training|examples|benchmarks|models)(?:\.(?!md\b)\w+)+)", text)
+    modules = re.findall(r"(?<![\w.])((?:clcomm|training|examples|benchmarks|models)(?:\.(?!md\b)\w+)+)", text)
     return sorted(
         {name for name in files if not any((ROOT / folder / name).is_file() for folder in FOLDERS)}
         | {name for name in modules if not is_module(name)}

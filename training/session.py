@@ -117,8 +117,8 @@ class Session:
         shape = (self.options.batch_size, *self.splits.train.image_shape)
         names = getattr(self.trainer.optimizer, "optimizer", self.trainer.optimizer)
         buffers = len(getattr(names, "state_names", ()))
-        found = summarize(model, shape, sync.bucket_plan(model), sync.completion_order(model))
-        return replace(found, memory=sync.expected_memory(model, buffers))
+        found = summarize(model, shape, sync.bucket_plan(model), sync.models.of(model).completion_order)
+        return replace(found, memory=sync.models.expected_memory(model, buffers))
 
     def run(self) -> Result:
         """Resume, train, save and evaluate as the options say; collective. With --elastic it survives lost ranks."""

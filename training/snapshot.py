@@ -16,6 +16,7 @@ from clcomm.checkpoint_series import CHECKPOINT, CheckpointSeries, load_newest
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, CheckpointError
 from clcomm.flat_space.parameters import ParameterSpec
+from clcomm.sync import compression_state
 from training.random_state import PARTS, check_random_state, continue_stream, random_state, restore_random_state
 from training.trainer import Trainer
 from training.trainer_state import check_state, load_state, state_of
@@ -140,10 +141,11 @@ def _check_optimizer(state: dict[str, np.ndarray]) -> None:
 
 def _check_compression(checkpoint: Checkpoint, trainer: Trainer, ranks: int) -> None:
     """Raise CheckpointError for a state that no compression writes; every rank checks that of all ranks."""
-    rank = 0
+    known, rank = trainer.sync.models, 0
     try:
         for rank in range(ranks):
-            trainer.sync.check_state_dict(trainer.model, checkpoint.group(f"sync/{rank}"))
+            state = checkpoint.group(f"sync/{rank}")
+            compression_state.check_state(known.settings.hook, known.of(trainer.model).space, state)
     except ArgumentError as error:
         raise CheckpointError(f"checkpoint: sync/{rank}: {error}; use an earlier checkpoint") from None
 

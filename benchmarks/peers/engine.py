@@ -39,7 +39,7 @@ class Native:
         self.sync.broadcast_parameters(self.parts.model)
         self._initial = self.parts.model.state_dict()
         self._compression: tuple[str, bool] = ("none", False)
-        self._codec = self.sync.space_for(self.parts.model).adapter.codec
+        self._codec = self.sync.models.of(self.parts.model).space.adapter.codec
         self._loss: Any = None
         self._by_phase = False
         self._reduce_alone: Callable[[], None] | None = None
@@ -56,7 +56,7 @@ class Native:
         self._reduce_alone = self.sync.reductions(self.parts.model, self._bucketing) if alone else None
 
     def _compress(self, scheme: str, coded_by_numpy: bool) -> None:
-        adapter = self.sync.space_for(self.parts.model).adapter
+        adapter = self.sync.models.of(self.parts.model).space.adapter
         adapter.codec = None if coded_by_numpy else self._codec  # type: ignore[misc]
         self.sync.register_comm_hook(parse_compression(scheme))
         self._compression = scheme, coded_by_numpy

@@ -34,7 +34,7 @@ class GradientMean:
             self._grads, self._mean = aligned_zeros(span), aligned_zeros(span)
             first.rebind(aligned_zeros(span), self._grads, self._mean)
         else:
-            arrays = synchronizer.space_for(model).arrays
+            arrays = synchronizer.models.of(model).space.arrays
             self._grads, self._mean = arrays.grads, arrays.reduced
         rows = [self._grads]
         for space in spaces[1:]:

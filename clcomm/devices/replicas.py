@@ -100,7 +100,7 @@ class Replicas(list[list[Parameter]]):
                 )
             for other in self[1:]:
                 other[index].requires_grad = parameter.requires_grad
-        if self.synchronizer is not None and self.synchronizer.sharded_update_of(self.model) is not None:
+        if self.synchronizer is not None and self.synchronizer.models.of(self.model).sharded_update is not None:
             raise ArgumentError(
                 "optimizers: expected none that is a DistributedOptimizer with several devices, got one; "
                 "give it the optimizers themselves"

@@ -74,7 +74,7 @@ class DistributedDataParallel:
         self._overlap = False if is_sharded else overlap_grad_reduce
         self.module, self.synchronizer = model, Synchronizer(comm, overlap=self._overlap, zero=zero or 1, **given)
         self.synchronizer.broadcast_parameters(model)
-        space = self.synchronizer.space_for(model)
+        space = self.synchronizer.models.of(model).space
         if is_sharded and space.flat_space is None:
             name, off = ("zero", 0) if zero else ("use_distributed_optimizer", False)
             raise ArgumentError(

@@ -14,6 +14,7 @@ import numpy as np
 
 from clcomm.clipping import averaged_part, scale_averaged
 from clcomm.communicator import Communicator
+from clcomm.compression import StatefulHook
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Device, Tensor
 from clcomm.errors import ArgumentError
@@ -139,7 +140,7 @@ class GradScaler:
         """Multiply the averaged gradients by a factor, unless one on any rank holds NaN or Inf; return whether so."""
         comm = self.sync.comm
         if isinstance(optimizer, DistributedOptimizer):
-            space = self.sync.space_of(optimizer.optimizer.space)
+            space = self.sync.models.space_of(optimizer.optimizer.space)
             if self._anywhere(not optimizer.has_finite_gradients(), space):
                 return True
             optimizer.scale_gradients(factor)
@@ -149,7 +150,7 @@ class GradScaler:
                 f"optimizer: expected one of clcomm.optim or a DistributedOptimizer, got {type(optimizer).__name__}; "
                 "with PyTorch's, use torch.amp.GradScaler after sync_gradients"
             )
-        space = self.sync.space_of(optimizer.space)
+        space = self.sync.models.space_of(optimizer.space)
         part, written = averaged_part(comm, space)
         if self._anywhere(not np.isfinite(part.view(np.float32)).all(), space):
             return True
@@ -161,11 +162,12 @@ class GradScaler:
         return bool(found.any()) if self._ranks is not None else ModelRanks.of(space).anywhere(bool(found.any()))
 
     def _refuse_settings(self) -> None:
-        if self.sync.check_finite:
+        settings = self.sync.models.settings
+        if settings.check_finite:
             raise ArgumentError(
                 "sync: expected check_finite False with loss scaling, which skips steps with NaN or Inf, got True"
             )
-        if self.sync.keeps_residuals:
+        if isinstance(settings.hook, StatefulHook):
             raise ArgumentError(
                 f"sync: expected compression none, fp16 or bf16 with loss scaling, as residuals are at the scale of "
                 f"their step, got {self.sync.compression}"

@@ -60,14 +60,14 @@ class AutoBuckets:
         """The tuner's decision; it holds from the next `run` on, see `is_done`."""
         return self._tuner.decision
 
-    def run(self, plan: BucketPlan, check_finite: bool, weight: float) -> None:
+    def run(self, plan: BucketPlan, weight: float) -> None:
         """Average the gradients once, with the plan for `bucket_size`, and note how long it took."""
         begin = time.perf_counter()
         if self.overlap is None:
-            plan.run(check_finite, weight)
+            plan.run(weight)
         else:
             begin = self._ended_s
-            self.overlap.run(plan, check_finite, weight)
+            self.overlap.run(plan, weight)
         self._note(begin, time.perf_counter())
 
     def follow(self, plan: BucketPlan) -> None:

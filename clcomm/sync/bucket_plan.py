@@ -96,10 +96,14 @@ class BucketPlan:
         space: the model's flat arrays.
         settings: how they are cut into buckets.
         hook: reduces each bucket of floating-point numbers; None: a plain all-reduce.
+        check_finite: whether `run` raises NonFiniteError on every rank where a mean holds NaN or Inf.
     """
 
-    def __init__(self, comm: Communicator, space: SharedSpace, settings: PlanSettings, hook: CommHook | None):
-        self.comm, self.space, self.settings = comm, space, settings
+    def __init__(
+        self, comm: Communicator, space: SharedSpace, settings: PlanSettings, hook: CommHook | None,
+        check_finite: bool = False,
+    ):  # fmt: skip
+        self.comm, self.space, self.settings, self._checks = comm, space, settings, check_finite
         self.buckets = space.layout.buckets(**settings._asdict())
         lines = [_in_words(settings), f"compression {hook_name(hook)}"]
         for b in self.buckets:
@@ -111,15 +115,10 @@ class BucketPlan:
         self._starts: list[Callable[..., Handle] | None] | None = None
         self._in_place = space.adapter.moves_in_place()
 
-    def run(self, check_finite: bool, weight: float = 1.0) -> None:
-        """Replace each gradient by its mean over the ranks.
-
-        Args:
-            check_finite: raise NonFiniteError on every rank where a mean holds NaN or Inf.
-            weight: factor for this rank's gradients.
-        """
+    def run(self, weight: float = 1.0) -> None:
+        """Replace each gradient by its mean over the ranks, in which this rank's counts `weight` times."""
         if self._in_place is None:
-            self._run_copying(check_finite, weight)
+            self._run_copying(weight)
             return
         pull, push = self._in_place
         pull()
@@ -127,9 +126,7 @@ class BucketPlan:
             for prepared in self.prepared:
                 apply_weight(prepared.own, weight)
         self.reduce()
-        if check_finite:
-            for prepared in self.prepared:
-                self.require_finite(prepared)
+        self.require_finite()
         push()
 
     def reduce(self) -> None:
@@ -137,13 +134,12 @@ class BucketPlan:
         for reduce in self._reduces:
             reduce()
 
-    def _run_copying(self, check_finite: bool, weight: float) -> None:
+    def _run_copying(self, weight: float) -> None:
         for prepared in self.prepared:
             self._timed("pack", self.space.adapter.pull_gradients, prepared.bucket)
             apply_weight(prepared.own, weight)
             prepared.reduce()
-            if check_finite:
-                self.require_finite(prepared)
+            self._require_finite(prepared)
             self._timed("unpack", self.space.adapter.push_gradients, prepared.bucket)
 
     def starts(self) -> list[Callable[..., Handle] | None]:
@@ -172,9 +168,15 @@ class BucketPlan:
         move(bucket, *args)
         self.comm.notify_phase(Phase(name, begin, time.perf_counter() - begin, GRADIENTS, bucket.index))
 
-    def require_finite(self, prepared: PreparedBucket) -> None:
-        """Raise NonFiniteError on every rank, if a bucket's mean holds NaN or Inf."""
-        if not np.isfinite(prepared.mean).all():  # the same bits on every rank, so that all ranks raise
+    def require_finite(self) -> None:
+        """Raise NonFiniteError on every rank, if a mean holds NaN or Inf and that is to be checked."""
+        for prepared in self.prepared:
+            self._require_finite(prepared)
+
+    def _require_finite(self, prepared: PreparedBucket) -> None:
+        if (
+            self._checks and not np.isfinite(prepared.mean).all()
+        ):  # the same bits on every rank, so that all ranks raise
             space = self.space
             raise_non_finite(self.comm, space.layout, prepared.bucket.ranges, space.arrays.grads, space.arrays.reduced)
 

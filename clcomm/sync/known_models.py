@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from clcomm.communicator import Communicator
 from clcomm.compression import CommHook
 from clcomm.errors import ArgumentError
-from clcomm.flat_space.precision import Precision
+from clcomm.flat_space.memory import MemoryUse
+from clcomm.flat_space.shards import ShardPlan
 from clcomm.sync.agreement import require_agreement
 from clcomm.sync.bucket_plan import hook_name
 from clcomm.sync.decision import DecisionLog
@@ -27,14 +28,13 @@ class KnownModels:
     Args:
         comm: the ranks.
         settings: those of the Synchronizer at first; `use` replaces them.
-        precision: what engine models store and send parameters in.
     """
 
-    def __init__(self, comm: Communicator, settings: SyncSettings, precision: Precision):
+    def __init__(self, comm: Communicator, settings: SyncSettings):
         self.settings = settings
         #: What was chosen by measuring.
         self.decisions = DecisionLog(comm.rank)
-        self._comm, self._precision = comm, precision
+        self._comm = comm
         self._models: dict[int, ModelSync] = {}
         self._sharded: list[tuple[FlatSpace, ShardedUpdate]] = []
         self._pauses = 0  # how many no_sync() blocks are open
@@ -42,17 +42,16 @@ class KnownModels:
     def __iter__(self) -> Iterator[ModelSync]:
         return iter(self._models.values())
 
-    def of(self, model: object, compared: Callable[[], list[str]]) -> ModelSync:
+    def of(self, model: object) -> ModelSync:
         """Return a model's averaging; collective the first time.
-
-        compared: returns the settings that ranks compare for a new model, in words.
 
         Raises MismatchError, on every rank, where the ranks' models or settings differ.
         """
         ours = self._models.get(id(model))
         if ours is None:
-            space = SharedSpace(self._comm, model, self._precision)
-            require_agreement(self._comm, "Synchronizer", compared(), "give every rank the same settings")
+            space = SharedSpace(self._comm, model, self.settings.precision)
+            lines = self.settings.compared()
+            require_agreement(self._comm, "Synchronizer", lines, "give every rank the same settings")
             ours = ModelSync(self._comm, space, self.settings, self.decisions, self.is_paused)
             for flat_space, update in self._sharded:
                 if flat_space is space.flat_space:
@@ -64,6 +63,31 @@ class KnownModels:
     def with_space(self, flat_space: FlatSpace) -> ModelSync | None:
         """Return the averaging of an engine's flat space; None for a model not seen yet."""
         return next((ours for ours in self if ours.space.flat_space is flat_space), None)
+
+    def space_of(self, flat_space: FlatSpace) -> SharedSpace:
+        """Return the arrays of an engine's flat space; ArgumentError for a model not seen yet."""
+        ours = self.with_space(flat_space)
+        if ours is None:
+            raise ArgumentError(
+                "optimizer: expected the parameters of a model that this Synchronizer knows; "
+                "call broadcast_parameters(model) first"
+            )
+        return ours.space
+
+    def expected_memory(self, model: object, state_buffers: int) -> MemoryUse | None:
+        """Return the bytes that a rank will have, None for other libraries' models; collective the first time.
+
+        state_buffers: of the optimizer's state, each as large as the parameters are as float32.
+        """
+        ours, comm, settings = self.of(model), self._comm, self.settings
+        flat, layout = ours.space.flat_space, ours.space.layout
+        if flat is None:
+            return None
+        stage = 0 if ours.sharded_update is None else settings.zero
+        sizes = settings.unit_sizes if stage > 1 else (layout.span, None)
+        plan, shares = ShardPlan(layout, comm.size, *sizes), comm.shares_memory and comm.hosts == 1
+        kind = plan, stage, state_buffers, shares, not flat.is_staged, flat.precision
+        return MemoryUse.expected(*kind, receives=comm.transport == "mpi")
 
     @property
     def bucket_size(self) -> int:
@@ -101,11 +125,13 @@ class KnownModels:
         for ours in self:
             ours.pause(self.is_paused)
 
-    def delegate(self, flat_space: FlatSpace, update: ShardedUpdate, stage: int) -> None:
-        """Let an update of a stage of ZeRO reduce the gradients of a flat space, whose model may be unknown yet."""
+    def delegate(self, flat_space: FlatSpace, update: ShardedUpdate) -> None:
+        """Let a sharded update reduce the gradients of a flat space, whose model may be unknown yet."""
+        if self.settings.overlap is True:
+            raise ArgumentError("sync: expected one without overlap for a sharded update, got overlap=True")
         self._sharded = [(theirs, other) for theirs, other in self._sharded if theirs is not flat_space]
         self._sharded.append((flat_space, update))
-        for decision in self.settings.decisions_without_buckets(stage):
+        for decision in self.settings.decisions_without_buckets():
             if decision not in self.decisions:
                 self.decisions.add(decision)
         for ours in self:

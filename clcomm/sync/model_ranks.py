@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from clcomm.errors import ArgumentError
+
 if TYPE_CHECKING:
     from clcomm.engine.parameter import Parameter, Part, Stages
     from clcomm.sync.shared_space import SharedSpace
@@ -67,6 +69,17 @@ class ModelRanks:
             if ranks is not None:
                 here = bool(ranks.gather_numbers(np.array([here])).any())
         return here
+
+
+def mixes_ranks(space: SharedSpace) -> bool:
+    """Return whether backward adds up gradients of several ranks, in any stage; collective over the stages."""
+    return ModelRanks.of(space).anywhere(bool(space.mixing_layers()))
+
+
+def refuse_mixing(space: SharedSpace, call: str, reason: str) -> None:
+    """Raise ArgumentError where backward adds up gradients of several ranks; collective over the stages."""
+    if mixes_ranks(space):
+        raise ArgumentError(f"{call}: expected a model without SyncBatchNorm, {reason}, got one with it")
 
 
 def sum_of_squares(part: np.ndarray) -> float:

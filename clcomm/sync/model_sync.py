@@ -22,8 +22,8 @@ from clcomm.sync.settings import SyncSettings
 from clcomm.sync.sharded_update import ShardedUpdate
 from clcomm.sync.shared_space import SharedSpace
 
-#: Averages a model's gradients: (check_finite, weight of this rank's gradients).
-Averaging = Callable[[bool, float], None]
+#: Averages a model's gradients, given the weight of this rank's.
+Averaging = Callable[[float], None]
 #: The ModelSync that was used last, by the id of its model: no other follows that model's backward.
 _latest: weakref.WeakValueDictionary[int, ModelSync] = weakref.WeakValueDictionary()
 
@@ -105,18 +105,17 @@ class ModelSync:
                 raise
             self.comm.refuse(str(error))
 
-    def average(self, use_bucketing: bool | None, check_finite: bool, weight: float) -> None:
+    def average(self, use_bucketing: bool | None, weight: float) -> None:
         """Replace each gradient by its mean over the ranks; collective.
 
         Args:
             use_bucketing: False: each tensor on its own; None: as in the settings.
-            check_finite: raise NonFiniteError on every rank where a mean holds NaN or Inf.
             weight: factor for this rank's gradients.
         """
         average = self._averagings.get(use_bucketing)
         if average is None:
             average = self._prepare(use_bucketing)
-        average(check_finite, weight)
+        average(weight)
 
     def count_synchronisation(self) -> None:
         """Note that the gradients were averaged, here or by a sharded update; collective in the first steps."""
@@ -205,10 +204,8 @@ class ModelSync:
         if choice.decision is not None:
             self._overlap_decided(choice.decision)
 
-    def _try_overlap(
-        self, choice: OverlapChoice, off: BucketPlan, on: BucketPlan, check_finite: bool, weight: float
-    ) -> None:
-        choice.try_step(off, on, self.synchronisations + 1, check_finite, weight)
+    def _try_overlap(self, choice: OverlapChoice, off: BucketPlan, on: BucketPlan, weight: float) -> None:
+        choice.try_step(off, on, self.synchronisations + 1, weight)
         if choice.decision is not None:
             self._overlap_decided(choice.decision)
 
@@ -246,8 +243,8 @@ class ModelSync:
             tuning = self._tunings[overlaps] = AutoBuckets(self.comm, self.space, may_try, overlap)
         return tuning
 
-    def _try_size(self, tuning: AutoBuckets, check_finite: bool, weight: float) -> None:
-        tuning.run(self._plan_of(tuning.bucket_size), check_finite, weight)  # a new plan is made before timing begins
+    def _try_size(self, tuning: AutoBuckets, weight: float) -> None:
+        tuning.run(self._plan_of(tuning.bucket_size), weight)  # a new plan is made before timing begins
         if tuning.is_done:
             self._averagings.clear()
             ways = self._ways()
@@ -291,5 +288,7 @@ class ModelSync:
         if plan is None:
             if self._plans:
                 self.comm.stats.merge_buckets(GRADIENTS)
-            plan = self._plans[cut] = BucketPlan(self.comm, self.space, cut, self._settings.hook)
+            plan = self._plans[cut] = BucketPlan(
+                self.comm, self.space, cut, self._settings.hook, self._settings.check_finite
+            )
         return plan

@@ -50,15 +50,15 @@ class Overlap:
         """Whether the next backward begins buckets."""
         return self.plan is not None and not self._is_paused
 
-    def run(self, plan: BucketPlan, check_finite: bool, weight: float = 1.0) -> None:
+    def run(self, plan: BucketPlan, weight: float = 1.0) -> None:
         """Average all gradients: complete what has begun and begin the rest; with `plan` where nothing was followed.
 
         weight: see `BucketPlan.run`; 1 where anything can have begun.
         """
         if self.plan is not None:
-            self._finish(self.plan, check_finite)
+            self._finish(self.plan)
         else:
-            plan.run(check_finite, weight)
+            plan.run(weight)
 
     def follow(self, plan: BucketPlan | None) -> None:
         """Begin the buckets of `plan` in the backwards to come; None: none. After a `run`, alike on all ranks."""
@@ -150,16 +150,14 @@ class Overlap:
 
     # --- after backward ---
 
-    def _finish(self, plan: BucketPlan, check_finite: bool) -> None:
+    def _finish(self, plan: BucketPlan) -> None:
         end = self._adapter.mark() if self._marks else None
         try:
             self._begin_all(plan, None if end is None else lambda: not end.is_reached)
             for handle in self._handles:
                 handle.wait()
             try:
-                if check_finite:
-                    for prepared in plan.prepared:
-                        plan.require_finite(prepared)
+                plan.require_finite()
             finally:  # not before: this rank's own gradients, which it may replace, tell where NaN came from
                 plan.push_all()
         finally:

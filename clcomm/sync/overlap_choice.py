@@ -56,23 +56,23 @@ class OverlapChoice:
             return False, True
         return (self.overlap is not None,)
 
-    def run(self, plan: BucketPlan, check_finite: bool, weight: float) -> None:
+    def run(self, plan: BucketPlan, weight: float) -> None:
         """Average all gradients with overlap, and follow the next backward."""
         assert self.overlap is not None
-        self.overlap.run(plan, check_finite, weight)
+        self.overlap.run(plan, weight)
         self.overlap.follow(plan)
 
-    def try_step(self, off: BucketPlan, on: BucketPlan, step: int, check_finite: bool, weight: float) -> None:
+    def try_step(self, off: BucketPlan, on: BucketPlan, step: int, weight: float) -> None:
         """Run a step of the comparison; `decision` is set after the last one. Collective.
 
         Args:
             off, on: the plans without and with overlap.
             step: number of this synchronisation.
-            check_finite, weight: see `BucketPlan.run`.
+            weight: see `BucketPlan.run`.
         """
         assert self.overlap is not None
         overlap, is_on = self.overlap, self.overlap.plan is not None
-        overlap.run(off, check_finite, weight)
+        overlap.run(off, weight)
         now = time.perf_counter()
         if self._tried >= _WARM_UP:
             self._seconds[is_on].append(now - self._ended_s)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from clcomm.communicator import AUTO, Communicator
 from clcomm.compression import CommHook
 from clcomm.errors import ArgumentError
+from clcomm.flat_space.precision import FLOAT32, Precision, parse_precision
 from clcomm.sync.decision import Decision
 from clcomm.units import parse_size
+
+#: The stages of ZeRO.
+STAGES = (1, 2, 3)
 
 
 @dataclass(frozen=True)
 class SyncSettings:
-    """The settings of a Synchronizer that every model's averaging follows; a change makes new ones.
+    """The arguments of a Synchronizer, which every model's averaging follows; a change makes new ones.
 
     bucket_size is in bytes; with `is_auto` it is that of a model whose fastest size is not known yet. overlap: True,
     False or "auto". hook: reduces each bucket in place of a plain all-reduce; None: a plain all-reduce.
@@ -25,19 +30,32 @@ class SyncSettings:
     first_bucket_size: int | None
     split_tensors: bool
     overlap: bool | str
+    check_replicas_every: int = 0
+    check_start: bool = True
+    on_divergence: str = "raise"
+    check_finite: bool = False
+    zero: int = 1
+    precision: Precision = FLOAT32
     hook: CommHook | None = None
 
     @classmethod
     def of(
         cls,
         comm: Communicator,
-        use_bucketing: bool | None,
-        bucket_size: int | str | None,
-        first_bucket_size: int | str | None,
-        split_tensors: bool,
-        overlap: bool | str,
+        use_bucketing: bool | None = None,
+        bucket_size: int | str | None = None,
+        first_bucket_size: int | str | None = None,
+        split_tensors: bool = False,
+        overlap: bool | str = False,
+        zero: int = 1,
+        precision: Precision | str = FLOAT32,
+        **others: Any,
     ) -> SyncSettings:
         """Return the settings for a Synchronizer's arguments; None: the Communicator's. Raises ArgumentError."""
+        if isinstance(zero, bool) or zero not in STAGES:
+            raise ArgumentError(f"zero: expected a stage of ZeRO, 1, 2 or 3, got {zero!r}")
+        if zero > 1 and split_tensors:
+            raise ArgumentError(f"split_tensors: expected False with zero={zero}, which moves whole tensors, got True")
         is_auto = comm.auto_bucket_size if bucket_size is None else bucket_size == AUTO
         return cls(
             use_bucketing=comm.use_bucketing if use_bucketing is None else use_bucketing,
@@ -46,7 +64,15 @@ class SyncSettings:
             first_bucket_size=None if first_bucket_size is None else parse_size(first_bucket_size, "first_bucket_size"),
             split_tensors=split_tensors,
             overlap=_checked_overlap(overlap),
+            zero=zero,
+            precision=parse_precision(precision),
+            **others,
         )
+
+    def compared(self) -> list[str]:
+        """Return in words what ranks compare for each model; its bucket plan has the rest."""
+        names = ("overlap", "check_replicas_every", "check_start", "on_divergence", "check_finite", "zero", "precision")
+        return [f"{name} {getattr(self, name)}" for name in names]
 
     def with_hook(self, hook: CommHook | None) -> SyncSettings:
         """Return these settings with another hook; ArgumentError for one that cannot reduce their buckets."""
@@ -60,11 +86,12 @@ class SyncSettings:
 
     @property
     def unit_sizes(self) -> tuple[int | None, int | None]:
-        """The most bytes in a unit of shards, None: a tensor is one; and in the first, None: as in the others."""
+        """The most bytes of parameters in a unit that `zero` above 1 moves, None: a unit is a tensor; the first's."""
         return (self.bucket_size, self.first_bucket_size) if self.use_bucketing else (None, None)
 
-    def decisions_without_buckets(self, stage: int = 1) -> list[Decision]:
-        """Return the decisions on what "auto" would measure, where a sharded update of a stage leaves no buckets."""
+    def decisions_without_buckets(self) -> list[Decision]:
+        """Return the decisions on what "auto" would measure, where a sharded update leaves no buckets."""
+        stage = self.zero
         size = "none" if stage == 1 else str(self.bucket_size)
         asked = {"overlap": ("off", self.overlap == AUTO), "bucket_size": (size, self.is_auto and self.use_bucketing)}
         reason = f"without measuring: {'a sharded update has no buckets' if stage == 1 else f'with zero={stage}'}"

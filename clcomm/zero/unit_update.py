@@ -20,8 +20,8 @@ class UnitUpdate(Update):
     def __init__(self, sync: Synchronizer, space: SharedSpace, plan: ShardPlan):
         super().__init__(sync.comm, space)
         self.plan = plan
-        self._parameters = updated_parameters(sync.comm, space, plan, sync.zero)
-        self._shards = GradientShards(sync.comm, space, plan, sync.check_finite)
+        self._parameters = updated_parameters(sync.comm, space, plan, sync.models.settings.zero)
+        self._shards = GradientShards(sync.comm, space, plan, sync.models.settings.check_finite)
         self.gradients, self.params = self._shards.buffer, self._parameters.buffer
         sync.comm.barrier()
 

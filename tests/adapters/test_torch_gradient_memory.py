@@ -19,7 +19,7 @@ pytestmark = pytest.mark.mpi(min_size=1)
 
 def lying_in_grads(sync, model):
     """The names of parameters whose gradient lies in the memory that other ranks read."""
-    grads = sync.space_for(model).arrays.grads
+    grads = sync.models.of(model).space.arrays.grads
     first = grads.ctypes.data
     return {
         name

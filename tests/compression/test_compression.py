@@ -62,7 +62,7 @@ def test_the_device_codes_as_numpy_does(comm, scheme, monkeypatch):
         model = Linear(70, 30, rng=Generator(1))
         sync = Synchronizer(comm, compression=scheme)
         sync.broadcast_parameters(model)
-        assert (sync.space_for(model).adapter.codec is None) == (codec is None)
+        assert (sync.models.of(model).space.adapter.codec is None) == (codec is None)
         for step in range(4):
             inputs = np.random.default_rng([comm.rank, step]).standard_normal((5, 70)).astype(np.float32)
             outputs = model(Tensor(inputs))

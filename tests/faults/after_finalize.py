@@ -23,11 +23,10 @@ LOCAL = {
     "reduces_within_hosts", "refusing", "remove_observer", "sequence", "settings", "shares_memory", "sums",
     "total_allreduce_calls", "total_bytes_sent", "waiting_for",
     "world_size",
-    "attach_optimizer", "broadcast_buffers", "bucket_size", "check_state_dict", "completion_order", "compression",
+    "attach_optimizer", "broadcast_buffers", "bucket_size", "compression",
     "count_synchronisation",
-    "decisions", "delegate_reduction", "expected_memory", "full_parameters", "get_communication_stats", "known_space",
-    "keeps_residuals", "load_state_dict", "no_sync", "register_comm_hook",
-    "sharded_update_of", "space_for", "space_of", "state_dict", "unit_sizes", "use_bucketing",
+    "decisions", "full_parameters", "get_communication_stats", "load_state_dict", "no_sync", "register_comm_hook",
+    "state_dict", "use_bucketing",
 }  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def test_memory_is_half(comm):
     job = Job(comm, "adam", False, precision="bf16")
     space = job.model.flat_space()
     assert space.params_nbytes == space.layout.span // 2 == space.params.size
-    assert job.sync.space_for(job.model).arrays.params.nbytes == space.layout.span // 2
+    assert job.sync.models.of(job.model).space.arrays.params.nbytes == space.layout.span // 2
     assert job.optimizer.state_nbytes == 3 * space.layout.span  # mean, square and master
     comm.stats.reset()
     job.sync.broadcast_parameters(job.model)
@@ -65,7 +65,7 @@ def test_memory_is_half(comm):
 def test_expected_and_measured_bytes_agree(comm, zero):
     job = Job(comm, "adam", True, precision="bf16", zero=zero, bucket_size="4KiB")
     job.run(2)
-    expected = job.sync.expected_memory(job.model, 3)
+    expected = job.sync.models.expected_memory(job.model, 3)
     slack = 2048 * comm.size * len(job.sync.bucket_plan(job.model))
     assert job.optimizer.memory()[:3] == pytest.approx(expected[:3], abs=slack)
     if zero == 3:

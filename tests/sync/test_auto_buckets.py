@@ -161,7 +161,7 @@ def test_a_stored_fit_is_the_start(auto):
     if auto.rank == 0:
         costfile.store(stored)
     sync = Synchronizer(auto)
-    cost = starting_cost(auto, sync.space_for(layered()))
+    cost = starting_cost(auto, sync.models.of(layered()).space)
     assert cost(1000) == pytest.approx(1e-3 + 2e-6)
     assert auto.stats.total("all_reduce", TUNING)["calls"] == 0
 
@@ -172,7 +172,7 @@ def test_a_stored_fit_of_the_whole_job_on_several_hosts_is_the_start(monkeypatch
     with Communicator() as comm:
         if comm.rank == 0:
             costfile.store([MeasuredFit("hierarchical", comm.size, 2, Fit(Cost(1e-3, 2e-9), 0.0, 0.0, ()))])
-        cost = starting_cost(comm, Synchronizer(comm).space_for(layered()))
+        cost = starting_cost(comm, Synchronizer(comm).models.of(layered()).space)
         assert cost(1000) == pytest.approx(1e-3 + 2e-6)
         assert comm.stats.total("all_reduce", TUNING)["calls"] == 0
 
@@ -181,12 +181,12 @@ def test_a_stored_fit_of_the_whole_job_on_several_hosts_is_the_start(monkeypatch
 def test_a_stored_fit_of_other_sums_is_reported_and_measured_instead(auto, caplog):
     if auto.rank == 0:
         costfile.store([MeasuredFit("shared", auto.size, 1, Fit(Cost(1e3, 0.0), 0.0, 0.0, ()), "device")])
-    cost = starting_cost(auto, Synchronizer(auto).space_for(layered()))
+    cost = starting_cost(auto, Synchronizer(auto).models.of(layered()).space)
     assert cost(1 << 10) < 1e3 and auto.sums == "numpy"
     told = "clcomm tune measured sums by each rank's own device, here they are by NumPy: measured anew"
     assert (told in caplog.text) == (auto.rank == 0)
     auto.fold_with(lambda rows, out, divisor: None)
-    assert auto.sums == "device" and starting_cost(auto, Synchronizer(auto).space_for(layered()))(1 << 10) == 1e3
+    assert auto.sums == "device" and starting_cost(auto, Synchronizer(auto).models.of(layered()).space)(1 << 10) == 1e3
 
 
 @pytest.mark.mpi(min_size=2)
@@ -196,7 +196,7 @@ def test_a_damaged_store_is_reported_and_measured_instead(auto, caplog):
         path.parent.mkdir(parents=True)
         path.write_text("{")
     model, sync = layered(), Synchronizer(auto)
-    cost = starting_cost(auto, sync.space_for(model))
+    cost = starting_cost(auto, sync.models.of(model).space)
     assert cost(1 << 20) >= cost(1 << 10) > 0
     assert auto.all_gather_object(cost(1 << 16)) == [cost(1 << 16)] * auto.size
     assert auto.stats.total("all_reduce", TUNING)["calls"] > 0
@@ -207,7 +207,7 @@ def test_measuring_leaves_the_averages_which_a_queued_update_may_still_read(seve
     model, sync = layered(), Synchronizer(several)
     set_gradients(model, several.rank)
     sync.sync_gradients(model)
-    space = sync.space_for(model)
+    space = sync.models.of(model).space
     set_gradients(model, several.rank, 1)
     space.adapter.pull_gradients(sync.bucket_plan(model)[0])  # the next ones, whose mean is another
     before, read = space.arrays.reduced.copy(), []

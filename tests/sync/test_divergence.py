@@ -117,10 +117,10 @@ def test_a_sharded_update_has_each_part_of_its_state_once(several):
         sync.sync_gradients(model)
         optimizer.step()
         optimizer.zero_grad()
-    if several.rank == 0 and sync.space_of(model.flat_space()).adapter.flat_space.is_staged:
+    if several.rank == 0 and sync.models.space_of(model.flat_space()).adapter.flat_space.is_staged:
         model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
     sync.check_replicas(model)
-    sync.guard.require_alike(sync.space_of(model.flat_space()))
+    sync.guard.require_alike(sync.models.space_of(model.flat_space()))
 
 
 def test_the_device_finds_a_flipped_bit(several):

@@ -73,13 +73,13 @@ def test_an_order_is_that_of_its_own_model(comm, device, kind):
     models = [side.model for side, _ in sides]
     for model in models:
         sync.broadcast_parameters(model)
-        assert sync.completion_order(model) == ()
+        assert sync.models.of(model).completion_order == ()
     sides[0][0].backward(0)
     sync.sync_gradients(models[0])
-    first = sync.completion_order(models[0])
+    first = sync.models.of(models[0]).completion_order
     assert sorted(first) == sorted(name for name, _ in models[0].named_parameters())
     assert first[0].startswith("third") and first[-1].startswith("first")
-    assert sync.completion_order(models[1]) == ()
+    assert sync.models.of(models[1]).completion_order == ()
 
 
 def test_a_model_that_is_first_seen_while_gradients_accumulate_is_paused_too(comm, device):

@@ -56,7 +56,7 @@ def trained(comm: Communicator, device: Device, stage: int, layers: int, stages:
         sync.sync_gradients(model)
         optimizer.step()
         optimizer.zero_grad()
-    said = optimizer.memory() if stage else sync.expected_memory(model, len(plain.state_names))
+    said = optimizer.memory() if stage else sync.models.expected_memory(model, len(plain.state_names))
     assert said is not None
     return (sync, model, optimizer), said
 

@@ -51,7 +51,7 @@ def measure_costs(outcomes: Sequence[Outcome]) -> dict[str, Fit]:
     session = outcomes[0].session
     if session.comm.size == 1:
         return {}
-    fold = session.trainer.sync.space_for(session.parts.model).adapter.fold
+    fold = session.trainer.sync.models.of(session.parts.model).space.adapter.fold
     transports = sorted({outcome.variant.transport for outcome in outcomes})
     targets = [MeasuredTransport(transport, fold=fold) for transport in transports]
     points: dict[str, list[tuple[int, float]]] = {target.name: [] for target in targets}
