@@ -67,8 +67,10 @@ def _free(directory: str) -> int:
 
 def _damaged(own: Path) -> list[str]:
     """Return the folders of stored programs whose files differ from the built ones."""
-    from clcomm.engine import kernel_cache, program_cache
-
+    try:
+        from clcomm.engine import kernel_cache, program_cache
+    except (ImportError, AttributeError):  # something hides NumPy, which has a line of its own
+        return []
     found = []
     given = os.environ.get("POCL_CACHE_DIR")
     for cache in {Path(os.path.realpath(path)) for path in (given, _common() / "pocl" / "kcache") if path}:

@@ -54,6 +54,9 @@ def __getattr__(name: str) -> Any:
     path, purpose = NAMES[name]
     found = _found(path)
     if found is None:
+        from clcomm.job.exits import hook_job
+
+        hook_job()  # so that the error is one line: the program is still importing modules
         raise ArgumentError(
             f"PyTorch {torch.__version__}: expected {path}, to {purpose}, but this version has none; "
             "pip install 'clcomm[torch]' brings one that was tested"

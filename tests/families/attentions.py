@@ -31,9 +31,9 @@ def draw(rng: np.random.Generator, longest: int, number: int) -> Case:
     """Draw an attention; lengths come from a few, as each is a build, and packed ones share a build with others."""
     queries, keys = (int(n) for n in rng.integers(1, 4 * longest, 2))
     head, value = ((8, 8), (5, 3), (20, 40), (32, 32))[number % (4 if longest > 20 else 2)]
-    packed = head == value and number % 8 < 4
+    packed = number % 8 < 4 if head == value else number > 15 and number % 3 == 0
     if packed:
-        keys = queries
+        keys, value = queries, head
     groups = (int(rng.integers(1, 3)), int(rng.integers(1, 4)))
     return Case(groups, queries, keys, head, value, SEEN[number % len(SEEN)], packed, int(rng.integers(1 << 30)))
 
