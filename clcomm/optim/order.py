@@ -6,7 +6,7 @@ than that of one over the model. A state names its parameters; who loads it brin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from clcomm.optim.checks import GROUPS, MISSED
 
 #: The entries with the parameters' names and numbers of elements, in the order of the state.
 NAMES, SIZES = "names", "sizes"
+_SHOWN = 3  # names in a message
 
 
 def order_of(layout: FlatLayout) -> dict[str, np.ndarray]:
@@ -84,6 +85,11 @@ def _named(ours: FlatLayout, theirs: FlatLayout, given: Sequence[str]) -> dict[s
     if len(by_name) == len(given) == len(names) and numbers in (names, by_name.keys()):
         return dict(zip(given, reversed(theirs.ranges), strict=True))
     raise ArgumentError(
-        f"state_dict[{NAMES!r}]: expected {', '.join(sorted(names))}, got {', '.join(sorted(by_name))}; "
+        f"state_dict[{NAMES!r}]: expected {_some(names)}, got {_some(by_name)}; "
         "give the optimizer the parameters of the job that saved it"
     )
+
+
+def _some(names: Collection[str]) -> str:
+    first, count = sorted(names)[:_SHOWN], len(names)
+    return ", ".join(first) + (f" and {count - _SHOWN} others" if count > _SHOWN else "")

@@ -95,8 +95,8 @@ REFUSALS = [
     ({"tp": "2", "compression": "topk"}, "model: expected one that tensor-parallel ranks do not divide with topk"),
     ({"tp": "2", "reduction": "adasum"}, "model: expected one that tensor-parallel ranks do not divide with adasum"),
     ({"dp": "1", "tp": "2", "network": "convnet"}, "linear: expected the layer to be called"),
-    ({"dp": "1", "pp": "2 1f1b", "optimizer": "adam", "checkpoint": "from one rank"}, "state_dict['mean']: expected"),
-    ({"dp": "1", "pp": "2 1f1b", "optimizer": "adam", "checkpoint": "to one rank"}, "state_dict['mean']: expected"),
+    ({"dp": "1", "pp": "2 1f1b", "optimizer": "adam", "checkpoint": "from one rank"}, "state_dict['names']: expected"),
+    ({"dp": "1", "pp": "2 1f1b", "optimizer": "adam", "checkpoint": "to one rank"}, "state_dict['names']: expected"),
     ({"norm": "sync", "reduction": "adasum", "pp": "2 gpipe"}, "combination='adasum': "),
 ]
 
