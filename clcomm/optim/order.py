@@ -92,4 +92,4 @@ def _named(ours: FlatLayout, theirs: FlatLayout, given: Sequence[str]) -> dict[s
 
 def _some(names: Collection[str]) -> str:
     first, count = sorted(names)[:_SHOWN], len(names)
-    return ", ".join(first) + (f" and {count - _SHOWN} others" if count > _SHOWN else "")
+    return ", ".join(first) + (f" and {count - _SHOWN} more" if count > _SHOWN else "")
