@@ -46,7 +46,10 @@ class NativeAdapter:
             raise ArgumentError("model: expected at least one parameter that requires a gradient, got none")
 
     def require_unchanged(self) -> None:
-        """Raise ArgumentError for replaced, frozen or unfrozen parameters, and within a Replay."""
+        """Raise ArgumentError where parameters were replaced, frozen or unfrozen, and within a Replay.
+
+        A synchronisation moves data between ranks, which a replay cannot do.
+        """
         self.flat_space.device.not_replayable("moves data between ranks")
         revision = self.flat_space.device.revision
         if revision != self._checked:
@@ -96,7 +99,10 @@ class NativeAdapter:
         return space.moves.of_range(0, space.layout.span)
 
     def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> Callable[[], None]:
-        """Call `complete(name)` once a gradient's last kernel is queued; replays run the returned action."""
+        """Call `complete(name)` once the last kernel of a parameter's gradient is queued, then the returned action.
+
+        A Replay calls `complete` in the run that it records, and runs the returned action in each replay.
+        """
         space = self.flat_space
         latest: tuple[int, Any] = -1, None  # number of the last backward, and its recorder
 

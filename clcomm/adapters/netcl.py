@@ -87,7 +87,10 @@ class NetclModel:
         return {parameter.name: parameter.numpy() for parameter in self._tensors}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """Restore a `state_dict`; ArgumentError, changing nothing, for other names or shapes, and for non-numbers."""
+        """Restore a `state_dict`.
+
+        Raises ArgumentError, changing nothing, for other names or shapes, or for values other than numbers.
+        """
         expected = {p.name: p.shape for p in self._tensors}
         got = {name: np.shape(array) for name, array in state.items()}
         for name in sorted(expected.keys() | got.keys()):

@@ -20,7 +20,12 @@ with needed("torch"):
 from clcomm.adapters.torch_slots import ModuleTree, Slot, real, tensor_on, values
 
 # Half precision has no arithmetic in NumPy (bfloat16) or MPI (both), and too few bits for a sum over ranks.
-_FLAT_DTYPES = {torch.float32: "float32", torch.float64: "float64", torch.float16: "float32", torch.bfloat16: "float32"}
+_FLAT_DTYPES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float32",
+    torch.bfloat16: "float32",
+}
 
 
 class TorchAdapter(CopyingAdapter):
@@ -117,7 +122,10 @@ class TorchAdapter(CopyingAdapter):
             real(slot.parameter.grad).copy_(slot.own)  # type: ignore[arg-type]  # written gradients are there
 
     def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> Callable[[], None]:
-        """Call `complete(name)`, a weakly referenced method, for each accumulated gradient, then its action."""
+        """Call `complete(name)` when backward has accumulated a parameter's gradient, then the returned action.
+
+        complete: a bound method; only a weak reference to its object is kept.
+        """
         weak = WeakMethod(complete)  # the garbage collector does not see references from PyTorch's hooks
 
         def hook_of(name: str) -> Callable[[torch.Tensor], None]:

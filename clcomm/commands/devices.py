@@ -26,7 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print the devices, this rank's marked, and time several of one CPU; raises DeviceError if none fits --device."""
+    """Print the devices and mark this rank's; raises DeviceError if there are none, or none that --device names.
+
+    Several runtimes' devices for one CPU are timed.
+    """
     rank, size = selection.local_place()
     cores = selection.core_share(size)
     selection.prepare_environment(cores, every=True)

@@ -69,5 +69,8 @@ COMMAND = Command(
     "Show the manual page of all commands, their options and examples, and the exit codes.",
     add_arguments,
     run,
-    (("clcomm man", "read it"), ("clcomm man --source | groff -man -Tpdf > manual.pdf", "print it")),
+    (
+        ("clcomm man", "read it"),
+        ("clcomm man --source | groff -man -Tpdf > manual.pdf", "print it"),
+    ),
 )

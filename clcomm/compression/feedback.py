@@ -18,7 +18,10 @@ COPIES_DIFFER = "what it rounds off a parameter depends on others, so that tenso
 
 
 class FlatMemory:
-    """One value for each element of a model's flat gradients, zero at first, whatever the buckets."""
+    """One value for each element of a model's gradients, zero at first; one flat array per model.
+
+    Values belong to places in the flat space, and survive new buckets.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[int, np.ndarray] = {}

@@ -25,7 +25,10 @@ WARM_UP_STEPS = 100
 
 
 class TopK(PreparedHook):
-    """Each rank sends a share of its largest elements with their indices, more in the first `warm_up` steps."""
+    """Each rank sends a share of a bucket's elements, those of the largest magnitude, with their indices.
+
+    warm_up: number of first steps with larger shares, a quarter at first.
+    """
 
     between_hosts = True
     refuses_parts = COPIES_DIFFER

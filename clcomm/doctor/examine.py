@@ -42,7 +42,12 @@ _REPORT = "report it with the output of clcomm doctor --json"
 
 
 def probes(directory: str, local_rank: int = 0) -> dict[str, Probe]:
-    """Return a rank's probes by name, those of the host on its first rank; locks are sought in `directory`."""
+    """Return the probes of a rank, by name; the first one of a host looks at the host too.
+
+    Args:
+        directory: where locks are looked for, and modules that hide others.
+        local_rank: among the ranks of this host.
+    """
     own: dict[str, Probe] = {
         "place": place.probe, "modules": partial(modules.probe, directory), "limits": limits.probe,
         "variables": environment.probe, "versions": modules.probe_versions, "cores": cores.probe,

@@ -22,6 +22,8 @@ class Finding:
     """One statement of a check.
 
     Attributes:
+        check: the check's name, such as "mpiexec".
+        level: OK, NOTE or PROBLEM.
         what: the statement, with its figures.
         remedy: what to do, with the command; "" where nothing needs to be done.
         evidence: the figures behind it, JSON-compatible.

@@ -32,7 +32,10 @@ _REMEDY = "install the same versions for all ranks, for instance from one requir
 
 
 def probe(directory: str) -> dict[str, object]:
-    """Return each package's origin and installation, and the files in a program's directory that hide one."""
+    """Return where each package is imported from and where it is installed, and what would hide one in a directory.
+
+    directory: in which programs are started, so that their modules come before those that are installed.
+    """
     found = {name: {"from": _origin(name), "installed": _installed(name)} for name in PACKAGES}
     return {"packages": found, "numpy": numpy_failure(), "here": _hiding(Path(os.path.abspath(directory)))}
 

@@ -61,7 +61,12 @@ def _unreachable(name: str) -> str:
 
 
 def measure(world: Any, hosts: list[str]) -> dict[str, Any]:
-    """Return rank 0's seconds a message and bytes a second to the first rank of each other host; collective."""
+    """Return seconds a message and bytes a second between rank 0 and the first rank of each other host; collective.
+
+    Args:
+        world: an mpi4py communicator of all ranks.
+        hosts: each rank's.
+    """
     found: dict[str, object] = {}
     for host in dict.fromkeys(hosts):
         peer = hosts.index(host)
@@ -114,7 +119,10 @@ def check(job: Job) -> Iterator[Finding]:
 
 
 def measure_clocks(world: Any) -> dict[str, Any]:
-    """Return seconds of this rank's clock ahead of rank 0's, and the precision, by Cristian's method; collective."""
+    """Return how far this rank's clock is ahead of rank 0's, in seconds, and to what precision; collective.
+
+    Cristian's method, as in clcomm/transport/clock.py, for the hour instead of the time since a host's start.
+    """
     best = (0.0, float("inf"))
     for rank in range(1, world.Get_size()):
         for _ in range(_ROUND_TRIPS):

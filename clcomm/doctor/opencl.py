@@ -65,7 +65,10 @@ def probe() -> dict[str, object]:
 
 @contextmanager
 def _caches_apart() -> Iterator[dict[str, str]]:
-    """Yield variables for empty caches with this user's tuned sizes; without a temporary directory, for none."""
+    """Yield the variables by which a process keeps what it builds to itself, with this user's tuned sizes to read.
+
+    Where no temporary directory can be used, which is a finding of its own, it keeps nothing.
+    """
     with ExitStack() as opened:
         try:
             folder = opened.enter_context(scratch_directory("run"))

@@ -112,7 +112,10 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """A drawing with title, legend, note, and `left` and `right` pixels beside the plot; a wide one fills a page."""
+    """A drawing with its title, legend and note; `left` and `right` are the pixels beside the plot for texts.
+
+    A wide one deserves a page's whole width.
+    """
 
     title: str
     height: float

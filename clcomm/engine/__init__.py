@@ -13,6 +13,21 @@ from clcomm.engine.timing import measure_overhead
 from clcomm.errors import ArgumentError, DeviceError
 
 __all__ = [
-    *nn.__all__, "ArgumentError", "Device", "DeviceError", "FlatSpace", "Op", "Parameter", "RandomStream", "Replay",
-    "Tensor", "default_device", "from_dlpack", "functional", "measure_overhead", "nn", "no_grad", "set_default_device",
-]  # fmt: skip
+    *nn.__all__,
+    "ArgumentError",
+    "Device",
+    "DeviceError",
+    "FlatSpace",
+    "Op",
+    "Parameter",
+    "RandomStream",
+    "Replay",
+    "Tensor",
+    "default_device",
+    "from_dlpack",
+    "functional",
+    "measure_overhead",
+    "nn",
+    "no_grad",
+    "set_default_device",
+]

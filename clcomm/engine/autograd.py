@@ -196,7 +196,10 @@ def _seed(root: Tensor, gradient: Tensor | float | None) -> Tensor:
 
 
 def _nodes_before(root: Any) -> tuple[list[Context], dict[int, int]]:
-    """Return the nodes behind `root`, latest first, and the number of uses of each leaf with hooks, by its id."""
+    """Return the nodes from which `root` was computed, latest first, and the number of uses of each leaf with hooks.
+
+    The uses are by the leaf's id.
+    """
     uses: dict[int, int] = {}
     nodes, seen, waiting = [], {root}, [root]
     while waiting:

@@ -195,7 +195,10 @@ _CONVOLUTION = (64, 16, 14, 32)
 WORKLOADS: dict[str, list[Workload]] = {
     "gemm_tile": _PRODUCTS,
     "transpose_from": [product("TN", side, side, side) for side in (128, 256, 512)],
-    "near_cache": [convolution(*_CONVOLUTION, ("weight_gradient",)), convolution(16, 64, 28, 64, ("weight_gradient",))],
+    "near_cache": [
+        convolution(*_CONVOLUTION, ("weight_gradient",)),
+        convolution(16, 64, 28, 64, ("weight_gradient",)),
+    ],
     "conv_lanes": [
         convolution(*_CONVOLUTION, ("convolve", "weight_gradient")),
         convolution(16, 64, 14, 64, ("convolve", "weight_gradient")),

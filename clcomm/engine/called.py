@@ -63,7 +63,10 @@ def is_supported() -> bool:
 
 
 def function(address: int, words: np.ndarray, used: Sequence[object]) -> Callable[[], object] | None:
-    """Return the function at this address, bound to `words`, keeping `used` alive; None if it cannot be called."""
+    """Return the function at this address of a kernel's program, bound to these words; None if it cannot be called.
+
+    used: objects to keep alive as long as the function.
+    """
     own = words.view(_Words)
     if ctypes.c_void_p.from_address(id(own) + DATA).value != words.ctypes.data:
         return None

@@ -16,7 +16,10 @@ BLOCK = 256
 
 
 class DeviceCodec:
-    """A `clcomm.compression.coding.Codec` of float32 on a device in the host's memory, with NumPy's bits."""
+    """Prepares the coding and decoding of float32 on a device that computes in the host's memory.
+
+    Its methods are those of the protocol `clcomm.compression.coding.Codec`; results have the same bits as NumPy's.
+    """
 
     def __init__(self, device: Device):
         self._device, self._kernels = device, HostKernels(device)
@@ -71,7 +74,10 @@ class DeviceCodec:
     def _prepare(
         self, name: str, *arguments: object, count: int, group: int = 1, file: str = "codec"
     ) -> Callable[[], None] | None:
-        """Prepare a kernel whose work-items take whole groups of elements; None for unsupported arrays."""
+        """Prepare one kernel over `count` elements, whole groups of `group` elements per work-item.
+
+        None for arrays that the device cannot compute on in place, and for floats other than float32.
+        """
         arrays = [each for each in arguments if isinstance(each, np.ndarray)]
         floats = [each for each in arrays if each.dtype.kind == "f" and each.itemsize != 2]
         if not all(map(self._kernels.takes, arrays)) or any(each.dtype != np.float32 for each in floats):

@@ -194,7 +194,10 @@ class Device(LaunchQueue):
         return self.memory.allocate(nbytes)
 
     def upload(self, array: np.ndarray, *, copy: bool = True) -> Any:
-        """Return a buffer of a contiguous host array's values, without waiting; on its memory unless `copy`."""
+        """Return a buffer holding the values of a C-contiguous host array, without waiting for the queue.
+
+        With `copy` False it lies on top of the array if the device can use that memory.
+        """
         self.not_replayable("brings values to the device")
         if self.shares_host_memory:
             if copy or not array.flags.writeable or array.__array_interface__["data"][0] % HOST_POINTER_ALIGNMENT:

@@ -29,7 +29,10 @@ MOST_ROWS = 8
 
 
 class DeviceFold:
-    """A `clcomm.transport.reduction.Fold`: kernels in the calling thread sum float32, float16 or bfloat16."""
+    """Prepares sums of float32, float16 or bfloat16 in host memory: a `clcomm.transport.reduction.Fold`.
+
+    One work-item does each sum: the device runs kernels in the calling thread.
+    """
 
     def __init__(self, device: Device):
         self._device, self._kernels = device, HostKernels(device)

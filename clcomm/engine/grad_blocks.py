@@ -34,6 +34,7 @@ class GradBlocks:
         slots: of all parameters, in the layout's order.
 
     Attributes:
+        units: the gradients of each unit.
         nbytes: of all blocks; they stay allocated.
     """
 

@@ -45,7 +45,10 @@ class GradMoves:
         return found
 
     def send(self, start: int, stop: int, mark: QueueMark | None) -> None:
-        """Do `pull` once the device has reached `mark`, or all queued work; gradients must not change until `push`."""
+        """Do `pull` as soon as the device has reached `mark`; None: once it has completed everything queued.
+
+        Until `push` these gradients must not change.
+        """
         opening, buffers = self._opening(start, stop), self._buffers
         if mark is None or any(slot.state != LOCAL for slot in opening):
             self.pull(start, stop)

@@ -83,7 +83,10 @@ class _Identical:
 
 
 def _comparable(value: object) -> object:
-    """Return a value for later comparison: plain values and elements of containers by value, others by identity."""
+    """Return a value for later comparisons: plain values compare by value, others by identity.
+
+    Of tuples and of a module's attributes the elements are compared.
+    """
     if type(value) is tuple:
         return tuple(map(_comparable, value))
     if type(value) is dict:  # a module's attributes

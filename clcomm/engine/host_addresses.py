@@ -38,7 +38,10 @@ def are_taken(cl_device: cl.Device) -> bool:
 
 
 def argument(device: _Device, value: object) -> Any:
-    """Return a buffer's address if the device takes it, else `value`; the caller keeps the buffer alive."""
+    """Return the kernel argument for `value`: a buffer's address if the device takes it, else `value`.
+
+    The caller keeps the buffer for as long as the kernel is launched.
+    """
     import pyopencl as cl
 
     if not device.takes_addresses or not isinstance(value, cl.MemoryObjectHolder):

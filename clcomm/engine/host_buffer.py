@@ -12,7 +12,12 @@ from clcomm.host_arrays import PAGE, aligned_empty
 
 
 class HostBuffer:
-    """Device memory for float32 on top of a host array of bytes, or beside it where the device cannot use it."""
+    """Device memory for float32 on top of a host array, or beside it where the device cannot use it.
+
+    Args:
+        array: contiguous bytes.
+        sees_writes: the result of `sees_writes(device)`.
+    """
 
     def __init__(self, device: Device, array: np.ndarray, sees_writes: bool):
         self._device, self.array = device, array

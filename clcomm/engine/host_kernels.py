@@ -26,7 +26,10 @@ class HostLaunch(NamedTuple):
 
 
 class HostKernels:
-    """Launches kernels on host arrays, in a queue of their own; a kernel's last argument is a count of elements."""
+    """Prepares launches of kernels whose last argument is a count of elements, an int, on arrays in host memory.
+
+    The device computes in the host's memory. The kernels have a queue of their own, so they wait for no others.
+    """
 
     def __init__(self, device: Device):
         import pyopencl as cl

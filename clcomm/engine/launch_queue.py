@@ -32,8 +32,11 @@ class LaunchQueue:
     """The in-order queue of a device, and the launches in it.
 
     Args:
+        name: the device's name in messages.
+        is_cpu: whether the device computes on the host's cores.
         runs_in_caller: whether kernels run in the thread that queues or awaits them, as on PoCL's `basic` device.
         takes_addresses: whether kernels take the address of a buffer in its place, see host_addresses.py.
+        queue_properties: OpenCL's properties of each queue of the device.
     """
 
     def __init__(
@@ -128,7 +131,10 @@ class LaunchQueue:
             self._drop_kept_arrays()
 
     def keep_while_queued(self, array: np.ndarray) -> None:
-        """Keep a released buffer's array until the queued kernels are done; called in any thread, without waiting."""
+        """Keep a released buffer's array until the kernels queued so far are done, as drivers do not.
+
+        Garbage collection calls this in any thread, so it waits for nothing.
+        """
         if not self.runs_in_caller and not is_finalizing():  # at the interpreter's end nothing can be queued
             with suppress(self._error):
                 self._kept_arrays.append((self._enqueue_marker(self.queue), array))
@@ -162,7 +168,10 @@ class LaunchQueue:
             self._recorders[get_ident()] = recorder
 
     def on_host(self, function: Callable[..., object], *args: object) -> None:
-        """Run `function`; a recorded step's replays run it at this point too, in place of its kernels."""
+        """Run `function`; while a step is recorded, add it to each replay at this point.
+
+        Kernels that `function` queues are not recorded.
+        """
         recorder = self.recorder
         if recorder is None:
             function(*args)

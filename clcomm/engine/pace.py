@@ -18,7 +18,10 @@ _WINDOWS, _WINDOW_S = 7, 0.1
 
 
 def training_rates(devices: Sequence[Device]) -> list[float]:
-    """Return each device's images per second in a small network's forward and backward; takes seconds."""
+    """Return each device's images per second in computing a small network's loss and gradients.
+
+    Takes seconds, and some more where kernels are not built yet. Raises DeviceError where a kernel does not build.
+    """
     steps = [_make_step(device) for device in devices]
     for step in steps:
         step(3)  # builds kernels, and records

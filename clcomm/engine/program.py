@@ -153,7 +153,10 @@ def typed_kernel(program: cl.Program, name: str) -> Kernel:
 
 
 def argument_types(kernel: Any) -> list[Any]:
-    """Return a typed kernel's argument types, None for buffers; raises cl.Error if the driver lacks them."""
+    """Return the NumPy type of each scalar argument, None for buffers; raises cl.Error where the driver lacks them.
+
+    `kernel` comes from `typed_kernel`.
+    """
     import numpy as np
 
     known = getattr(kernel, "scalar_types", None)
@@ -174,9 +177,10 @@ def _scalar_types(kernel: Any) -> list[str | None]:
 
 
 def bound_copy(kernel: Any, args: Sequence[Any], spare: list[cl.Kernel] | None = None) -> cl.Kernel:
-    """Return another kernel object for the same kernel, with its arguments set except for those that are None.
+    """Return another kernel object for the same kernel, with its arguments set.
 
     Args:
+        args: the arguments; None leaves one unset.
         spare: unused objects of that kernel, one of which is taken, as PyOpenCL compiles Python code for each new one
             and never frees it.
     """
@@ -199,7 +203,10 @@ def bound_copy(kernel: Any, args: Sequence[Any], spare: list[cl.Kernel] | None =
 
 
 class _UntypedKernel:
-    """A kernel of a driver without argument types: Python's ints are passed as int32, floats as float32."""
+    """A kernel of a driver without argument types: Python's ints are passed as int32, floats as float32.
+
+    All kernels of this package declare them so.
+    """
 
     def __init__(self, kernel: Any):
         self.kernel = kernel

@@ -10,7 +10,11 @@ from clcomm.engine.launch_queue import LaunchQueue
 
 
 class QueueMark:
-    """A position in a queue, after everything queued so far; `leaves_cores`: the device uses none of the host's."""
+    """A position in a queue, after everything queued so far.
+
+    Attributes:
+        leaves_cores: whether the device computes without the host's cores.
+    """
 
     def __init__(self, device: LaunchQueue):
         import pyopencl as cl

@@ -58,7 +58,10 @@ class ReachableValues:
     """
 
     def __init__(
-        self, roots: Iterable[tuple[str, object]], code: frozenset[CodeType] | None, names: frozenset[str] = frozenset()
+        self,
+        roots: Iterable[tuple[str, object]],
+        code: frozenset[CodeType] | None,
+        names: frozenset[str] = frozenset(),
     ):
         self.names = names
         self.followed: set[CodeType] = set()

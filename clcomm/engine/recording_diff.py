@@ -9,7 +9,10 @@ from clcomm.engine.recording import LaunchRecording
 
 
 def first_difference(recorded: LaunchRecording, now: LaunchRecording) -> str | None:
-    """Describe the first difference between two recordings of a function; None if all launches correspond."""
+    """Return a description of the first difference from a recording to a later one of the same function; None: none.
+
+    Memory allocated in the runs differs each time: it counts as the same if all launches use it in the same places.
+    """
     roles = _Roles(recorded.constants, now.constants)
     count = 0
     for before, after in zip(recorded.segments, now.segments, strict=False):

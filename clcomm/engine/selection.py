@@ -74,7 +74,10 @@ def prepare_environment(cores: int, spec: str | None = None, *, every: bool = Fa
 
 
 def load_platforms(cores: int, spec: str | None = None) -> None:
-    """Load OpenCL's platforms ahead of the first Device, which raises errors; see `prepare_environment`."""
+    """Load OpenCL's platforms ahead of the first Device, while the process waits for something else.
+
+    Arguments as for `prepare_environment`. Errors are raised when a device is selected.
+    """
     with suppress(ClcommError):
         prepare_environment(cores, spec)
         candidates()

@@ -35,7 +35,10 @@ class StoredParameter(Parameter):
 
 
 class Storage:
-    """Moves parameters between float32 and 16 bits on a device, in elements; ArgumentError for unsupported fp16."""
+    """Moves parameters between float32 and a precision of 16 bits, on a device; offsets and counts are elements.
+
+    Raises ArgumentError for fp16 on a device without half precision.
+    """
 
     def __init__(self, device: Device, precision: Precision):
         if precision is FP16 and not device.has_half:

@@ -69,7 +69,12 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
     _bounds: np.ndarray  # see known_values; not set where it is empty
 
     def __init__(
-        self, array_like: Any, device: Device | str | None = None, requires_grad: bool = False, *, copy: bool = True
+        self,
+        array_like: Any,
+        device: Device | str | None = None,
+        requires_grad: bool = False,
+        *,
+        copy: bool = True,
     ):
         array = _host_array(array_like)
         self.device = _device(device)

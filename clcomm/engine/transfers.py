@@ -80,7 +80,10 @@ class Transfers:
         return piece
 
     def read(self, buffer: cl.Buffer, array: np.ndarray, offset: int, after: list[cl.Event]) -> None:
-        """Fill a contiguous array from byte `offset` of a buffer, after events; kernels must not write there."""
+        """Fill a C-contiguous array from a buffer, from byte `offset` on, once the events `after` are complete; waits.
+
+        Kernels continue, and must not write to that range.
+        """
         values = _bytes_of(array)
         coming: deque[tuple[cl.Event, np.ndarray, np.ndarray]] = deque()
         with self._reading:

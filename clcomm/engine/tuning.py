@@ -120,7 +120,10 @@ def has_wide_vectors(cl_device: cl.Device) -> bool:
 
 
 def load(cl_device: cl.Device, kind: str) -> Tuning:
-    """Return a device's stored sizes, else the built-in ones; an invalid file is ignored, with one warning per host."""
+    """Return the sizes stored for a device, else the built-in ones.
+
+    An invalid file is ignored, with a warning from the first rank of each host.
+    """
     identity, built_in = Identity.of(cl_device, kind), defaults(cl_device)
     try:
         path = identity.path

@@ -15,7 +15,10 @@ _OWN = re.compile(r"clcomm: .*")
 
 
 def prepare(directory: str) -> str:
-    """Create the directory without an earlier job's files; return its absolute path; ArgumentError if not writable."""
+    """Create the directory, empty it of an earlier job's files, and return its absolute path.
+
+    Raises ArgumentError where it can't be written to.
+    """
     try:
         os.makedirs(directory, exist_ok=True)
         for path in Path(directory).glob("rank-*.log"):

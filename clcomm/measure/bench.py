@@ -78,7 +78,12 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
         default=4,
         help="turns of each transport at each size; default: %(default)s",
     )
-    add("--warmup", type=whole_number(0, MOST_CALLS), default=3, help="untimed calls before; default: %(default)s")
+    add(
+        "--warmup",
+        type=whole_number(0, MOST_CALLS),
+        default=3,
+        help="untimed calls before; default: %(default)s",
+    )
 
 
 def schedule_of(options: argparse.Namespace) -> TimingSchedule:

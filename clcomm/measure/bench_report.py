@@ -31,7 +31,11 @@ class Placement(NamedTuple):
 
 
 def header(control: Communicator, schedule: TimingSchedule, has_devices: bool, sums: str) -> list[str]:
-    """Return the lines above the rows: versions, ranks, hosts, devices, schedule, and sums. Collective."""
+    """Return the lines above the rows: versions, ranks, hosts, devices, and the schedule. Collective.
+
+    Args:
+        sums: in shared memory, a key of SUMMED_BY.
+    """
     places = control.all_gather_object(Placement(os.uname().nodename, control.cores, _device(control, has_devices)))
     return [
         f"clcomm {__version__}, Python {platform.python_version()}, NumPy {np.__version__}, "

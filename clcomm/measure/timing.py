@@ -57,7 +57,10 @@ class Timeable(Protocol):
 
 
 def time_calls(cases: Sequence[Timeable], control: Communicator, schedule: TimingSchedule) -> np.ndarray:
-    """Return the slowest rank's seconds of each call, (cases, windows x calls); `control` spans the ranks."""
+    """Return the slowest rank's seconds of each timed call: (cases, windows x calls), the same on all ranks.
+
+    `control` spans the measuring ranks; its barrier precedes each call, and it reduces the maxima.
+    """
     seconds = np.empty((len(cases), schedule.windows * schedule.calls))
     for case in cases:
         for _ in range(schedule.warmup):

@@ -19,7 +19,10 @@ _DOUBTFUL = 0.3  # median error from which a fit is unreliable
 
 @dataclass(frozen=True)
 class TuneResult:
-    """Results of tune, equal on every rank; `measured_s`: the recommended buckets' seconds by (ranks, hosts)."""
+    """The results, the same on every rank.
+
+    `measured_s` are seconds of the recommended buckets by (ranks, hosts); `sums` is "device" or "numpy".
+    """
 
     fits: tuple[MeasuredFit, ...]
     cluster: Cluster

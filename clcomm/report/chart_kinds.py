@@ -132,7 +132,10 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """A row of `stretches` for each rank, those `behind` hidden, and the (row, ms) begins of `steps`."""
+    """A row for each rank, filled with consecutive `stretches`.
+
+    `behind` are stretches of hidden communication; `steps` are the (row, ms) at which steps began.
+    """
 
     title: str
     rows: Sequence[str]

@@ -26,7 +26,10 @@ _REPLACED_SETTINGS = ("model", "engine", "data", "batch_size", "bucket_size", "n
 
 @dataclass(frozen=True)
 class Subject:
-    """A run to compare: file, variant's name in a comparison, figures, and the `reference` of its `step_ratio`."""
+    """A run to compare: its file, its variant's name in a comparison, and its figures.
+
+    `reference` is the variant that its `step_ratio` refers to.
+    """
 
     path: str
     variant: str
@@ -207,7 +210,10 @@ def _accuracy_changed(before: Run, after: Run) -> Change | None:
 
 
 def step_change(before: Subject, after: Subject) -> Change:
-    """Return the change of a step's time, or of the ratio to the reference; DataError without an interval."""
+    """Return the change of a step's time; for runs that alternated, of the ratio to the reference.
+
+    Raises DataError without an interval to judge it by.
+    """
     found = {change.figure: change for change in figures_changed(before, after)}
     change = found.get("step over the reference's") or found.get("step (ms)")
     if change is None or change.verdict == "no interval":

@@ -23,7 +23,10 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of plain values under columns, with a note; the last `folded` rows are shown under `folded_as`."""
+    """Rows of plain values under columns, with a note.
+
+    A page shows the last `folded` rows on demand, under the line `folded_as`.
+    """
 
     key: str
     title: str

@@ -47,7 +47,10 @@ _MEANING = {
 
 
 class Cause(NamedTuple):
-    """A sentence, the seconds of a mean step that it explains, the rank that it names, and the explained parts."""
+    """A sentence, and the seconds of a mean step that it explains.
+
+    rank: the rank that it names, -1: none. explained: parts that follow from it.
+    """
 
     sentence: str
     seconds: float
@@ -96,7 +99,10 @@ def _computing(analysis: Analysis, name: str, seconds: float) -> str:
 
 
 def compression(analysis: Analysis, slow: Collection[int]) -> Cause | None:
-    """Return a cause if compression costs more than it saves, except on ranks that another cause names as slow."""
+    """Return a cause if compressed gradients take longer than they would uncompressed.
+
+    slow: ranks named by another cause, whose time is theirs alone.
+    """
     moved = [reducing(stats)["transfer_s"] for record, stats in analysis.warm if record["rank"] not in slow]
     moved_s = analysis.per_step(statistics.mean(moved)) if moved else None
     step_s = analysis.per_step(analysis.training_s)

@@ -57,7 +57,10 @@ class LastSteps:
             self._events.append(phase)
 
     def spans(self) -> Iterator[Span]:
-        """Yield the spans of the kept steps by this rank's clock, at most MOST_SPANS each; a step comes first."""
+        """Yield the spans of the kept steps, by this rank's clock; a step precedes the spans within it.
+
+        At most MOST_SPANS per step: a collective with more stretches than are left is left out.
+        """
         for step, events in self._steps:
             yield _span(STEP, -1, step.began_s, step.began_s + step.seconds)
             left = MOST_SPANS
@@ -135,7 +138,10 @@ _ORDER = (
 
 
 def flattened(spans: list[Span], of: Callable[[str], str] = str) -> list[Span]:
-    """Return a rank's consecutive spans, merged by the names in `of`, without hidden communication."""
+    """Return a rank's consecutive spans, without hidden communication.
+
+    `of` maps kinds to the names to show; neighbours with one name and bucket are merged.
+    """
     shown = [span for span in spans if span.kind != HIDDEN and span.end_ns > span.begin_ns]
     changes = sorted({moment for span in shown for moment in (span.begin_ns, span.end_ns)})
     upcoming = sorted(shown, key=lambda span: span.begin_ns, reverse=True)

@@ -78,7 +78,11 @@ def left_out(analysis: Analysis) -> list[LeftOut]:
             "wait for ranks",
             f"{not_reported} waiting and moving data separately{background}",
         ),
-        (several and not analysis.counts["stragglers"], "who came last", f"{not_reported} the last rank"),
+        (
+            several and not analysis.counts["stragglers"],
+            "who came last",
+            f"{not_reported} the last rank",
+        ),
         (several and isinstance(analysis.own_costs, str), "latency and bandwidth of this run", str(analysis.own_costs)),
         (
             several and not analysis.ceiling,

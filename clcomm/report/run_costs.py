@@ -101,7 +101,10 @@ def moving_s(row: dict[str, Any]) -> float:
 
 
 def ceiling_of(ceilings: list[dict[str, Any]], transport: str, sums: str | None) -> Cost | str | None:
-    """Return a transport's cost as stored by `clcomm tune`, None if missing, or the reason not to use it."""
+    """Return the cost measured by `clcomm tune` for a transport, None if missing, or the reason why it does not apply.
+
+    `sums` is "device" or "numpy", as in this run; None if unknown.
+    """
     for each in ceilings:
         if each["transport"] == transport:
             if transport != "mpi" and sums not in (None, each["sums"]):

@@ -113,7 +113,10 @@ def labelled(stats: CommStats, label: str) -> dict[str, float]:
 
 
 def _share_in_steps(stats: CommStats, checks_s: float) -> float:
-    """Return the share of checks within steps; it exceeds 1 if steps contain barriers too, as clipping does."""
+    """Return the share of all checks within steps' phases; those before the first step wait for start-up.
+
+    It exceeds 1 if steps contain barriers too, as clipping does.
+    """
     phases = {row["phase"]: row["communication_s"] for row in stats.as_dict()["phases"] if not row["label"]}
     if "sync" not in phases or not checks_s:
         return 1.0

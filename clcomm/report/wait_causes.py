@@ -44,7 +44,10 @@ def _of_waiting(analysis: Analysis) -> list[Cause | None]:
 
 
 def _crowd(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return the records of the ranks with the most ranks per core, if they outnumber their cores; else []."""
+    """Return the records of ranks that outnumber the cores they share; [] if there are none.
+
+    Of several such groups it is the one with the most ranks per core.
+    """
     placed = [record for record in analysis.run.ranks if record["cpus"]]
     cpus = {record["rank"]: parse_cpus(record["cpus"]) for record in placed}
     groups = [

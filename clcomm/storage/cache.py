@@ -15,7 +15,10 @@ _log = logging.getLogger("clcomm")
 
 
 def cache_directory() -> Path:
-    """Return the directory of clcomm's caches: $CLCOMM_CACHE_DIR, else in `user_cache()`, which may raise."""
+    """Return the directory of clcomm's caches: $CLCOMM_CACHE_DIR, else `clcomm` in the user's cache directory.
+
+    Raises ArgumentError as `user_cache` does.
+    """
     own = variables.text("CLCOMM_CACHE_DIR")
     return Path(own) if own else user_cache() / "clcomm"
 

@@ -106,7 +106,10 @@ def object_of(**checks: Check) -> Check:
 
 
 def instance_of(kind: type, **own: Check) -> Check:
-    """Return a check of an object for a dataclass or named tuple: `own` checks, else by type, numbers from 0 up."""
+    """Return a check of an object with the fields of a dataclass or a named tuple, which it converts to.
+
+    A field is checked by its type unless `own` has a check for it; numbers are from 0 up.
+    """
     checks = {name: own.get(name) or _of_type(each) for name, each in get_type_hints(kind).items()}
     return lambda value, name: kind(**checked_fields(value, checks, name))
 

@@ -56,7 +56,10 @@ def kind_of(mode: int) -> str:
 
 
 def destination(path: FilePath) -> Path:
-    """Return the path behind own symbolic links; OSError if anything but a regular file is there."""
+    """Return the real path for writing to `path`: symbolic links are followed, except another user's.
+
+    Raises OSError, with the reason as its strerror, if anything but a regular file is there.
+    """
     target = Path(path)
     for _ in range(_MOST_LINKS):
         try:
@@ -126,7 +129,10 @@ def replacing(path: FilePath, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 @contextmanager
 def saving(what: str, path: FilePath) -> Iterator[None]:
-    """Raise CheckpointWriteError, naming the content `what`, for an OSError in this block, which replaces `path`."""
+    """Raise CheckpointWriteError for an OSError of this block, which replaces the file at `path`.
+
+    what: the file's content, such as "weights", named first in the error.
+    """
     try:
         yield
     except OSError as error:
@@ -153,7 +159,11 @@ def write_whole(path: FilePath, text: str, name: str) -> None:
 
 
 def unwritable(name: str, path: FilePath, error: OSError) -> ArgumentError | OutputError:
-    """Return an error that begins with `name`: OutputError if a restart may succeed, else ArgumentError."""
+    """Return the error for a file that could not be written: OutputError if a restart may succeed, else ArgumentError.
+
+    Args:
+        name: the option or variable with the path.
+    """
     kind = OutputError if error.errno in NO_ROOM else ArgumentError
     return kind(f"{name}: expected a file to write, got {os.fspath(path)!r}: {error.strerror}")
 

@@ -54,7 +54,12 @@ def make_private(directory: Path) -> None:
 
 
 def unfit(directory: Path, *, chosen: bool = False) -> str:
-    """Return the reason why a directory, created if missing, cannot hold this user's code; "" if it can."""
+    """Return the reason why a directory, created if missing, cannot hold code that this user runs; "" if it can.
+
+    Args:
+        directory: an absolute path without links.
+        chosen: named by the user, as for `exposure`.
+    """
     try:
         make_private(directory)
         can_write = os.access(directory, os.W_OK)
@@ -64,7 +69,10 @@ def unfit(directory: Path, *, chosen: bool = False) -> str:
 
 
 def first_private(candidates: Iterable[Path], name: str) -> Path:
-    """Return the first candidate that is private, else a temporary directory of that name; may raise ArgumentError."""
+    """Return the first candidate that can hold code that this user runs, else a temporary directory of that name.
+
+    Raises ArgumentError, as `private_temporary` does, where there is none.
+    """
     for directory in candidates:
         if not unfit(directory):
             return directory
@@ -74,7 +82,10 @@ def first_private(candidates: Iterable[Path], name: str) -> Path:
 
 
 def private_temporary() -> Path:
-    """Return this user's private temporary directory, the same in all processes; ArgumentError if it is exposed."""
+    """Return this user's own directory in the temporary directory, the same for all processes.
+
+    Raises ArgumentError where it cannot be created, or another user could write to it.
+    """
     path = Path(temporary_directory()).resolve() / f"clcomm-{os.geteuid()}"
     try:
         make_private(path)

@@ -55,7 +55,10 @@ def scratch_directory(kind: str) -> Iterator[Path]:
 
 @contextmanager
 def scratch_file(kind: str, content: bytes) -> Iterator[Any]:
-    """Create a private file of one of KINDS for a block; ArgumentError where that fails, OutputError without space."""
+    """Create a private file of one of KINDS with this content and remove it at the end.
+
+    Raises ArgumentError where it cannot be created, OutputError where there is no space.
+    """
     directory = temporary_directory()
     try:
         file = tempfile.NamedTemporaryFile(prefix=f"clcomm-{kind}-", dir=directory)  # noqa: SIM115

@@ -20,7 +20,10 @@ from clcomm.summary.model_summary import Layer
 
 
 def layers_of(model: Any, input_shape: tuple[int, ...]) -> Iterator[Layer]:
-    """Yield each operation's layer in order of the forward pass; ArgumentError if the model does not fit the input."""
+    """Yield a layer for each operation, in the order of the forward pass.
+
+    Raises ArgumentError if the model cannot take the input, or its result does not depend on it.
+    """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     device = next(iter(model.parameters())).device
     dtype = np.dtype(getattr(model, "input_dtype", np.float32))

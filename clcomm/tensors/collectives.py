@@ -271,7 +271,10 @@ class TensorCollectives:
     def all_to_all_rows(
         self, tensor: torch.Tensor, splits: Sequence[int], label: str = ""
     ) -> tuple[torch.Tensor, list[int]]:
-        """Return the other ranks' rows for this one, in rank order, and each count; `splits`: this rank's for each."""
+        """Return the other ranks' rows for this one, in rank order, and the number from each.
+
+        tensor: contiguous on the host. splits: the number of its rows for each rank, all of them in sum.
+        """
         kind = f"{label} {described([tensor[:0]])}".lstrip()
         counts = self.comm.all_gather(np.array(splits, np.int64), label=kind)[:, self.comm.rank].tolist()
         found = tensor.new_empty((sum(counts), *tensor.shape[1:]))

@@ -58,7 +58,10 @@ class PersistentBuffers:
         self._seen[key] = WeakStorage(storage)
 
     def move(self, purpose: str) -> None:
-        """Move persistent buffers to shared memory once ranks have compared them; messages name `purpose`."""
+        """Move persistent buffers to shared memory, in calls in which ranks compare sizes; each all-reduce calls this.
+
+        purpose: the all-reduce's name in messages, the same on every rank.
+        """
         done = self._comm.sequence
         if done < self._due:
             return

@@ -20,7 +20,10 @@ LEAST_BYTES, MOST_BYTES = 64 << 10, 4 << 20
 
 
 class Staging:
-    """A rank's row, which others read, and the sum, written and read by all, in `comm`'s memory, growing as needed."""
+    """A rank's row, read by the other ranks, and the sum, written and read by all; both grow as needed.
+
+    comm: a Communicator, or a weak proxy of one, that shares memory.
+    """
 
     def __init__(self, comm: Communicator):
         self._comm = comm
@@ -80,7 +83,11 @@ class Staging:
             self._comm.run_as_all_reduce(reduce_pieces, label=label, nbytes=nbytes, bucket=bucket)
 
     def pair(self, nbytes: int, dtype: torch.dtype, purpose: Callable[[], str]) -> Pair:
-        """Return memory for `nbytes`, or the most there is; collective to grow, for the collective `purpose()`."""
+        """Return memory for `nbytes`, or the most there is; collective where it has to grow.
+
+        Args:
+            purpose: returns the collective's name in messages.
+        """
         if max(1, nbytes) > self._row.nbytes and self._row.nbytes < MOST_BYTES:
             self._grow(min(MOST_BYTES, max(LEAST_BYTES, 1 << (nbytes - 1).bit_length())), purpose())
         found = self._typed.get(dtype)

@@ -12,7 +12,11 @@ _Changed = TypeVar("_Changed")
 
 
 class Started(Generic[_Result]):
-    """A started operation: the Communicator's handles, and the function that makes its result once all are complete."""
+    """A started operation: the Communicator's handles, and the function that makes its result of theirs.
+
+    Args:
+        finish: called once all handles are complete; returns the result.
+    """
 
     def __init__(self, handles: Sequence[Handle], finish: Callable[[], _Result]):
         self.handles, self._finish = handles, finish

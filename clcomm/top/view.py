@@ -120,7 +120,10 @@ def _waits_for(line: Progress, lines: Sequence[Progress]) -> tuple[int, ...]:
 
 
 def table(job: RunningJob, rows: Sequence[RankRow], most: int | None = None) -> TextTable:
-    """Return the table of a job's ranks; at most `most` rows, late ranks first."""
+    """Return the table of a job's ranks.
+
+    most: rows that fit the terminal, late ranks first; None: all.
+    """
     shown = list(rows) if most is None or len(rows) <= most else _most_telling(rows, most)
     note = "" if len(shown) == len(rows) else f"{len(rows) - len(shown)} more ranks; --once shows all"
     cells = [_cells(row) for row in shown]

@@ -23,7 +23,10 @@ class NoJobError(ClcommError):
 
 
 def choose(pid: int | None) -> RunningJob:
-    """Return this user's job here, or a process's; NoJobError if there is none, ArgumentError for several."""
+    """Return this user's only job here, or the job of a process.
+
+    Raises NoJobError without a job, ArgumentError where there are several and none is chosen.
+    """
     jobs, problems = find_jobs()
     own = [job for job in jobs if pid is None or pid == job.pid]
     if len(own) == 1:

@@ -56,7 +56,10 @@ class GroupMessages:
 
 
 class CountedMessages:
-    """Notifies a Communicator's observers of messages found complete by any thread, one thread at a time."""
+    """Notifies a Communicator's observers of messages, which any thread may find complete.
+
+    Observers are notified by one thread at a time: one that would have to wait leaves its events to the other.
+    """
 
     def __init__(self, comm: Communicator):
         self.comm = comm

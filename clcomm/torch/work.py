@@ -200,7 +200,10 @@ class WorkQueue:
                 self._unfinished -= 1
 
     def close(self, within_s: float | None = None) -> bool:
-        """Complete all calls and end the thread; return whether it ended in time, None: no limit."""
+        """Complete all calls, and end the thread; return whether it ended within the time; None: no limit.
+
+        Later calls run in the caller's thread.
+        """
         with self._state:
             self._is_closed = True
             self._state.notify()

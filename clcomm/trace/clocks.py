@@ -47,7 +47,10 @@ def agreed_offset(measured: Sequence[tuple[int, ClockOffset]], rank: int) -> Clo
 
 
 def aligned(readings: Sequence[Sequence[int]]) -> Callable[[int], int]:
-    """Return a map from a rank's perf_counter_ns() to rank 0's; drift is linear between its readings."""
+    """Return a function from a rank's perf_counter_ns() to rank 0's; drift is taken as linear between the readings.
+
+    `readings` are ClockReadings, or rows of their values.
+    """
     first, last = ClockReading(*readings[0]), ClockReading(*readings[-1])
     span, drift = last.at_ns - first.at_ns, last.offset_ns - first.offset_ns
     if not drift or not span:

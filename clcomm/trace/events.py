@@ -55,7 +55,11 @@ def microseconds(ns: int) -> float:
 
 
 class RankEvents:
-    """The events of a part, earliest first, up to `limit_bytes`; `left_out` counts the others."""
+    """The events of a part, earliest first, up to `limit_bytes`.
+
+    Attributes:
+        left_out: the slices for which `pieces` had no room.
+    """
 
     def __init__(self, part: TracePart, limit_bytes: int):
         self.part, self.limit_bytes = part, limit_bytes
@@ -69,7 +73,10 @@ class RankEvents:
         return self._slices[0].begin_ns if self._slices else self._align(self.part.header["began_ns"])
 
     def came_last(self) -> dict[int, int]:
-        """Return this rank's last arrivals, ns of rank 0's clock, by sequence number, of slices that fit `pieces`."""
+        """Return this rank's last arrivals, in ns of rank 0's clock, by the collective's sequence number.
+
+        Only slices that fit into `pieces`: arrows from others would come from nowhere.
+        """
         found, room = {}, self.limit_bytes - _RESERVED_BYTES
         for each in self._slices:
             # The most that it can take: with an arrow, and with numbers of any length.

@@ -25,7 +25,11 @@ _DAMAGE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, Re
 
 
 def write_together(comm: Communicator, part: Path, path: Path, limit_bytes: int) -> str:
-    """Write the trace of all parts, up to `limit_bytes`, on rank 0; return the error, or "", everywhere. Collective."""
+    """Write the trace of all ranks' parts on rank 0; return the error, or "", on every rank. Collective.
+
+    Args:
+        limit_bytes: the size of the trace over all ranks, before compression.
+    """
     events, problem = None, ""
     try:
         events = RankEvents(TracePart(part), limit_bytes // comm.size)

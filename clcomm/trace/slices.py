@@ -60,7 +60,10 @@ class Slice(NamedTuple):
 
 
 def slices_of(part: TracePart, align: Callable[[int], int]) -> list[Slice]:
-    """Return a part's slices in order, enclosing ones first; `align` maps its times to rank 0's clock."""
+    """Return a part's slices in the order of their begin, enclosing ones first.
+
+    `align` maps the part's times to rank 0's clock.
+    """
     slices = [
         Slice(align(begin), align(end), DEVICE, name, "kernel", {"global size": list(size)})
         for name, size, begin, end in part.rows["kernels"]
@@ -143,7 +146,10 @@ def _collective(event: Collective, align: Callable[[int], int], world_size: int)
 
 
 def _number(event: Collective) -> int:
-    """Return a collective's number; its last rank, if known, tells apart Communicators that count alike."""
+    """Return a number for a collective, unique among the ranks that took part, if its last rank is known.
+
+    The parts of a Communicator number their collectives alike; the last rank is in one of them only.
+    """
     if not event.part or event.last_rank < 0:
         return event.sequence
     text = f"{event.part} {event.sequence} {event.last_rank}"

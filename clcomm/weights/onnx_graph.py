@@ -127,7 +127,10 @@ class Graph:
         return self._names[id(tensor)]
 
     def fixed(self, context: Context, part: Callable[[Any], Tensor]) -> Tensor:
-        """Return a node's tensor attribute from `part`; refused if its shape depends on the samples."""
+        """Return a tensor attribute of a node; refused if its shape depends on the samples.
+
+        part: returns the tensor, perhaps the input itself, for a node.
+        """
         tensor, other = part(context), part(self._twins[id(context)])
         if id(tensor) not in self._names and tensor.shape != other.shape:
             refuse(f"values that do not depend on the number of samples, got {tensor.shape} beside the input")

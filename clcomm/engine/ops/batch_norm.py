@@ -108,7 +108,10 @@ def _turned_back(x: Tensor, shape: Shape, out: Tensor) -> Tensor:
 
 
 class BatchNormOfRanks(Op):
-    """(x - mean) / sqrt(variance + eps) * weight + bias, with all ranks' statistics, summed in rank order."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias, where the statistics are those of all ranks' x together.
+
+    Gradients of weight and bias are this rank's. Sums are made in the order of the ranks.
+    """
 
     @staticmethod
     def forward(

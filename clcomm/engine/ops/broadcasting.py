@@ -21,7 +21,10 @@ def broadcast_shape(name: str, a: Shape, b: Shape) -> Shape:
 
 @lru_cache(maxsize=1024)
 def _plan(shape: Shape, a: Shape, b: Shape) -> tuple[np.ndarray, int, int, int]:
-    """Return (plan, outer, rows, inner) for reading `a` and `b` as `shape`, dimensions merged; see elementwise.cl."""
+    """Return (plan, outer, rows, inner) for kernels that read `a` and `b` broadcast to `shape`; see elementwise.cl.
+
+    Neighbouring dimensions are merged where both operands allow it, so that the inner loop is as long as possible.
+    """
     if any(broadcast_shape("broadcast", shape, each) != shape for each in (a, b)):
         raise ArgumentError(f"broadcast: shapes {a} and {b} do not give {shape}")
     sizes: list[int] = []

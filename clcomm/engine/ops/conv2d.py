@@ -96,7 +96,10 @@ class ConvReluPoolOp(Op):
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Queue the unpooling of dy, in dw's kernel if that suffices and fits, then the gradients as in Conv2dOp."""
+        """Queue the unpooling of dy to the places of the maxima, then the gradients as in Conv2dOp.
+
+        Where dx is not needed and rows of dy fit into local memory, the weight gradient's kernel unpools them there.
+        """
         g: Geometry = ctx.geometry
         packed, weight, places = ctx.saved
         db = ctx.out(2) if ctx.needs[2] else None

@@ -26,7 +26,10 @@ Grid = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class Geometry(NamedTuple):
-    """Sizes of one convolution, channels and outputs those of a group; `apart_h`, `apart_w`: dilation."""
+    """Sizes of one convolution, seen from its forward pass; channels and outputs are those of a group.
+
+    apart_h, apart_w: rows and columns from a tap of the kernel to the next: its dilation.
+    """
 
     images: int
     channels: int
@@ -231,7 +234,10 @@ def _forward_shape(g: Geometry, bias: Tensor | None) -> tuple[int, ...]:
 
 
 def _build(g: Geometry, channels: int, outputs: int, device: Device, *, one_width: bool = False) -> dict[str, Any]:
-    """Return the defines for sums over `channels`, for one width if `one_width`; all give the same bits."""
+    """Return the defines of the build for sums over `channels`; all builds give the same bits.
+
+    one_width: whether it has to be that for one width.
+    """
     if not device.is_cpu:
         return {}
     tile = _tile(g, channels, outputs, device).defines() | g.spread

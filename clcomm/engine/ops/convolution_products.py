@@ -38,7 +38,10 @@ class Flags(NamedTuple):
 
 
 def suit(g: Geometry, device: Device) -> bool:
-    """Return whether products are faster, by the shapes alone: many channels, or few images, in one group."""
+    """Return whether products are faster: with many channels, or too few images for conv2d.cl's vectors.
+
+    It depends on the shapes alone (one group, no dilation), as the two ways differ in the order of their sums.
+    """
     if g.groups > 1 or (g.apart_h, g.apart_w) != (1, 1):
         return False
     fewest = min(g.channels, g.outputs)

@@ -14,7 +14,10 @@ from clcomm.errors import ArgumentError
 
 
 class GatherOp(Op):
-    """x's elements, or slices, at indices along `axis`; backward adds the gradients of equal indices in order."""
+    """x's elements along `axis` at an index of each element of the result, or at one of each of its slices.
+
+    Backward adds the gradients of equal indices in their order.
+    """
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, axis: int, index: Tensor, each: bool) -> Tensor:

@@ -18,7 +18,10 @@ _REDUCTIONS = ("mean", "sum", "none")
 
 
 class CrossEntropy(Op):
-    """Cross-entropy of logits [rows, classes] against class indices [rows]; forward writes the gradient too."""
+    """Cross-entropy of logits [rows, classes] against class indices [rows].
+
+    The forward kernel also writes the gradient for a loss that counts once, as backward() of a loss has it.
+    """
 
     @staticmethod
     def forward(ctx: Context, logits: Tensor, *, targets: Tensor, reduction: str) -> Tensor:

@@ -139,7 +139,10 @@ def multiply(
     bias: Tensor | None = None,
     relu: bool = False,
 ) -> None:
-    """Queue out = op(a) op(b) (+ bias, then ReLU), not differentiable; ArgumentError for shapes that do not fit."""
+    """Queue out = op(a) op(b) (+ bias, then ReLU), where op may transpose; not differentiable.
+
+    Raises ArgumentError for shapes that do not fit, as the kernels would read and write elsewhere.
+    """
     _require_product(a.shape, b.shape, out.shape, transpose_a, transpose_b)
     if bias is not None and bias.size != out.shape[1]:
         raise ArgumentError(f"multiply: expected a bias of {out.shape[1]} elements, got {bias.size}")
@@ -321,7 +324,10 @@ def _limits(device: Device) -> tuple[int, int]:
 def chosen_block(
     tuned: tuple[int, int, int], units: int, limits: tuple[int, int], rows: int, columns: int, count: int = 1
 ) -> ProductBlock:
-    """Return the largest block, up to the tuned one, with a group per compute unit in a launch of `count` products."""
+    """Return the largest block, from the tuned one down, with which every compute unit has a group.
+
+    `count` is the number of products in one launch.
+    """
     largest = ProductBlock(*tuned)
     for block in (largest, *(block for block in _SMALLER_BLOCKS if block.width <= largest.width)):
         fits = limits[0] >= block.SIDE**2 and block.local_bytes <= limits[1]

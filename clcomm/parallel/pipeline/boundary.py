@@ -38,7 +38,12 @@ class Arrived(Tensor):
 
 
 class SlotTensor:
-    """A slot of a channel as a tensor on top of it, or, if `is_staged`, in the device's memory."""
+    """A slot of a channel as a tensor.
+
+    Attributes:
+        tensor: on top of the slot, or in the device's memory.
+        is_staged: whether it is in the device's memory.
+    """
 
     def __init__(self, device: Device, memory: np.ndarray, shape: Shape, dtype: np.dtype):
         self._array = memory.view(dtype).reshape(shape)
@@ -53,7 +58,10 @@ class SlotTensor:
             self._device.write(self.tensor.buffer, self._array)
 
     def put(self, tensor: Tensor | None) -> None:
-        """Queue the slot's update from a tensor, None: zeros; a staged slot waits for the queue."""
+        """Queue the update of the slot from a tensor, unless that lies on it; None: zeros.
+
+        A staged slot waits for the queue; others are up to date once the queue is finished.
+        """
         if tensor is None:
             self._array[...] = 0  # no kernel in the queue writes to it
         elif self.is_staged:

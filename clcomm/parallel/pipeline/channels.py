@@ -43,7 +43,10 @@ class Sender:
         self._slots, self.slots = slots, slots.slots
 
     def reserve(self, what: str) -> int:
-        """Return the index of the next free slot to write; `what` names the array in the watchdog's messages."""
+        """Return the index of the next slot to write, once it is free.
+
+        what: the array's name in messages of the watchdog.
+        """
         self._messages.wait(self._slots.has_room, self._slots.wait_for_room, what)
         return self._slots.next_slot()
 
@@ -76,7 +79,10 @@ class Receiver:
         self._slots.expect(count)
 
     def receive(self, what: str) -> int:
-        """Return the index of the next received slot, held until released; `what`: the array's name in messages."""
+        """Return the index of the slot with the next array, once it has arrived; it stays until it is released.
+
+        what: the array's name in messages of the watchdog.
+        """
         self._messages.wait(self._slots.has_arrived, self._slots.wait_for_arrival, what)
         began_s = perf_counter()
         index = self._slots.take()

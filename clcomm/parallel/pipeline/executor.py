@@ -65,7 +65,10 @@ class Executor:
     def train(
         self, boundaries: Boundaries, batch: Batch, accumulate: Callable[[], AbstractContextManager[Any]] = nullcontext
     ) -> list[float]:
-        """Run all forwards and backwards, within `accumulate()` but for each stage's last; return the losses."""
+        """Run all forwards and backwards; return the losses of the micro-batches on the last stage's rank.
+
+        accumulate: returns a context for each backward of a stage but its last.
+        """
         losses: list[Tensor] = []
         self._begin([*boundaries.inputs.values(), *boundaries.gradients.values()])
         for action in self._schedule.actions[self._comm.rank]:

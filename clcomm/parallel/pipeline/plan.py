@@ -34,14 +34,20 @@ def require_enough(layers: int, stages: int, chunks: int = 1, kind: str = "layer
 
 
 def cut_by_number(has_parameters: Sequence[bool], stages: int, chunks: int = 1) -> list[int]:
-    """Return each stage's first layer, with layers with parameters divided evenly; others follow theirs."""
+    """Return the first layer of each stage; stages have as many layers with parameters, to within one.
+
+    A layer without parameters, such as an activation, stays with the one before it.
+    """
     counted = [number for number, has in enumerate(has_parameters) if has]
     require_enough(len(counted), stages, chunks, "layers with parameters")
     return [0, *(counted[-(-len(counted) * stage // stages)] for stage in range(1, stages))]
 
 
 def cut_by_cost(costs: Sequence[float], stages: int) -> list[int]:
-    """Return each stage's first layer, minimising the largest cost; ArgumentError for costs below 0."""
+    """Return the first layer of each stage, with the most expensive stage as cheap as possible.
+
+    costs: of each layer, in any unit, from 0 up. Raises ArgumentError for others.
+    """
     if any(isinstance(cost, bool) or not isinstance(cost, Real) or not 0 <= cost < math.inf for cost in costs):
         raise ArgumentError(f"costs: expected numbers from 0 up, got {list(costs)}")
     layers = len(costs)

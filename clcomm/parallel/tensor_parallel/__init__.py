@@ -21,7 +21,21 @@ from clcomm.parallel.tensor_parallel.styles import (
 from clcomm.parallel.tensor_parallel.vocabulary import VocabularyParallelCrossEntropyLoss, cross_entropy
 
 __all__ = [
-    "ColumnParallel", "Exchange", "HeadsParallel", "RowParallel", "SequenceParallel", "Style", "VocabularyParallel",
-    "VocabularyParallelCrossEntropyLoss", "copy_to_ranks", "cross_entropy", "divided_state", "gather_from_ranks",
-    "gathered_state", "parallelize_module", "reduce_from_ranks", "reduce_scatter_to_ranks", "scatter_to_ranks",
-]  # fmt: skip
+    "ColumnParallel",
+    "Exchange",
+    "HeadsParallel",
+    "RowParallel",
+    "SequenceParallel",
+    "Style",
+    "VocabularyParallel",
+    "VocabularyParallelCrossEntropyLoss",
+    "copy_to_ranks",
+    "cross_entropy",
+    "divided_state",
+    "gather_from_ranks",
+    "gathered_state",
+    "parallelize_module",
+    "reduce_from_ranks",
+    "reduce_scatter_to_ranks",
+    "scatter_to_ranks",
+]

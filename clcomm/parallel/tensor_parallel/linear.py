@@ -70,6 +70,8 @@ class ColumnParallelLinear(Linear):
     """A Linear of which each rank computes some outputs: x [..., in] -> [..., out / ranks].
 
     Args:
+        weight: this rank's rows.
+        bias: its part.
         sequence: the dimension along which x is divided between the ranks, and gathered first; None: x is whole.
         gathers: whether the result is gathered: [..., out].
     """
@@ -91,6 +93,7 @@ class RowParallelLinear(Linear):
     """A Linear of which each rank sums over some inputs: x [..., in / ranks] -> [..., out], summed over the ranks.
 
     Args:
+        weight: this rank's columns.
         bias: the whole, which each rank has.
         sequence: the dimension along which the result is divided between the ranks; None: it is whole on each.
         scatters: whether x is whole: [..., in], of which each rank takes its part.
@@ -135,6 +138,8 @@ class HeadParallelAttention(MultiheadAttention):
     """A MultiheadAttention of which each rank computes `num_heads` heads; inputs and result are those of the whole.
 
     Args:
+        in_proj_weight, in_proj_bias: this rank's rows of the three projections.
+        out_proj: sums over the ranks.
         sequence: the dimension along which inputs and result are divided between the ranks; None: they are whole.
     """
 

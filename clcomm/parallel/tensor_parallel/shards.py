@@ -102,7 +102,11 @@ def gathered_state(optimizer: Any) -> dict[str, np.ndarray]:
 
 
 def divided_state(optimizer: object, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return this rank's parts of a `gathered_state` for `load_state_dict`, which refuses entries that do not fit."""
+    """Return this rank's parts of a `gathered_state`, for `load_state_dict`.
+
+    Entries that do not fit the whole model stay unchanged, for `load_state_dict` to refuse. Raises ArgumentError for
+    other parameters.
+    """
     inner, own = _divided(optimizer), dict(state)
     if inner is None:
         return own

@@ -57,6 +57,7 @@ class VocabularyParallelEmbedding(Embedding):
     """An Embedding of which each rank has some rows: indices [...] -> [..., embedding_dim], the same on all ranks.
 
     Args:
+        weight: this rank's rows.
         padding_idx: of the whole table: the row that gets no gradient.
     """
 
