@@ -218,6 +218,7 @@ class Synchronizer:
         """
         if self.models.is_paused:
             return
+        # In the usual step all ranks' gradients count alike.
         is_weighted = samples is not None or self._weights.in_join or self._model(model).expected_weight is not None
         self._synchronise(model, use_bucketing, self._weights.take(model, samples, of) if is_weighted else 1.0)
 

@@ -14,6 +14,7 @@ from clcomm.errors import ArgumentError
 from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.parameters import ParameterRange, ParameterSpec
 from clcomm.optim.checks import GROUPS, MISSED
+from clcomm.optim.flat_state import ITEM
 
 #: The entries with the parameters' names and numbers of elements, in the order of the state.
 NAMES, SIZES = "names", "sizes"
@@ -52,12 +53,12 @@ def in_order_of(
     if [source[place.name] for place in ours.ranges] == list(theirs.ranges):
         return loaded
     for name in buffers:
-        values, item = np.asarray(state[name]), 4
-        if values.shape == (ours.span // item,):
+        values = np.asarray(state[name])
+        if values.shape == (ours.span // ITEM,):
             moved = loaded[name] = np.zeros_like(values)
             for place in ours.ranges:
-                start = source[place.name].start // item
-                moved[place.start // item : place.stop // item] = values[start : start + place.spec.size]
+                start = source[place.name].start // ITEM
+                moved[place.start // ITEM : place.stop // ITEM] = values[start : start + place.spec.size]
     at = {place.name: index for index, place in enumerate(theirs.ranges)}
     for name in {GROUPS, MISSED} & state.keys():
         if np.shape(state[name]) == (len(at),):
