@@ -222,6 +222,14 @@ def over_a_list_without_names(model):
     return [*model.parameters()]
 
 
+def over_a_turned_list_without_names(model):
+    return [*model.parameters()][::-1]
+
+
+def in_two_groups_without_names(model):
+    return [{"params": [*model.parameters()][::2], "lr": 0.02}, {"params": [*model.parameters()][1::2]}]
+
+
 def in_two_groups(model):
     weights, biases = [*model.parameters()][::2], [*model.parameters()][1::2]
     FlatSpace((str(index), each) for index, each in enumerate([*biases, *weights]))
@@ -231,13 +239,14 @@ def in_two_groups(model):
 
 def in_two_groups_of_the_model(model):
     model.flat_space()
-    return [{"params": [*model.parameters()][::2], "lr": 0.02}, {"params": [*model.parameters()][1::2]}]
+    return in_two_groups_without_names(model)
 
 
 WAYS = [
     (over_the_model, over_a_list_of_it, over_a_list_that_came_first),
-    (over_the_model, over_a_list_without_names),  # in the model's order: its parameters are found by their places
-    (in_two_groups, in_two_groups_of_the_model),
+    (over_the_model, over_a_list_without_names),  # its parameters are found by their places
+    (over_a_list_of_it, over_a_list_that_came_first, over_a_turned_list_without_names),
+    (in_two_groups, in_two_groups_of_the_model, in_two_groups_without_names),
 ]
 PAIRS = [pair for ways in WAYS for pair in permutations(ways, 2)]
 

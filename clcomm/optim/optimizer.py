@@ -257,7 +257,7 @@ class Optimizer:
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return kind, number of steps, hyper-parameters (arrays without dimensions) and the flat state buffers.
 
-        "names" and "sizes" are the parameters', in the order of the buffers, the flat space's. So is "missed", if any:
+        "names", "sizes" and "places" are the parameters', in the order of the buffers. So is "missed", if any:
         the steps in which each was frozen. After `restrict` the buffers are those of the range; `load_state_dict` takes
         whole ones.
         """
@@ -265,7 +265,7 @@ class Optimizer:
         missed = np.array([self._missed.get(parameter, 0) for parameter in self.space.parameters])
         if missed.any():
             state[MISSED] = missed
-        return {**state, **order_of(self.space.layout), **self._state.read(self.state_names)}
+        return {**state, **self.order_in(self.space.layout), **self._state.read(self.state_names)}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Continue from a `state_dict()`, of an optimizer whose flat space may have another order.
@@ -277,7 +277,7 @@ class Optimizer:
         if kind != type(self).__name__:
             raise ArgumentError(f"state_dict: expected the state of {type(self).__name__}, got {kind}")
         self._find_trained()  # unfrozen parameters have a place in the state
-        expected = {*self.settings(), *order_of(self.space.layout), *self.state_names}
+        expected = {*self.settings(), *self.order_in(self.space.layout), *self.state_names}
         if set(state) - {MISSED} != expected:
             raise ArgumentError(f"state_dict: expected the entries {sorted(expected)}, got {sorted(state)}")
         state = self.in_own_order(state, self.space.layout)
@@ -303,9 +303,16 @@ class Optimizer:
 
         layout: the flat space's, or that of the whole model of which it has parts.
         """
-        names = {each: place.name for each, place in zip(self.space.parameters, layout.ranges, strict=True)}
-        given = [names[each] for each in self._members.values() if each in names]
-        return in_order_of(layout, given, state, self.state_names)
+        return in_order_of(layout, self._places(), state, self.state_names)
+
+    def order_in(self, layout: FlatLayout) -> dict[str, np.ndarray]:
+        """Return the entries of a state that tell its order; layout: as for `in_own_order`."""
+        return order_of(layout, self._places())
+
+    def _places(self) -> list[int]:
+        """Return each of the flat space's parameters' place among those that the optimizer was given, -1 for others."""
+        places = {each: place for place, each in enumerate(self._members.values())}
+        return [places.get(each, -1) for each in self.space.parameters]
 
     # -- hyper-parameters
 

@@ -16,24 +16,27 @@ from clcomm.flat_space.parameters import ParameterRange, ParameterSpec
 from clcomm.optim.checks import GROUPS, MISSED
 from clcomm.optim.flat_state import ITEM
 
-#: The entries with the parameters' names and numbers of elements, in the order of the state.
-NAMES, SIZES = "names", "sizes"
+#: The entries with the parameters' names, numbers of elements, and places in the optimizer's list.
+NAMES, SIZES, PLACES = "names", "sizes", "places"
 _SHOWN = 3  # names in a message
 
 
-def order_of(layout: FlatLayout) -> dict[str, np.ndarray]:
-    """Return the entries of a state of this layout."""
-    sizes = [place.spec.size for place in layout.ranges]
-    return {NAMES: np.array([place.name for place in layout.ranges], np.str_), SIZES: np.array(sizes, np.int64)}
+def order_of(layout: FlatLayout, places: Sequence[int]) -> dict[str, np.ndarray]:
+    """Return the entries of a state of this layout.
+
+    places: of its parameters among those that the optimizer was given, -1 for others.
+    """
+    names, sizes = [each.name for each in layout.ranges], [each.spec.size for each in layout.ranges]
+    return {NAMES: np.array(names, np.str_), SIZES: np.array(sizes, np.int64), PLACES: np.array(places, np.int64)}
 
 
 def in_order_of(
-    layout: FlatLayout, given: Sequence[str], state: Mapping[str, np.ndarray], buffers: Sequence[str]
+    layout: FlatLayout, places: Sequence[int], state: Mapping[str, np.ndarray], buffers: Sequence[str]
 ) -> dict[str, np.ndarray]:
     """Return a state in the order of a layout.
 
     Args:
-        given: the names of the layout's parameters in the order in which the optimizer was given them.
+        places: as for `order_of`.
         state: with the entries of `order_of`.
         buffers: the names of its flat buffers; one of another length stays as it is.
 
@@ -42,7 +45,7 @@ def in_order_of(
     """
     ours = FlatLayout([ParameterSpec(place.name, (place.spec.size,)) for place in reversed(layout.ranges)])
     theirs = _layout_of(state)
-    source = _named(ours, theirs, given)
+    source = _sources(ours, theirs, places, state[PLACES])
     for place in ours.ranges:
         if place.spec.size != source[place.name].spec.size:
             raise ArgumentError(
@@ -72,19 +75,24 @@ def _layout_of(state: Mapping[str, np.ndarray]) -> FlatLayout:
         raise ArgumentError(f"state_dict[{NAMES!r}]: expected the parameters' different names, got {names}")
     if sizes.shape != names.shape or sizes.dtype.kind not in "iu" or not (sizes >= 0).all():
         raise ArgumentError(f"state_dict[{SIZES!r}]: expected a number of elements for each name, got {sizes}")
+    if np.shape(state[PLACES]) != names.shape or np.asarray(state[PLACES]).dtype.kind not in "iu":
+        raise ArgumentError(f"state_dict[{PLACES!r}]: expected a place for each name, got {state[PLACES]}")
     pairs = zip(names.tolist(), sizes.tolist(), strict=True)
     return FlatLayout([ParameterSpec(name, (size,)) for name, size in reversed(list(pairs))])
 
 
-def _named(ours: FlatLayout, theirs: FlatLayout, given: Sequence[str]) -> dict[str, ParameterRange]:
-    """Return each parameter's place in a state: by its name or, where one side has none, by its number."""
-    by_name = {place.name: place for place in theirs.ranges}
-    names = {place.name for place in ours.ranges}
+def _sources(
+    ours: FlatLayout, theirs: FlatLayout, our_places: Sequence[int], their_places: np.ndarray
+) -> dict[str, ParameterRange]:
+    """Return each parameter's range in a state: by name or, where one side has none, by place, as PyTorch does."""
+    by_name = {each.name: each for each in theirs.ranges}
+    names = {each.name for each in ours.ranges}
     if by_name.keys() == names:
         return by_name
-    numbers = {str(index) for index in range(len(names))}
-    if len(by_name) == len(given) == len(names) and numbers in (names, by_name.keys()):
-        return dict(zip(given, reversed(theirs.ranges), strict=True))
+    by_place = dict(zip(their_places.tolist(), theirs.ranges, strict=True))
+    lacks_names = all(map(str.isdigit, names)) or all(map(str.isdigit, by_name))
+    if lacks_names and sorted(our_places) == sorted(their_places.tolist()) and len(by_place) == len(names):
+        return {each.name: by_place[place] for each, place in zip(ours.ranges, our_places, strict=True)}
     raise ArgumentError(
         f"state_dict[{NAMES!r}]: expected {_some(names)}, got {_some(by_name)}; "
         "give the optimizer the parameters of the job that saved it"

@@ -13,7 +13,6 @@ from clcomm.engine.parameter import Parameter
 from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.parameters import ParameterRange, ParameterSpec
 from clcomm.optim.optimizer import Optimizer
-from clcomm.optim.order import order_of
 
 #: The label under which the Communicator's stats count gathered and broadcast parameters.
 PARAMETERS = "parameters"
@@ -98,7 +97,7 @@ def gathered_state(optimizer: Any) -> dict[str, np.ndarray]:
             own = state[name][_elements(place)].reshape(place.shape)
             _view(whole, values, place.name)[...] = own if parameter.part is None else parameter.part.gather(own)
         state[name] = values
-    return {**state, **order_of(whole)}
+    return {**state, **inner.order_in(whole)}
 
 
 def divided_state(optimizer: object, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -111,7 +110,7 @@ def divided_state(optimizer: object, state: Mapping[str, np.ndarray]) -> dict[st
     if inner is None:
         return own
     whole = _whole_layout(inner)
-    if not {*order_of(whole), *inner.state_names} <= own.keys():
+    if not {*inner.order_in(whole), *inner.state_names} <= own.keys():
         return own
     state = own = inner.in_own_order(state, whole)
     for name in inner.state_names:
@@ -122,7 +121,7 @@ def divided_state(optimizer: object, state: Mapping[str, np.ndarray]) -> dict[st
                 part = full if parameter.part is None else parameter.part.own(full)
                 values[_elements(place)] = part.reshape(-1)
             own[name] = values
-    return {**own, **order_of(inner.space.layout)}
+    return {**own, **inner.order_in(inner.space.layout)}
 
 
 def _divided(optimizer: object) -> Optimizer | None:
