@@ -22,11 +22,11 @@ from benchmarks.on_ranks import relaunch, slowest_s
 from clcomm import Communicator, Synchronizer
 from clcomm.engine import Device
 from clcomm.errors import ArgumentError
+from clcomm.host import usable_cores
+from clcomm.host.launcher import launched_rank
 from clcomm.job import run
-from clcomm.launcher import launched_rank
 from clcomm.sampler import BalancedSampler, DistributedSampler
 from clcomm.sync.balance import Balancer
-from clcomm.usable_cores import usable_cores
 from training.data.datasets import load_synthetic
 from training.data.loader import Loader
 from training.engines.parts import build_parts

@@ -16,6 +16,7 @@ from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Report
 from benchmarks.on_ranks import relaunch
 from clcomm import Communicator
+from clcomm.host import usable_cores
 from clcomm.job import run
 from clcomm.job.figures import Figures
 from clcomm.job.rank_board import ProgressBoard
@@ -25,7 +26,6 @@ from clcomm.stats.events import Collective
 from clcomm.stats.flight_recorder import FlightRecorder
 from clcomm.top import view
 from clcomm.top.view import rows_of
-from clcomm.usable_cores import usable_cores
 from training.options import TrainingOptions
 from training.session import Session
 

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 from clcomm._version import __version__
 from clcomm.commands.listing import COMMANDS, DESCRIPTION, EPILOG, Listed, add
-from clcomm.launcher import launched_rank
-from clcomm.option_types import OneLineParser
+from clcomm.console.option_types import OneLineParser
+from clcomm.host.launcher import launched_rank
 
 #: The command that runs where others cannot.
 DOCTOR = "doctor"
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser(given).parse_args(given)
     if options.command == DOCTOR:  # no job, and NumPy may be missing
         return options.run(options) or 0
-    from clcomm.same_start import declared  # here, because help does not need it
+    from clcomm.collectives.same_start import declared  # here, because help does not need it
 
     with declared(f"clcomm {options.command}", options):
         return options.run(options) or 0

@@ -16,7 +16,7 @@ from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.layout import FlatLayout, shard_bounds
-from clcomm.hashing import hash_words
+from clcomm.host.hashing import hash_words
 from clcomm.sync.model_ranks import ModelRanks
 
 if TYPE_CHECKING:

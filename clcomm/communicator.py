@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clcomm import variables
 from clcomm.collectives.all_reduce import AllReduces
 from clcomm.collectives.arguments import address_of, agreed_size, size_or_error
 from clcomm.collectives.arrays import ArrayCollectives
 from clcomm.collectives.lizardist import LizarDistCalls, by_position
 from clcomm.collectives.world import NO_ROOM, World
 from clcomm.errors import MismatchError, RankNames
-from clcomm.host_arrays import aligned_zeros
+from clcomm.host import variables
+from clcomm.host.arrays import aligned_zeros
 from clcomm.job.time_limits import Limits
 from clcomm.stats.comm_stats import CommStats, Observer
 from clcomm.transport import mpi_communicators, mpi_runtime

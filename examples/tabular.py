@@ -13,9 +13,9 @@ import numpy as np
 from sklearn import datasets
 
 from clcomm import Communicator
+from clcomm.console.option_types import OneLineParser, whole_number
 from clcomm.engine import GELU, CrossEntropyLoss, LayerNorm, Linear, MSELoss, Sequential, Tensor, manual_seed
 from clcomm.optim import AdamW
-from clcomm.option_types import OneLineParser, whole_number
 from clcomm.parallel import DistributedDataParallel
 from clcomm.sampler import DistributedSampler
 

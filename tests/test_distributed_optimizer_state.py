@@ -10,7 +10,7 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.checkpoint import Checkpoint, load
-from clcomm.checkpoint_series import CheckpointSeries, load_newest
+from clcomm.checkpoint.series import CheckpointSeries, load_newest
 from clcomm.errors import ArgumentError
 from clcomm.optim import Adam
 from tests.examples.test_examples import run

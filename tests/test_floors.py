@@ -81,22 +81,22 @@ def test_sound_sources_pass():
         (
             "clcomm/transport/solo.py",
             "import os\nfrom clcomm.communicator import Communicator",
-            "clcomm/transport/solo.py:2: is on floor 1 and imports clcomm/communicator.py of floor 3",
+            "clcomm/transport/solo.py:2: is on floor 2 and imports clcomm/communicator.py of floor 4",
         ),
         (
             "clcomm/job/exits.py",
             "def f():\n    from clcomm import optim",
-            "clcomm/job/exits.py:2: is on floor 3 and imports clcomm/optim.py of floor 6",
+            "clcomm/job/exits.py:2: is on floor 4 and imports clcomm/optim.py of floor 7",
         ),
         (
             "clcomm/transport/mpi_runtime.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from clcomm.stats.events import Phase",
-            "clcomm/transport/mpi_runtime.py:3: is on floor 1 and imports clcomm/stats/events.py of floor 2",
+            "clcomm/transport/mpi_runtime.py:3: is on floor 2 and imports clcomm/stats/events.py of floor 3",
         ),
         (
             "clcomm/flat_space/layout.py",
             "from clcomm.storage.cache import folder",
-            "clcomm/flat_space/layout.py:1: is on floor 0 and imports clcomm/storage/cache.py of floor 0",
+            "clcomm/flat_space/layout.py:1: is on floor 1 and imports clcomm/storage/cache.py of floor 1",
         ),
         (
             "clcomm/stats/events.py",
@@ -111,7 +111,7 @@ def test_sound_sources_pass():
         (
             "clcomm/engine/tensor.py",
             "from ..communicator import Communicator",
-            "clcomm/engine/tensor.py:1: is on floor 1 and imports clcomm/communicator.py of floor 3",
+            "clcomm/engine/tensor.py:1: is on floor 2 and imports clcomm/communicator.py of floor 4",
         ),
         (
             "clcomm/communicator.py",
@@ -136,7 +136,7 @@ def test_sound_sources_pass():
         (
             "training/data/idx.py",
             "import examples.mnist",
-            "training/data/idx.py:1: is on floor 11 and imports examples/mnist.py of floor 13",
+            "training/data/idx.py:1: is on floor 12 and imports examples/mnist.py of floor 14",
         ),
         (
             "examples/mnist.py",

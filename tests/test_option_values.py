@@ -11,9 +11,9 @@ from fractions import Fraction
 import pytest
 
 from clcomm import cli
+from clcomm.console.option_types import MOST_COUNT, number, whole_number
 from clcomm.errors import ArgumentError
-from clcomm.host_arrays import host_bytes, require_memory
-from clcomm.option_types import MOST_COUNT, number, whole_number
+from clcomm.host import host_bytes, require_memory
 from clcomm.units import format_size
 from examples import mnist
 from tests.helpers import one_line

@@ -10,7 +10,7 @@ from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import RandomStream
 from clcomm.errors import ArgumentError
-from clcomm.host_arrays import require_memory
+from clcomm.host import require_memory
 from clcomm.parallel.loss_scaling import GradScaler
 from clcomm.sampler import BalancedSampler, ContiguousSampler, DistributedSampler, Sampler
 from clcomm.sync.balance import MOST_TIMES, Balancer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from clcomm.checkpoint_series import CHECKPOINT, CheckpointSeries, is_there
+from clcomm.checkpoint.series import CHECKPOINT, CheckpointSeries, is_there
 from clcomm.communicator import Communicator
 from clcomm.job.endings import note_saved
 from clcomm.job.restarts import restart_number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from clcomm.option_types import OneLineParser
+from clcomm.console.option_types import OneLineParser
 from clcomm.transport.mpi_failures import place_in_world
 from training.option_fields import Options, add_arguments
 

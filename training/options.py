@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from clcomm.compression import StatefulHook, parse_compression
+from clcomm.console.option_types import number, whole_number
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.precision import PRECISIONS
-from clcomm.option_types import number, whole_number
 from clcomm.sync.divergence import ON_DIVERGENCE
 from clcomm.trace.part_file import DEFAULT_LIMIT
 from clcomm.units import parse_size

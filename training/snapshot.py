@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.checkpoint import Checkpoint, check_parameters, invalid_entry, whole_number
-from clcomm.checkpoint_series import CHECKPOINT, CheckpointSeries, load_newest
+from clcomm.checkpoint.series import CHECKPOINT, CheckpointSeries, load_newest
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, CheckpointError
 from clcomm.flat_space.parameters import ParameterSpec

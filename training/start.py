@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from clcomm import elastic
+from clcomm.checkpoint.output_files import check_writable
+from clcomm.collectives.same_start import declare
 from clcomm.communicator import Communicator
-from clcomm.output_files import check_writable
 from clcomm.report.record import RANK
-from clcomm.same_start import declare
 from clcomm.trace.part_file import part_path
 from training.logging_setup import configure_logging
 from training.options import JobOptions, TrainingOptions

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from clcomm.compression import parse_compression
+from clcomm.console.option_types import whole_number
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.precision import PRECISIONS
-from clcomm.option_types import whole_number
 from training.option_fields import Options, option_group, size
 from training.options import MODELS
 

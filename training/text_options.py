@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from clcomm.console.option_types import number, whole_number
 from clcomm.errors import ArgumentError
-from clcomm.option_types import number, whole_number
 from training.option_fields import fixed, option_group
 from training.options import OPTIMIZERS, TrainingOptions
 

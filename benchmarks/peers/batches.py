@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from clcomm import variables
-from clcomm.host_arrays import aligned_empty
+from clcomm.host import variables
+from clcomm.host.arrays import aligned_empty
 from training.data.open_data import open_data
 
 #: Batches a rank has; windows go round them.

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.bfloat16 import BFLOAT16, dtype_name
 from clcomm.errors import ArgumentError, MismatchError
+from clcomm.host.bfloat16 import BFLOAT16, dtype_name
 from clcomm.transport.reduction import FOLDS, OF_INTEGERS
 from clcomm.units import parse_size
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from clcomm import variables
+from clcomm.collectives.same_start import require_same_start
 from clcomm.collectives.world import NO_ROOM, TRANSPORTS, World
 from clcomm.errors import ArgumentError, MismatchError
+from clcomm.host import usable_cores, variables
 from clcomm.job import exit_monitor
 from clcomm.job.job import this_job
 from clcomm.job.other_hosts import OtherHosts
@@ -18,7 +19,6 @@ from clcomm.job.rank_board import ProgressBoard
 from clcomm.job.running_jobs import about_job
 from clcomm.job.startup_watchdog import StartWatch
 from clcomm.job.time_limits import Limits
-from clcomm.same_start import require_same_start
 from clcomm.transport import mpi_communicators, mpi_failures
 from clcomm.transport.hierarchical import HierarchicalTransport
 from clcomm.transport.hosts import Hosts
@@ -27,7 +27,6 @@ from clcomm.transport.mpi_runtime import Intracomm
 from clcomm.transport.mpi_transport import MpiTransport
 from clcomm.transport.reduction import prepared_reduction_by_hosts
 from clcomm.transport.shared import SharedTransport
-from clcomm.usable_cores import usable_cores
 
 #: Warned where MPI offers no shared memory.
 NO_WINDOWS = (

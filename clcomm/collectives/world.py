@@ -6,10 +6,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from clcomm.host import usable_cores
 from clcomm.transport import Pending, SoloTransport, Transport
 from clcomm.transport.meeting import Meeting, NoMeeting
 from clcomm.transport.mpi_runtime import Intracomm
-from clcomm.usable_cores import usable_cores
 
 if TYPE_CHECKING:
     from clcomm.job.other_hosts import OtherHosts

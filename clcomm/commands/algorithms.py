@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 
 from clcomm.commands.command import Command
+from clcomm.console.option_types import number, whole_number
 from clcomm.console.table import TextColumn, TextTable
 from clcomm.costs.model import Cost, terms
 from clcomm.costs.traffic import traffic
 from clcomm.errors import ArgumentError
 from clcomm.measure.plot import draw_schedule
-from clcomm.option_types import number, whole_number
 from clcomm.schedules import ALGORITHMS, schedule_of
 from clcomm.units import format_number, format_size, parse_size
 

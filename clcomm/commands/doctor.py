@@ -27,8 +27,8 @@ def run(options: argparse.Namespace) -> int:
     """Examine, print, and return FOUND if there is a problem; under mpiexec rank 0 prints, and all return the same."""
     from clcomm.doctor import examine, finding, network, start
     from clcomm.doctor.job import Job
+    from clcomm.host.launcher import launched_rank, launched_ranks, local_place
     from clcomm.launch.mpiexec import require_hostfile
-    from clcomm.launcher import launched_rank, launched_ranks, local_place
 
     if options.hostfile:
         require_hostfile(options.hostfile)

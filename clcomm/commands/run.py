@@ -9,12 +9,12 @@ import sys
 
 from clcomm.commands import horovodrun
 from clcomm.commands.command import Command
+from clcomm.console.option_types import number, whole_number
 from clcomm.errors import ArgumentError
 from clcomm.launch import rank_logs
 from clcomm.launch.mpiexec import BINDINGS, find_mpiexec, require_hostfile
 from clcomm.launch.rank import CHOSEN
 from clcomm.launch.supervisor import LONGEST_PAUSE_S, Supervisor, print_notice
-from clcomm.option_types import number, whole_number
 from clcomm.transport.mpi_runtime import launched_ranks
 
 #: The most restarts of a command by default; a script on some ranks is not restarted, as with torchrun.

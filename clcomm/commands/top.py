@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from clcomm.commands.command import Command
-from clcomm.option_types import number, whole_number
+from clcomm.console.option_types import number, whole_number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
-from clcomm.bfloat16 import from_bfloat16, to_bfloat16
-from clcomm.host_arrays import aligned_empty
+from clcomm.host.arrays import aligned_empty
+from clcomm.host.bfloat16 import from_bfloat16, to_bfloat16
 from clcomm.transport.reduction import without_warnings
 
 #: Elements that share a scale.

@@ -9,7 +9,7 @@ import numpy as np
 
 from clcomm.compression.coding import Work
 from clcomm.compression.ranks import Ranks
-from clcomm.host_arrays import aligned_zeros
+from clcomm.host.arrays import aligned_zeros
 
 
 def prepare_exchange(

@@ -11,7 +11,7 @@ from clcomm.compression.task import Task
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.layout import FlatLayout
-from clcomm.host_arrays import aligned_zeros
+from clcomm.host.arrays import aligned_zeros
 
 #: Why a scheme that looks at a bucket's elements together does not go with tensor parallelism.
 COPIES_DIFFER = "what it rounds off a parameter depends on others, so that tensor-parallel ranks' copies would differ"

@@ -17,7 +17,7 @@ from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.parameters import ParameterRange
-from clcomm.host_arrays import aligned_empty, aligned_zeros
+from clcomm.host.arrays import aligned_empty, aligned_zeros
 from clcomm.transport.reduction import without_warnings
 
 

@@ -8,12 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from clcomm.bfloat16 import BFLOAT16
 from clcomm.compression.coding import Coding, Work, chars_nbytes
 from clcomm.compression.exchange import prepare_exchange
 from clcomm.compression.feedback import COPIES_DIFFER, Feedback, require_known
 from clcomm.compression.task import PreparedHook, Task
 from clcomm.flat_space.layout import FlatLayout
+from clcomm.host.bfloat16 import BFLOAT16
 
 
 class _Halves(PreparedHook):

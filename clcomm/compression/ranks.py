@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from clcomm.host_arrays import aligned_zeros
+from clcomm.host.arrays import aligned_zeros
 from clcomm.transport import Transport
 
 

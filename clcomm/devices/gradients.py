@@ -8,7 +8,7 @@ import numpy as np
 
 from clcomm.engine.flat import FlatSpace
 from clcomm.errors import ArgumentError
-from clcomm.host_arrays import aligned_zeros
+from clcomm.host.arrays import aligned_zeros
 from clcomm.sync.uneven_inputs import apply_weight
 from clcomm.synchronizer import Synchronizer
 from clcomm.transport.reduction import prepared_reduction

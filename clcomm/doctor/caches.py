@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from clcomm import variables
 from clcomm.doctor.finding import Finding, note, ok, problem
 from clcomm.doctor.job import Job
 from clcomm.doctor.limits import temporary
+from clcomm.host import variables
 from clcomm.units import format_size
 
 _SEAL = re.compile(r"clcomm-[0-9a-f]{32}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clcomm.doctor.finding import Finding, note, ok, problem
 from clcomm.doctor.job import Facts, Job
-from clcomm.usable_cores import usable_cores
+from clcomm.host import usable_cores
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from clcomm import variables
 from clcomm.doctor.finding import Finding, note, ok, problem
 from clcomm.doctor.job import Job
+from clcomm.host import variables
 
 _REMEDY = "correct it, or unset it for its default (docs/environment.md)"
 _PAGE = "docs/environment.md lists clcomm's"

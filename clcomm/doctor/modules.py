@@ -26,7 +26,7 @@ _NEED = {
 }  # fmt: skip
 #: Packages whose versions matter, as they are called here and in their metadata.
 _VERSIONED = {"NumPy": "numpy", "mpi4py": "mpi4py", "PyOpenCL": "pyopencl", "PoCL": "pocl-binary-distribution"}
-#: How many numbers of a version have to be equal for a job to start (clcomm/same_start.py).
+#: How many numbers of a version have to be equal for a job to start (clcomm/collectives/same_start.py).
 _REQUIRED = {"clcomm": 9, "Python": 2, "NumPy": 2, "mpi4py": 1}
 _REMEDY = "install the same versions for all ranks, for instance from one requirements file: pip install -r"
 

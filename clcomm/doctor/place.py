@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from clcomm.doctor.finding import Finding, note, ok
 from clcomm.doctor.job import Job
-from clcomm.launcher import launched_rank
+from clcomm.host.launcher import launched_rank
 
 
 def probe() -> dict[str, object]:

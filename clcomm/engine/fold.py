@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.bfloat16 import BFLOAT16
 from clcomm.engine import called
 from clcomm.engine.device import Device
 from clcomm.engine.host_kernels import ONE_ITEM, HostKernels, HostLaunch
 from clcomm.engine.program import Kernel
-from clcomm.host_arrays import aligned_empty
+from clcomm.host.arrays import aligned_empty
+from clcomm.host.bfloat16 import BFLOAT16
 
 #: Words of a call that DeviceFold sets, as kernels/fold.cl has them: the part's ends, whether stores stream, addresses
 #: of cells and result, the bits of the factor, and the addresses of the rows. transport/fused.py has those before.

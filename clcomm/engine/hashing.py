@@ -1,11 +1,11 @@
-"""The hash of clcomm/hashing.py, computed on a device by hash.cl."""
+"""The hash of clcomm/host/hashing.py, computed on a device by hash.cl."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from clcomm.engine.device import Device
-from clcomm.hashing import WORD
+from clcomm.host.hashing import WORD
 
 
 def hash_buffer(device: Device, buffer: object, nbytes: int) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from clcomm.engine.device import HOST_POINTER_ALIGNMENT, Device
 from clcomm.engine.tensor import Shape, Tensor, wrap
-from clcomm.host_arrays import PAGE, aligned_empty
+from clcomm.host.arrays import PAGE, aligned_empty
 
 
 class HostBuffer:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
-from clcomm import variables
 from clcomm.engine.autograd import is_recording
 from clcomm.engine.device import Device
 from clcomm.engine.guards import Guards
@@ -20,6 +19,7 @@ from clcomm.engine.recording import LaunchRecording, Results, record, without_ta
 from clcomm.engine.recording_diff import first_difference
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError, ReplayError
+from clcomm.host import variables
 
 _MOST_FAILURES = 3  # attempts to record a signature before its function runs as Python only
 _MOST_STATES = 6  # recordings of a signature, for different states of gradients and guards

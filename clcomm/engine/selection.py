@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from clcomm import variables
 from clcomm.engine import intel_runtime, pocl_cache
 from clcomm.errors import ClcommError, DeviceError
-from clcomm.launcher import local_place as local_place
-from clcomm.usable_cores import usable_cores
+from clcomm.host import usable_cores, variables
+from clcomm.host.launcher import local_place as local_place
 
 if TYPE_CHECKING:
     import pyopencl as cl

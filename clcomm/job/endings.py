@@ -20,8 +20,8 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import NoReturn, TextIO
 
-from clcomm import variables
 from clcomm.errors import ClcommError
+from clcomm.host import variables
 from clcomm.job.exit_monitor_process import FAILING, STOPPING
 from clcomm.job.job import this_job
 from clcomm.job.restarts import SAVED, STEP

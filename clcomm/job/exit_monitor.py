@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from clcomm import variables
+from clcomm.host import variables
+from clcomm.host.launcher import launched_rank_in_words
 from clcomm.job.common_memory import common_memory
 from clcomm.job.exit_monitor_process import JOB_VARIABLE, LEAVING, RECORD_BYTES, launcher_of
 from clcomm.job.rank_record import RankRecord
-from clcomm.launcher import launched_rank_in_words
 from clcomm.transport.mpi_runtime import Intracomm, launched_ranks
 
 

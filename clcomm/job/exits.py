@@ -14,8 +14,8 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
-from clcomm import variables
 from clcomm.errors import ClcommError
+from clcomm.host import variables
 from clcomm.job import endings, exit_monitor, termination_signals
 from clcomm.job.exit_monitor_process import FINALIZED, LEAVING
 from clcomm.job.forced_end import end_by_force_later

@@ -13,9 +13,9 @@ from collections import deque
 from time import perf_counter, perf_counter_ns, process_time
 from typing import Any
 
+from clcomm.host import usable_cores
 from clcomm.stats.flight_recorder import FlightRecorder
 from clcomm.stats.now import NOW
-from clcomm.usable_cores import usable_cores
 
 #: The speed is that of the last steps within this time.
 WINDOW_NS = 10 * 10**9

@@ -39,7 +39,7 @@ class Job:
         communicators: the MPI resources of all Communicators.
         hooks: of the process's exits, from the first Communicator or `clcomm run` on.
         queues: collectives that run in threads beside the program.
-        declared: the facts on the program that ranks compare at their start (`clcomm/same_start.py`).
+        declared: the facts on the program that ranks compare at their start (`clcomm/collectives/same_start.py`).
         warned: the warnings of that comparison that were logged.
         is_reported: whether this process's end has been reported.
         wrapped: the last error that another library may have wrapped in its own.

@@ -12,7 +12,7 @@ import contextlib
 import os
 import sys
 
-from clcomm import variables
+from clcomm.host import variables
 
 RESTART, PROGRESS = "CLCOMM_RESTART", "CLCOMM_PROGRESS"
 #: The file's words (int64): the current step; the newest saved step; whether a rank has started; whether one has

@@ -8,10 +8,10 @@ import math
 import signal
 import threading
 
+from clcomm.host.launcher import launched_rank_in_words
 from clcomm.job import endings, exit_monitor
 from clcomm.job.forced_end import end_by_force_later
 from clcomm.job.time_limits import Limits
-from clcomm.launcher import launched_rank_in_words
 from clcomm.transport import mpi_runtime
 
 #: Ranks may start this long after each other without a warning: imports from a network file system are slow.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from clcomm import variables
 from clcomm.errors import ArgumentError
+from clcomm.host import variables
 
 #: The longest interval between a watchdog's checks; limits of a few seconds shorten it.
 INTERVAL_S = 1.0

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from clcomm.errors import ArgumentError
-from clcomm.launcher import launched_rank
+from clcomm.host.launcher import launched_rank
 
 #: Lines that say why a job ended, in a rank's file.
 _OWN = re.compile(r"clcomm: .*")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from clcomm.usable_cores import usable_cores
+from clcomm.host import usable_cores
 
 #: Launchers' variables for the number of ranks on this host, before MPI runs.
 _LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")

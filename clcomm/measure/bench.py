@@ -11,19 +11,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from clcomm._version import __version__
+from clcomm.checkpoint.output_files import check_writable
 from clcomm.collectives.world import TRANSPORTS
 from clcomm.communicator import Communicator
+from clcomm.console.option_types import number, whole_number
 from clcomm.console.output import make_console
 from clcomm.drawing.png import require_matplotlib
 from clcomm.errors import ArgumentError
-from clcomm.host_arrays import require_memory
+from clcomm.host import require_memory
 from clcomm.measure.bench_report import Printer, average_busbw, header
 from clcomm.measure.collective_cases import CASES, OPS
 from clcomm.measure.plot import draw_bench
 from clcomm.measure.summation import add_sums_option, agreed_fold
 from clcomm.measure.timing import BenchRow, MeasuredTransport, TimingSchedule, measure, sizes_between
-from clcomm.option_types import number, whole_number
-from clcomm.output_files import check_writable
 from clcomm.storage.files import write_whole
 from clcomm.units import parse_size
 

@@ -16,19 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from clcomm import costfile
 from clcomm.communicator import Communicator
-from clcomm.costs import forecast
+from clcomm.console.option_types import number, whole_number
+from clcomm.costs import costfile, forecast
 from clcomm.costs.forecast import MODELS, equal_tensors
 from clcomm.costs.model import ALGORITHMS, Cluster, Cost, MeasuredFit, cluster_of, fit
 from clcomm.errors import ArgumentError
-from clcomm.host_arrays import require_memory
+from clcomm.host import require_memory
 from clcomm.measure.bench import add_schedule, add_sizes, schedule_of
 from clcomm.measure.collective_cases import PreparedAllReduceCase
 from clcomm.measure.summation import add_sums_option, agreed_fold
 from clcomm.measure.timing import MeasuredTransport, TimingSchedule, sizes_between, time_calls
 from clcomm.measure.tune_report import TuneResult, show
-from clcomm.option_types import number, whole_number
 from clcomm.transport.mpi_communicators import host_of
 from clcomm.transport.reduction import Fold
 from clcomm.units import parse_size

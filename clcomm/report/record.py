@@ -14,9 +14,9 @@ from datetime import datetime, timezone
 from importlib import metadata
 from typing import Any
 
-from clcomm import costfile
 from clcomm._version import __version__
 from clcomm.communicator import Communicator
+from clcomm.costs import costfile
 from clcomm.errors import ArgumentError, ClcommError, DataError, OutputError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.report.last_steps import LastSteps

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from clcomm import variables
+from clcomm.checkpoint.output_files import check_writable
 from clcomm.communicator import Communicator
-from clcomm.output_files import check_writable
+from clcomm.host import variables
 from clcomm.report.record import RANK, gather_records, run_document, write_document
 from clcomm.report.warm_steps import FirstSteps
 from clcomm.stats.events import Phase

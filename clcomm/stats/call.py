@@ -10,8 +10,8 @@ from hashlib import blake2b
 
 import numpy as np
 
-from clcomm.bfloat16 import dtype_name
 from clcomm.errors import MismatchError, name_ranks
+from clcomm.host.bfloat16 import dtype_name
 
 #: How many arrays' shapes messages list.
 _MOST_SHAPES = 4

@@ -6,8 +6,8 @@ import contextlib
 import os
 import weakref
 
+from clcomm.host import usable_cores
 from clcomm.stats.events import PACKING, Collective, Phase
-from clcomm.usable_cores import usable_cores
 
 #: Of the calling thread: ns on a core, ns ready to run without one, time slices (Linux's
 #: Documentation/scheduler/sched-stats.rst).

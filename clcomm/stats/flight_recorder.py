@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections import deque
 
-from clcomm import variables
+from clcomm.host import variables
 from clcomm.stats.events import Collective, Row
 
 SCHEMA = 1

@@ -7,8 +7,8 @@ import os
 from functools import cache
 from pathlib import Path
 
-from clcomm import variables
-from clcomm.launcher import launched_rank
+from clcomm.host import variables
+from clcomm.host.launcher import launched_rank
 from clcomm.storage.private import make_private, private_temporary
 
 _log = logging.getLogger("clcomm")

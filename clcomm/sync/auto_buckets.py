@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from clcomm import costfile
 from clcomm.communicator import Communicator
+from clcomm.costs import costfile
 from clcomm.costs.model import MeasuredFit, cluster_of, fit
 from clcomm.errors import DataError
 from clcomm.measure.summation import SUMMED_BY

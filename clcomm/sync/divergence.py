@@ -12,7 +12,7 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, DivergenceError, MismatchError, name_ranks
-from clcomm.hashing import WORD, hash_words
+from clcomm.host.hashing import WORD, hash_words
 from clcomm.sync.agreement import CHECKS, all_alike
 from clcomm.sync.shared_space import SharedSpace
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from clcomm.bfloat16 import BFLOAT16
 from clcomm.errors import ArgumentError
+from clcomm.host.bfloat16 import BFLOAT16
 from clcomm.stats.call import describe_shapes
 from clcomm.tensors.private_torch import private_backend_name
 

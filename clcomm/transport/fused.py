@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from clcomm.host_arrays import aligned_empty
+from clcomm.host.arrays import aligned_empty
 from clcomm.transport.meeting import DifferentOperations, MeetingPoint
 
 #: Words (int64) of a call, as kernels/fold.cl has them. The caller sets tag, time of arrival and how often to poll, and

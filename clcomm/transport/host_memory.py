@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from clcomm.host import usable_cores
 from clcomm.transport.mapped_files import MappedFile, map_file_of
 from clcomm.transport.meeting import MeetingPoint, length_and_dtype
 from clcomm.transport.mpi_communicators import address_function, shared_window, world_ranks
 from clcomm.transport.mpi_runtime import Intracomm, Win, process_mpi
 from clcomm.transport.pending import advance_started
 from clcomm.transport.same_arrays import mismatch
-from clcomm.usable_cores import usable_cores
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 
 from clcomm.errors import LaunchError
-from clcomm.launcher import launched_rank
+from clcomm.host.launcher import launched_rank
 from clcomm.transport.mpi_runtime import (
     Intracomm,
     is_finalized,

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from clcomm.errors import ArgumentError, LaunchError
-from clcomm.launcher import launched_ranks as launched_ranks
+from clcomm.host.launcher import launched_ranks as launched_ranks
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Datatype as Datatype

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from clcomm.bfloat16 import BFLOAT16, widened
+from clcomm.host.bfloat16 import BFLOAT16, widened
 
 #: The NumPy function of each operation; a mean is a sum divided by the number of ranks.
 FOLDS: dict[str, Callable[..., np.ndarray]] = {

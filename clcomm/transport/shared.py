@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from clcomm.host_arrays import PAGE, aligned_empty
+from clcomm.host.arrays import PAGE, aligned_empty
 from clcomm.transport.base import require_aligned
 from clcomm.transport.comparisons import Comparisons
 from clcomm.transport.fused import MOST_POLLS, FusedReduction, OwnPart, words_of

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from clcomm.host_arrays import PAGE, aligned_zeros
+from clcomm.host.arrays import PAGE, aligned_zeros
 from clcomm.transport.host_memory import HostMemory
 from clcomm.transport.mpi_messages import Message, Messages
 from clcomm.transport.pending import advance_started

@@ -20,7 +20,7 @@ from clcomm.engine.grad_blocks import GradUnit
 from clcomm.engine.grad_slot import NONE
 from clcomm.flat_space.parameters import ParameterRange
 from clcomm.flat_space.shards import ShardPlan, Unit
-from clcomm.host_arrays import aligned_zeros
+from clcomm.host.arrays import aligned_zeros
 from clcomm.sync.agreement import CHECKS
 from clcomm.sync.bucket_plan import GRADIENTS
 from clcomm.sync.finiteness import NonFinite, first_non_finite, raise_found

@@ -20,8 +20,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 #: Public modules without `__all__`: each of their functions and classes is public.
 WITHOUT_ALL = (
-    "clcomm.checkpoint", "clcomm.compression", "clcomm.costfile", "clcomm.distributed_optimizer", "clcomm.elastic",
-    "clcomm.errors", "clcomm.sampler", "clcomm.same_start", "clcomm.sync.balance", "clcomm.sync.decision",
+    "clcomm.collectives.same_start", "clcomm.compression", "clcomm.costs.costfile", "clcomm.distributed_optimizer",
+    "clcomm.elastic", "clcomm.errors", "clcomm.sampler", "clcomm.sync.balance", "clcomm.sync.decision",
     "clcomm.adapters.adapter", "clcomm.adapters.netcl_optim", "clcomm.engine.fold", "clcomm.parallel.loss_scaling",
 )  # fmt: skip
 #: Modules with an `__all__` for other modules of clcomm alone.

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from clcomm import Synchronizer
-from clcomm.bfloat16 import BFLOAT16
 from clcomm.costs.traffic import traffic
 from clcomm.errors import ArgumentError, MismatchError
+from clcomm.host.bfloat16 import BFLOAT16
 from clcomm.schedules import ALGORITHMS, schedule_of
 from tests.helpers import Recorder, one_line
 from tests.numpy_models import Model

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer, checkpoint
-from clcomm.checkpoint_series import CheckpointSeries
+from clcomm.checkpoint.series import CheckpointSeries
 from clcomm.compression.feedback import FlatMemory
 from clcomm.errors import ArgumentError, CheckpointError
 from tests.compressed_gradients import FEEDBACK, LAYOUT, SCHEMES

@@ -11,7 +11,7 @@ import pytest
 
 from clcomm.engine import called
 from clcomm.engine.fold import COUNT, DeviceFold
-from clcomm.host_arrays import aligned_empty
+from clcomm.host.arrays import aligned_empty
 from clcomm.transport.fused import POLLS, RANK, STATE, STRIDE, TAG
 from tests.calling_thread import pass_in_the_calling_thread
 from tests.helpers import cpu_device

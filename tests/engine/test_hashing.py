@@ -7,7 +7,7 @@ import pytest
 
 from clcomm.engine import Linear
 from clcomm.engine.hashing import hash_buffer
-from clcomm.hashing import hash_words
+from clcomm.host.hashing import hash_words
 
 
 @pytest.mark.parametrize("words", [1, 2, 63, 64, 4097, 100_003])

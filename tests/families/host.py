@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clcomm.bfloat16 import BFLOAT16, to_bfloat16
 from clcomm.compression.coding import Coding, chars_nbytes, largest_nbytes
 from clcomm.engine import called
 from clcomm.engine.codec import DeviceCodec
@@ -20,8 +19,9 @@ from clcomm.engine.device import Device
 from clcomm.engine.fold import MOST_ROWS, DeviceFold
 from clcomm.engine.gather import DeviceGather
 from clcomm.engine.hashing import hash_buffer
-from clcomm.hashing import hash_words
-from clcomm.host_arrays import aligned_empty
+from clcomm.host.arrays import aligned_empty
+from clcomm.host.bfloat16 import BFLOAT16, to_bfloat16
+from clcomm.host.hashing import hash_words
 from clcomm.transport.fused import (
     ARRIVED_NS,
     CLAIMS,

@@ -8,7 +8,7 @@ import numpy as np
 
 from clcomm.engine.device import Device
 from clcomm.engine.memory import Memory
-from clcomm.host_arrays import PAGE, aligned_empty
+from clcomm.host.arrays import PAGE, aligned_empty
 
 #: In each byte: as float32 it is NaN, as int32 -1.
 POISON = 0xFF

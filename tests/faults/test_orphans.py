@@ -23,7 +23,7 @@ GONE_S = 15.0
 TRAINING = """
 import numpy as np
 from clcomm.checkpoint import Checkpoint
-from clcomm.checkpoint_series import CheckpointSeries
+from clcomm.checkpoint.series import CheckpointSeries
 comm = Communicator()
 series = CheckpointSeries(comm, os.environ["CLCOMM_TEST_DIR"] + "/run.npz", background=True)
 for step in range(3000):

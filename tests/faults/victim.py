@@ -11,7 +11,7 @@ import numpy as np
 
 from clcomm import Communicator, Synchronizer
 from clcomm.checkpoint import Checkpoint
-from clcomm.checkpoint_series import CheckpointSeries, is_there, load_newest
+from clcomm.checkpoint.series import CheckpointSeries, is_there, load_newest
 from clcomm.job import endings
 from tests.faults.cases import IN_KERNEL
 from tests.faults.planted import (

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clcomm import checkpoint, costfile
-from clcomm.checkpoint_series import CheckpointSeries
+from clcomm import checkpoint
+from clcomm.checkpoint.series import CheckpointSeries
+from clcomm.costs import costfile
 from clcomm.costs.model import Cost, Fit, MeasuredFit
 from clcomm.engine import Device, kernel_cache, tuning
 from clcomm.errors import ClcommError

@@ -6,7 +6,8 @@ import argparse
 
 import pytest
 
-from clcomm import Communicator, costfile
+from clcomm import Communicator
+from clcomm.costs import costfile
 from clcomm.costs.model import Cost, Fit, MeasuredFit
 from clcomm.engine.fold import DeviceFold
 from clcomm.errors import ArgumentError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clcomm import GradScaler
-from clcomm.checkpoint_series import CheckpointSeries
+from clcomm.checkpoint.series import CheckpointSeries
 from clcomm.errors import ArgumentError, CheckpointError
 from tests.helpers import one_line
 from tests.training.trainers import assert_same_bits, make_trainer, train

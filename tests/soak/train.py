@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 from clcomm import Communicator, Synchronizer
-from clcomm.checkpoint_series import CheckpointSeries
+from clcomm.checkpoint.series import CheckpointSeries
 from clcomm.job.endings import run
 from clcomm.sampler import DistributedSampler
 from training.data.datasets import load_synthetic

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from clcomm.checkpoint import load
-from clcomm.checkpoint_series import CheckpointSeries
+from clcomm.checkpoint.series import CheckpointSeries
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.storage import writer_lock

@@ -7,7 +7,8 @@ import logging
 import numpy as np
 import pytest
 
-from clcomm import Communicator, Synchronizer, costfile
+from clcomm import Communicator, Synchronizer
+from clcomm.costs import costfile
 from clcomm.costs.model import Cost, Fit, MeasuredFit
 from clcomm.errors import ArgumentError
 from clcomm.sync.auto_buckets import TUNING, starting_cost

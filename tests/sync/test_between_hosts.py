@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.bfloat16 import from_bfloat16, to_bfloat16
-from clcomm.checkpoint_series import CheckpointSeries
+from clcomm.checkpoint.series import CheckpointSeries
+from clcomm.host.bfloat16 import from_bfloat16, to_bfloat16
 from clcomm.transport import mpi_communicators
 from tests.numpy_models import Model, set_gradients, small_model
 from tests.training.test_trainer import assert_same_bits, make_trainer, train

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from clcomm.engine.gather import DeviceGather
 from clcomm.errors import DataError
-from clcomm.host_arrays import aligned_empty
+from clcomm.host.arrays import aligned_empty
 from tests.helpers import cpu_device
 from training.data import datasets
 from training.data.datasets import ArrayDataset, load_digits, load_mnist, load_synthetic, mean_and_std

@@ -10,7 +10,7 @@ import pytest
 
 from clcomm import Communicator, Synchronizer
 from clcomm.errors import ArgumentError, CheckpointError, DeviceError
-from clcomm.host_arrays import aligned_empty
+from clcomm.host.arrays import aligned_empty
 from tests.helpers import cpu_device
 from training.engines.parts import build_parts
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clcomm.checkpoint import load, save
-from clcomm.checkpoint_series import CheckpointSeries
+from clcomm.checkpoint.series import CheckpointSeries
 from clcomm.communicator import Communicator
 from clcomm.engine import RandomStream, Tensor, functional
 from clcomm.errors import CheckpointError

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from clcomm.checkpoint import Checkpoint, load, save
-from clcomm.checkpoint_series import CheckpointSeries
+from clcomm.checkpoint.series import CheckpointSeries
 from clcomm.communicator import Communicator
 from clcomm.engine import BatchNorm1d, Dropout, Generator, Linear, Module, RandomStream
 from clcomm.engine import functional as F

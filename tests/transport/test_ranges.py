@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clcomm.bfloat16 import BFLOAT16
 from clcomm.errors import ArgumentError, MismatchError
+from clcomm.host.bfloat16 import BFLOAT16
 from clcomm.transport.meeting import DifferentOperations
 from clcomm.transport.same_arrays import mismatch, require_alike
 from tests.helpers import one_line

@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 
 from clcomm import Communicator
-from clcomm.host_arrays import PAGE, aligned_zeros
+from clcomm.host.arrays import PAGE, aligned_zeros
 from clcomm.parallel.pipeline.channels import ChannelPlan, open_channels
 from clcomm.transport import mpi_communicators
 from clcomm.transport.slots import SharedSlots, shared_bytes

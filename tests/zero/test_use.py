@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, DistributedDataParallel, Synchronizer
-from clcomm.checkpoint_series import CheckpointSeries
+from clcomm.checkpoint.series import CheckpointSeries
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Tensor
 from clcomm.errors import ArgumentError, MismatchError, NonFiniteError

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clcomm import variables
 from clcomm.errors import DataError
+from clcomm.host import variables
 from clcomm.storage.cache import cache_directory
 from training.data import cifar, download
 from training.data.datasets import (

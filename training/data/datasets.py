@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from clcomm.errors import DataError
-from clcomm.host_arrays import aligned_empty
+from clcomm.host.arrays import aligned_empty
 from training.data.idx import FilePath, read_idx
 
 MNIST_FILES = (

@@ -20,7 +20,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from clcomm.errors import DataError
-from clcomm.host_arrays import aligned_empty
+from clcomm.host.arrays import aligned_empty
 from clcomm.storage.files import replacing
 from clcomm.units import format_size
 

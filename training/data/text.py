@@ -14,7 +14,7 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.errors import DataError
-from clcomm.host_arrays import aligned_empty
+from clcomm.host.arrays import aligned_empty
 from training.data.datasets import ArrayDataset, Splits
 
 #: The share of a text that is held out, at its end, and the most tokens of that.

@@ -20,7 +20,7 @@ from clcomm.engine.nn.module import evaluating
 from clcomm.engine.rehearsal import Rehearsal
 from clcomm.errors import ArgumentError, needed
 from clcomm.flat_space.precision import parse_precision
-from clcomm.host_arrays import aligned_zeros
+from clcomm.host.arrays import aligned_zeros
 from models import MLP, ConvNet, LeNet, ResNet
 
 Shape = tuple[int, ...]

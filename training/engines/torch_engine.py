@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from clcomm import variables
 from clcomm.adapters.torch import TorchAdapter
 from clcomm.errors import ArgumentError, CheckpointError, DeviceError
+from clcomm.host import variables
 
 
 class MLP(nn.Module):

@@ -1,5 +1,5 @@
-/* partials[unit] = part of the sum, modulo 2^64, of each word mixed with its position, as in clcomm/hashing.py. The
-   words are divided between `units`, on a CPU in contiguous runs. */
+/* partials[unit] = part of the sum, modulo 2^64, of each word mixed with its position, as in clcomm/host/hashing.py.
+   The words are divided between `units`, on a CPU in contiguous runs. */
 
 INLINE ulong mixed(ulong z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9UL;

@@ -11,7 +11,7 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.errors import MismatchError
-from clcomm.host_arrays import aligned_zeros
+from clcomm.host.arrays import aligned_zeros
 from clcomm.stats.events import Collective
 from clcomm.transport.mpi_messages import Messages
 from clcomm.transport.slots import ReceivedSlots, SentSlots, SharedSlots, SlotReceiver, SlotSender, shared_bytes

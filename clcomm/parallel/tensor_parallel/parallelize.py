@@ -13,7 +13,7 @@ from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.random_stream import RandomStream
 from clcomm.errors import ArgumentError, ClcommError
-from clcomm.launcher import launched_rank
+from clcomm.host.launcher import launched_rank
 from clcomm.parallel.exchange import Exchange
 from clcomm.parallel.tensor_parallel.shards import PARAMETERS, Cut, Shards
 from clcomm.parallel.tensor_parallel.styles import ColumnParallel, SequenceParallel, Style

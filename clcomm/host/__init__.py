@@ -1,37 +1,22 @@
-"""Host arrays that an OpenCL device can use in place, and the memory that a host has for them."""
+"""The host that a process runs on: the cores and the memory that it may use."""
 
 from __future__ import annotations
 
-import math
 import os
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
-
 from clcomm.errors import ArgumentError
 from clcomm.units import format_size
 
-#: A page: more than the alignment that any OpenCL device needs to use host memory in place.
-PAGE = 4096
 #: Files with the memory limit of a container's processes (cgroup v2, v1).
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
-    """Return an uninitialised C-contiguous array that starts at a page boundary."""
-    kind = np.dtype(dtype)
-    nbytes = math.prod(shape) * kind.itemsize
-    raw = np.empty(nbytes + PAGE, np.uint8)
-    start = -raw.__array_interface__["data"][0] % PAGE  # six times as fast as raw.ctypes.data
-    return raw[start : start + nbytes].view(kind).reshape(shape)
-
-
-def aligned_zeros(nbytes: int) -> np.ndarray:
-    """Return zeroed bytes that start at a page boundary."""
-    array = aligned_empty((nbytes,), np.uint8)
-    array[...] = 0
-    return array
+def usable_cores() -> frozenset[int]:
+    """Return the numbers of the cores that this process may run on: its affinity mask, where supported."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return frozenset(affinity(0) if affinity else range(os.cpu_count() or 1))
 
 
 def host_bytes() -> int:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from clcomm import costfile
+from clcomm.costs import costfile
 from clcomm.costs.model import Cost, Fit, MeasuredFit
 from clcomm.errors import ArgumentError, DataError, OutputError
 from clcomm.storage.cache import cache_directory

@@ -7,7 +7,7 @@ import os
 from typing import NamedTuple
 
 from clcomm.errors import ArgumentError
-from clcomm.launcher import launched_rank
+from clcomm.host.launcher import launched_rank
 
 _log = logging.getLogger("clcomm")
 

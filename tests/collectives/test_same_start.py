@@ -9,10 +9,11 @@ import re
 import numpy as np
 import pytest
 
-from clcomm import Communicator, same_start
+from clcomm import Communicator
+from clcomm.collectives import same_start
+from clcomm.collectives.same_start import OF_EACH_RANK, Fact, declare, difference
 from clcomm.errors import MismatchError
 from clcomm.job.job import this_job
-from clcomm.same_start import OF_EACH_RANK, Fact, declare, difference
 from tests.helpers import one_line
 from tests.option_values import Option, options
 
@@ -91,7 +92,7 @@ def test_a_communicators_arguments_are_compared(name, usual, other):
 @pytest.mark.parametrize(
     ("where", "value", "name"),
     [
-        ("clcomm.same_start.__version__", "99.9", "clcomm"), ("numpy.__version__", "99.9.0", "NumPy"),
+        ("clcomm.collectives.same_start.__version__", "99.9", "clcomm"), ("numpy.__version__", "99.9.0", "NumPy"),
         ("mpi4py.__version__", "99.0", "mpi4py"), ("sys.byteorder", "middle", "byte order"),
     ],
 )  # fmt: skip

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from clcomm import Communicator, variables
+from clcomm import Communicator
 from clcomm.engine import Replay
 from clcomm.errors import ArgumentError
+from clcomm.host import variables
 from tests.helpers import one_line
 from training.data import choose
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 READERS = ("text", "is_on", "seems_on", "seconds", "count", "directory")
 TABLE = variables.VARIABLES
 #: For each type: values that it has, with what is read, and values that it has not.
@@ -158,7 +159,7 @@ def test_no_source_reads_one_past_the_table() -> None:
 def test_the_page_has_each_type_default_and_where_it_is_read() -> None:
     where: dict[str, list[str]] = {name: [] for name in TABLE}
     for path, tree in sources():
-        if path != "clcomm/variables.py" and reads(tree, "variables", READERS):
+        if path != "clcomm/host/variables.py" and reads(tree, "variables", READERS):
             for name in named(tree):
                 where[name].append(path)
     page = (ROOT / "docs" / "environment.md").read_text().partition("## Of other programs")[0]

@@ -1,7 +1,7 @@
 """Checkpoints: named arrays and JSON facts in one file, written atomically.
 
 The file is NumPy's .npz (an uncompressed zip of .npy, each member with a CRC) plus one member of JSON. Reading it runs
-no code and takes no more memory than the file's size. `checkpoint_series` keeps several of a run.
+no code and takes no more memory than the file's size. `clcomm.checkpoint.series` keeps several of a run.
 """
 
 from __future__ import annotations

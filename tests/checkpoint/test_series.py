@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import clcomm.checkpoint_series as series_module
+import clcomm.checkpoint.series as series_module
 from clcomm.checkpoint import Checkpoint, earlier, load, save
-from clcomm.checkpoint_series import CheckpointSeries, load_newest
+from clcomm.checkpoint.series import CheckpointSeries, load_newest
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, CheckpointError
 
