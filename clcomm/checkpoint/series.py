@@ -17,7 +17,8 @@ import numpy as np
 from clcomm.checkpoint import Checkpoint, earlier, load, save
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, CheckpointError, CheckpointWriteError
-from clcomm.storage import files, writer_lock
+from clcomm.job.job import this_job
+from clcomm.storage import files
 
 #: Label of the collectives for checkpoints.
 CHECKPOINT = "checkpoint"
@@ -59,7 +60,8 @@ class CheckpointSeries:
             target = files.check_writable(self.path)
             for age in range(1, self.keep):
                 files.destination(earlier(target, age))
-            self._release = weakref.finalize(self, writer_lock.release, writer_lock.acquire(target))
+            locks = this_job().locks
+            self._release = weakref.finalize(self, locks.release, locks.acquire(target))
         except OSError as error:
             return f"checkpoint: expected a file to write, got {str(self.path)!r}: {error.strerror}"
         for partial in files.partials_of(target):

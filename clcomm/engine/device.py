@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -272,18 +273,33 @@ class Device(LaunchQueue):
             cl.enqueue_copy(self.queue, target, source, byte_count=nbytes)
 
 
-_default: Device | None = None
+class ProcessDevices:
+    """The devices that this process has once.
+
+    Attributes:
+        default: the device of tensors and modules that name none; None: selected at first use.
+        by_name: devices that a program selected by name, for the same one at each selection.
+    """
+
+    def __init__(self) -> None:
+        self.default: Device | None = None
+        self.by_name: dict[str, Device] = {}
+
+
+@cache
+def process_devices() -> ProcessDevices:
+    """Return the devices of this process; made by the first call."""
+    return ProcessDevices()
 
 
 def default_device() -> Device:
     """Return the device that tensors and modules use when none is given; selected at first use."""
-    global _default
-    if _default is None:
-        _default = Device.select()
-    return _default
+    devices = process_devices()
+    if devices.default is None:
+        devices.default = Device.select()
+    return devices.default
 
 
 def set_default_device(device: Device | str | None) -> None:
     """Make a device, or the one that a name such as "gpu:0" selects, the default; None: select again at next use."""
-    global _default
-    _default = Device.select(device) if device is not None else None
+    process_devices().default = Device.select(device) if device is not None else None

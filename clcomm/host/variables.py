@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import cache
 from typing import NamedTuple
 
 from clcomm.errors import ArgumentError
@@ -129,12 +130,13 @@ def require_valid() -> None:
         if variable.of_every_job:
             _require(name)
     for name, meant in unknown().items():
-        if meant and name not in _warned and not launched_rank():
-            _warned.add(name)
-            _log.warning("%s: expected a variable of clcomm, got one that nothing reads; did you mean %s?", name, meant)
+        if meant and not launched_rank():
+            _warn_of(name, meant)
 
 
-_warned: set[str] = set()
+@cache  # one warning for each name
+def _warn_of(name: str, meant: str) -> None:
+    _log.warning("%s: expected a variable of clcomm, got one that nothing reads; did you mean %s?", name, meant)
 
 
 def unknown() -> dict[str, str]:

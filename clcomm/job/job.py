@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 import weakref
-from functools import cache
-from typing import Any, Protocol
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
 from clcomm.errors import ClcommError
 from clcomm.job.rank_record import RankRecord
 from clcomm.job.restarts import ProgressFile
 from clcomm.transport.mpi_resources import AllResources
+
+if TYPE_CHECKING:
+    from clcomm.storage.writer_lock import WriterLocks
 
 
 class Hooks(Protocol):
@@ -53,6 +56,13 @@ class Job:
         self.warned: set[str] = set()
         self.is_reported = False
         self.wrapped: ClcommError | None = None
+
+    @cached_property
+    def locks(self) -> WriterLocks:
+        """The locks on files that this process writes."""
+        from clcomm.storage.writer_lock import WriterLocks  # here, as few processes of a job lock files
+
+        return WriterLocks()
 
     def finish_queues(self, within_s: float | None = None) -> bool:
         """Complete what runs in other threads and end these; return whether all have ended within this time, None: any.

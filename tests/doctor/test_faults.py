@@ -34,7 +34,7 @@ from clcomm.doctor.finding import NOTE, OK, PROBLEM, Finding
 from clcomm.doctor.job import Job
 from clcomm.engine import kernel_cache
 from clcomm.launch.mpiexec import MPICH, OPEN_MPI
-from clcomm.storage import writer_lock
+from clcomm.storage.writer_lock import WriterLocks
 from tests.doctor import planted
 from tests.faults.launch import ROOT, clean_environment, mpiexec
 from tests.launch.test_mpiexec import launcher_at
@@ -151,8 +151,8 @@ def test_6_two_wheels_of_mpi_in_one_environment(tmp_path, monkeypatch):
 
 
 def test_7_a_stale_lock_and_one_that_is_held(tmp_path):
-    code = "import sys; from pathlib import Path; from clcomm.storage import writer_lock\n"
-    code += "writer_lock.acquire(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
+    code = "import sys; from pathlib import Path; from clcomm.storage.writer_lock import WriterLocks\n"
+    code += "WriterLocks().acquire(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, str(tmp_path / "run.npz")]
     with subprocess.Popen(command, stdin=-1, stdout=-1, env=clean_environment()) as holder:
         assert holder.stdout is not None
@@ -163,9 +163,10 @@ def test_7_a_stale_lock_and_one_that_is_held(tmp_path):
     stale = only(leftovers.check_locks, job_of({"locks": leftovers.probe_locks(str(tmp_path))}))
     lock = tmp_path / ".run.npz.lock"
     assert "is stale" in stale.what and stale.remedy == f"rm {lock}"
-    own = writer_lock.acquire(tmp_path / "run.npz")
+    locks = WriterLocks()
+    own = locks.acquire(tmp_path / "run.npz")
     assert own is not None, "the examination has not locked it"
-    writer_lock.release(own)
+    locks.release(own)
     assert bad(leftovers.check_locks, job_of({"locks": leftovers.probe_locks(str(tmp_path))})) == []
     gone = {"directory": "/", "locks": [{"path": "/x", "pid": 1, "host": "a", "is locked": True, "lives": False}]}
     assert only(leftovers.check_locks, job_of({"locks": gone})).level == PROBLEM

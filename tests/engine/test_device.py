@@ -150,14 +150,14 @@ def test_a_fresh_process_selects_and_computes(cores):
 
 
 def test_default_device_can_be_set(device):
-    before = device_module._default
+    before = device_module.process_devices().default
     try:
         set_default_device(device)
         assert default_device() is device and Tensor([1.0]).device is device
         set_default_device(None)
         assert default_device() is not device
     finally:
-        device_module._default = before
+        device_module.process_devices().default = before
 
 
 def test_kernels_are_built_once(device):

@@ -102,7 +102,7 @@ def test_a_misspelt_name_gets_one_warning(monkeypatch, caplog) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("CLCOMM_TIMOUT_S", "5")
     monkeypatch.setenv("CLCOMM_QUITE_ANOTHER", "5")
-    monkeypatch.setattr(variables, "_warned", set())
+    variables._warn_of.cache_clear()
     with caplog.at_level(logging.WARNING, "clcomm"):
         for _ in range(2):
             Communicator(transport="solo").finalize()

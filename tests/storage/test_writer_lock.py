@@ -16,15 +16,16 @@ from clcomm.checkpoint import load
 from clcomm.checkpoint.series import CheckpointSeries
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.storage import writer_lock
+from clcomm.storage.writer_lock import WriterLocks
 
 #: How often the file is read while others write it.
 READS = 250
 HOLD = """
 import sys, time
 from pathlib import Path
-from clcomm.storage import writer_lock
-held = writer_lock.acquire(Path(sys.argv[1]), 0)
+from clcomm.storage.writer_lock import WriterLocks
+locks = WriterLocks()
+held = locks.acquire(Path(sys.argv[1]), 0)
 print("held", flush=True)
 time.sleep(60)
 """
@@ -79,7 +80,7 @@ def test_what_two_write_is_whole_whenever_it_is_read(tmp_path: Path, keep: int) 
 
 
 def test_a_second_job_gets_the_holders_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_lock.acquire, "__defaults__", (0.2,))
+    monkeypatch.setattr(WriterLocks.acquire, "__defaults__", (0.2,))
     path, comm = tmp_path / "run.npz", Communicator(transport="solo")
     with running(HOLD, path) as other:
         assert other.stdout.readline() == "held\n"
@@ -96,25 +97,27 @@ def test_a_job_waits_for_one_that_ends(tmp_path: Path) -> None:
     path = tmp_path / "run.npz"
     with running(HOLD.replace("60", "0.5"), path) as other:
         assert other.stdout.readline() == "held\n"
-        writer_lock.release(writer_lock.acquire(path))
+        locks = WriterLocks()
+        locks.release(locks.acquire(path))
 
 
 def test_one_job_may_hold_it_several_times_and_a_child_gives_nothing_back(tmp_path: Path) -> None:
     path = tmp_path / "run.npz"
-    first, second = writer_lock.acquire(path, 0), writer_lock.acquire(path, 0)
+    locks = WriterLocks()
+    first, second = locks.acquire(path, 0), locks.acquire(path, 0)
     child = os.fork()
     if child == 0:
-        writer_lock.release(first)
+        locks.release(first)
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
-    writer_lock.release(first)
+    locks.release(first)
     assert _refused(path)
-    writer_lock.release(second)
+    locks.release(second)
     assert not _refused(path) and os.listdir(tmp_path) == []
 
 
 def _refused(path: Path) -> bool:
-    program = HOLD.replace("time.sleep(60)", "writer_lock.release(held)")
+    program = HOLD.replace("time.sleep(60)", "locks.release(held)")
     with running(program, path) as other:
         line = other.stdout.readline()
         other.wait()
@@ -125,5 +128,5 @@ def test_what_lies_in_the_lock_s_place_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("precious")
     (tmp_path / ".run.npz.lock").symlink_to("precious")
     with pytest.raises(OSError):
-        writer_lock.acquire(tmp_path / "run.npz", 0)
+        WriterLocks().acquire(tmp_path / "run.npz", 0)
     assert (tmp_path / "precious").read_text() == "precious"

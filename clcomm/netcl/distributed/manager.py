@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clcomm import devices
-from clcomm.engine.device import Device, default_device
-
-#: The devices that `default` returned, by name.
-_named: dict[str, Device] = {}
+from clcomm.engine.device import Device, default_device, process_devices
 
 
 class DeviceManager(devices.DeviceManager):
@@ -23,14 +20,16 @@ class DeviceManager(devices.DeviceManager):
         """
         if device is None or device == "auto":
             return default_device()
-        if device not in _named:
+        by_name = process_devices().by_name
+        if device not in by_name:
             own, found = default_device(), Device.select(device)
-            _named[device] = own if own.cl_device == found.cl_device else found
-        return _named[device]
+            by_name[device] = own if own.cl_device == found.cl_device else found
+        return by_name[device]
 
 
 def device_of(queue: object) -> Any:
     """Return the Device with this OpenCL queue, of those that `default` returned; anything else as it is."""
     if queue is None or isinstance(queue, Device):
         return queue
-    return next((each for each in (*_named.values(), default_device()) if each.queue is queue), queue)
+    devices = (*process_devices().by_name.values(), default_device())
+    return next((each for each in devices if each.queue is queue), queue)
