@@ -67,7 +67,7 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
 .PHONY: ulfm options help mnist test test-torch test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
 .PHONY: causes pairs orders families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
 .PHONY: faults clean examples notebooks deploy matrix release newcomer hosts debian-packages unpack-debian docs
-.PHONY: docs-check drawings
+.PHONY: docs-check drawings exporters
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -103,6 +103,9 @@ test-device: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS)$(if $(filter intel,$(DEVICE)),
 
 torch-suite: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),torch-suite ## PyTorch's own tests on clcomm and gloo, on 2, 3 and 4 ranks: about an hour; writes docs/torch-suite.md (ARGS="--keep FILE" goes on later)
 	$(BIN)/python -m tests.torch.suite --ranks $(TEST_RANKS) --table docs/torch-suite.md $(ARGS)
+
+exporters: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),exporters ## figures for dashboards and trackers, read back by the tools' own code
+	$(BIN)/python -m pytest tests/exporters tests/training/test_loggers.py $(TEST_ARGS)
 
 intel: $(VENV)/.has-intel ## install Intel's OpenCL runtime, beside what is there
 

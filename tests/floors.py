@@ -13,7 +13,7 @@ PACKAGES = ("clcomm", "models", "training", "examples", "benchmarks")
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("clcomm/host",),
     ("clcomm/storage", "clcomm/console", "clcomm/flat_space", "clcomm/schedules"),
-    ("clcomm/transport", "clcomm/engine", "clcomm/drawing"),
+    ("clcomm/transport", "clcomm/engine", "clcomm/drawing", "clcomm/exporters"),
     ("clcomm/stats",),
     ("clcomm/job",),
     ("clcomm/collectives",),

@@ -40,7 +40,7 @@ PROGRAMS = [
 @pytest.mark.sampled(4)  # `make docs-check` runs all of them
 @pytest.mark.parametrize(("page", "program"), PROGRAMS, ids=[page for page, _ in PROGRAMS])
 def test_a_page_s_program_runs(page: str, program: str, tmp_path: Path) -> None:
-    for module, extra in (("torch", "torch"), ("sklearn", "digits"), ("netcl", "netcl"), ("onnx", "onnx")):
+    for module, extra in EXTRAS.items():
         if module in imported_by(program) and find_spec(module) is None:
             pytest.skip(f"{module} is not installed; pip install 'clcomm[{extra}]'")
     (tmp_path / "program.py").write_text(program)
@@ -53,6 +53,8 @@ def test_a_page_s_program_runs(page: str, program: str, tmp_path: Path) -> None:
     assert ("'total_allreduce_calls': " in done.stdout) is ("get_communication_stats" in program)
 
 
+#: The extras by the packages that programs need them for.
+EXTRAS = {"torch": "torch", "sklearn": "digits", "netcl": "netcl", "onnx": "onnx", "prometheus_client": "prometheus"}
 #: What our modules and functions import from the extras.
 IMPORTED_BY_OURS = {
     "clcomm.torch": "torch",
@@ -61,6 +63,7 @@ IMPORTED_BY_OURS = {
     "clcomm.adapters.torch": "torch",
     "clcomm.adapters.netcl": "netcl",
     "clcomm.weights.export_onnx": "onnx",
+    "clcomm.exporters.prometheus": "prometheus_client",
 }
 
 

@@ -1,14 +1,14 @@
-"""Callbacks that write a run's figures while it runs: a CSV file, and TensorBoard's event files. For rank 0."""
+"""Callbacks that write a run's figures while it runs: a CSV file, and points for exporters."""
 
 from __future__ import annotations
 
 import csv
-import os
-import sys
 import time
 from contextlib import suppress
 from typing import Any
 
+from clcomm.exporters.energy import EnergyMeter
+from clcomm.exporters.figures import EPOCH, EVALUATION, STEPS, Exporter, Point
 from clcomm.storage.files import FilePath, open_locked, open_regular
 from training.communication_clock import CommunicationClock, Lap
 from training.evaluate import Evaluation
@@ -21,7 +21,7 @@ COLUMNS = (
 )  # fmt: skip
 #: The most bytes that are read for the first line, which holds the columns' names.
 _MOST_BYTES = 4096
-#: Steps of a point for TensorBoard: writing one takes a considerable part of a short step.
+#: The fewest steps of a point: writing one takes a considerable part of a short step.
 POINT_EVERY = 10
 
 
@@ -86,87 +86,70 @@ def _first_line(path: FilePath) -> str:
     return ""
 
 
-class _EventFile:
-    """An event file of scalars, written in the calling thread: errors in the thread of tensorboardX's writer get lost.
-
-    tensorboardX is imported without PyTorch, whose 190 MiB scalars don't need.
-    """
-
-    def __init__(self, directory: str) -> None:
-        hides_torch = "torch" not in sys.modules
-        if hides_torch:
-            sys.modules["torch"] = None  # type: ignore[assignment]  # makes `import torch` fail
-        try:
-            from tensorboardX.proto.event_pb2 import Event
-            from tensorboardX.record_writer import RecordWriter
-            from tensorboardX.summary import scalar
-        finally:
-            if hides_torch:
-                del sys.modules["torch"]
-        os.makedirs(directory, exist_ok=True)
-        self._event, self._scalar = Event, scalar
-        name = f"events.out.tfevents.{int(time.time())}.{os.uname().nodename}"
-        self._writer = RecordWriter(os.path.join(directory, name))
-        self.flush, self.close = self._writer.flush, self._writer.close
-        self._write(file_version="brain.Event:2")
-
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        self._write(step=step, summary=self._scalar(tag, value))
-
-    def _write(self, **fields: Any) -> None:
-        self._writer.write(self._event(wall_time=time.time(), **fields).SerializeToString())
-
-
-class TensorBoardLogger(Callback):
-    """Points for TensorBoard: of training and speed, each the mean of some steps; of epochs; of evaluations.
+class PointLogger(Callback):
+    """Hands an exporter points: of some steps, whose figures are their means; of evaluations; of epochs.
 
     Args:
-        directory: that of the event files, a new one for each run.
+        exporter: receives them, and is closed with this.
         world_size: the number of ranks, for images/s of all of them.
-        clock: an observer of rank 0's Communicator.
-
-    Needs tensorboardX, the extra `tensorboard`. Raises OSError if the directory can't be written.
+        energy: the meter of this rank's host; None: no figures of energy.
+        ranks_here: the ranks whose energy it measures.
     """
 
-    def __init__(self, directory: FilePath, world_size: int, clock: CommunicationClock) -> None:
-        self._writer = _EventFile(os.fspath(directory))
-        self._world_size, self._lap = world_size, Lap(clock)
+    every_step = False
+
+    def __init__(
+        self, exporter: Exporter, world_size: int, energy: EnergyMeter | None = None, ranks_here: int = 1
+    ) -> None:
+        self._exporter, self._world_size, self._energy = exporter, world_size, energy
+        self._share_here = ranks_here / world_size
         self._records: list[StepRecord] = []  # since the last point
-        self._communication_s = 0.0
+        self._seconds = 0.0  # of these
+        self._joules = 0.0  # up to the last point
+        self._began_s = self._ended_s = self._epoch_s = time.time()
 
     def step_finished(self, record: StepRecord) -> None:
+        self._ended_s = time.time()
+        if not self._records:
+            self._began_s = self._ended_s - record.seconds
         self._records.append(record)
-        self._communication_s += self._lap.seconds()
-        if len(self._records) == POINT_EVERY:
+        self._seconds += record.seconds
+        if len(self._records) >= POINT_EVERY and self._seconds >= self._exporter.every_s:
             self._write()
 
     def evaluation_finished(self, step: int, evaluation: Evaluation) -> None:
-        self._lap.seconds()
-        self._writer.add_scalar("test/accuracy", evaluation.accuracy, step)
-        self._writer.add_scalar("test/loss", evaluation.loss, step)
+        self._write()
+        figures = {"test/accuracy": evaluation.accuracy, "test/loss": evaluation.loss}
+        self._exporter.write(Point(EVALUATION, step, figures, self._ended_s, time.time()))
+        if self._energy is not None:
+            self._joules = self._energy.joules()  # an evaluation's are no step's
 
     def epoch_finished(self, epoch: int, train_loss: float) -> None:
-        self._lap.seconds()
-        self._writer.add_scalar("train/epoch_loss", train_loss, epoch + 1)
-        self._writer.flush()
+        began_s, self._epoch_s = self._epoch_s, time.time()
+        self._exporter.write(Point(EPOCH, epoch + 1, {"train/epoch_loss": train_loss}, began_s, self._epoch_s))
 
     def close(self) -> None:
-        """Write the last point and close the file."""
+        """Write the last point and close the exporter."""
         self._write()
-        self._writer.close()
+        self._exporter.close()
 
     def _write(self) -> None:
         if not self._records:
             return
-        last, seconds = self._records[-1], sum(record.seconds for record in self._records)
-        samples = sum(record.samples for record in self._records)
-        of_all = sum(record.samples_of_all(self._world_size) for record in self._records)
-        for tag, value in (
-            ("train/loss", sum(record.loss * record.samples for record in self._records) / samples),
-            ("train/lr", last.lr),
-            ("speed/images_per_s", of_all / seconds),
-            ("speed/step_ms", seconds / len(self._records) * 1e3),
-            ("speed/communication_share", self._communication_s / seconds),
-        ):
-            self._writer.add_scalar(tag, value, last.step)
-        self._records, self._communication_s = [], 0.0
+        records, self._records = self._records, []
+        seconds, self._seconds = self._seconds, 0.0
+        samples = sum(record.samples for record in records)
+        of_all = sum(record.samples_of_all(self._world_size) for record in records)
+        figures = {
+            "train/loss": sum(record.loss * record.samples for record in records) / samples,
+            "train/lr": records[-1].lr,
+            "speed/images_per_s": of_all / seconds,
+            "speed/step_ms": seconds / len(records) * 1e3,
+            "speed/data_wait_share": sum(record.data_wait_s for record in records) / seconds,
+            "speed/communication_share": sum(record.communication_s for record in records) / seconds,
+        }
+        if self._energy is not None:
+            before, self._joules = self._joules, self._energy.joules()
+            figures["energy/joules_per_step"] = (self._joules - before) / len(records)
+            figures["energy/joules_per_sample"] = (self._joules - before) / (of_all * self._share_here)
+        self._exporter.write(Point(STEPS, records[-1].step, figures, self._began_s, self._ended_s))

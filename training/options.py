@@ -21,6 +21,7 @@ ENGINES = ("native", "netcl", "torch")
 MODELS = ("convnet", "mlp", "lenet", "resnet")
 _OF_NETCL = ("convnet", "mlp")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
+MOST_PORT = 65535
 #: The largest seed that all random generators accept.
 MOST_SEED = 2**63 - 1
 #: Learning rates that train the two models well at the default batch size.
@@ -247,6 +248,19 @@ class TrainingOptions(JobOptions):
     summary: bool = _log(False, "show the model's layers, their cost, their buckets")
     log_csv: str | None = _log(None, "write a row for each step: loss, times, images/s, accuracy", metavar="FILE")
     tensorboard: str | None = _log(None, "write the same for TensorBoard (needs clcomm[tensorboard])", metavar="DIR")
+    metrics_port: int | None = _log(
+        None, "serve each rank's figures to Prometheus, at this port and those after it (needs clcomm[prometheus])",
+        whole_number(1, most=MOST_PORT), metavar="PORT",
+    )  # fmt: skip
+    metrics_textfile: str | None = _log(
+        None, "write them for node exporter's textfile collector (needs clcomm[prometheus])", metavar="DIR"
+    )
+    otlp: str | None = _log(
+        None, "send them, and spans, to an OpenTelemetry collector such as http://localhost:4318 (needs clcomm[otlp])",
+        metavar="URL",
+    )  # fmt: skip
+    trackio: str | None = _log(None, "keep rank 0's figures for trackio (needs clcomm[trackio])", metavar="DIR")
+    wandb: str | None = _log(None, "keep them for Weights & Biases, offline (needs clcomm[wandb])", metavar="DIR")
 
     elastic: bool = _failure(False, "go on with the ranks that are left; needs Open MPI with ULFM; see README")
 
@@ -260,14 +274,23 @@ class TrainingOptions(JobOptions):
             raise ArgumentError(
                 "--elastic: expected no --trace with it, which is one file of all ranks; use one of the two"
             )
-        if self.tensorboard and importlib.util.find_spec("tensorboardX") is None:
+        if self.otlp and not self.otlp.startswith(("http://", "https://")):
             raise ArgumentError(
-                "--tensorboard: needs tensorboardX, which is not installed; pip install 'clcomm[tensorboard]'"
+                f"--otlp: expected a collector's address such as http://localhost:4318, got {self.otlp!r}"
             )
+        for option, (package, extra) in _EXPORTERS.items():
+            if getattr(self, option) and importlib.util.find_spec(package) is None:
+                name = f"--{option.replace('_', '-')}"
+                raise ArgumentError(f"{name}: needs {package}, which is not installed; pip install 'clcomm[{extra}]'")
         if self.resume == "" and not self.checkpoint:
             raise ArgumentError("--resume: expected a file, here or with --checkpoint")
         if self.checkpoint_every and not self.checkpoint:
             raise ArgumentError("--checkpoint-every: needs --checkpoint FILE to say where")
+
+    @property
+    def exports(self) -> bool:
+        """Whether a rank's figures go to an exporter."""
+        return any(getattr(self, option) for option in _EXPORTERS)
 
     @property
     def resume_from(self) -> str | None:
@@ -275,7 +298,16 @@ class TrainingOptions(JobOptions):
         return self.checkpoint if self.resume == "" else self.resume
 
 
+#: What the exporters' options need, and the extra that brings it.
+_EXPORTERS = {
+    "tensorboard": ("tensorboardX", "tensorboard"),
+    "metrics_port": ("prometheus_client", "prometheus"),
+    "metrics_textfile": ("prometheus_client", "prometheus"),
+    "otlp": ("opentelemetry", "otlp"),
+    "trackio": ("trackio", "trackio"),
+    "wandb": ("wandb", "wandb"),
+}
 #: Options of a run's outputs, and of a comparison; they do not affect a run itself.
 _OUTPUTS = (
-    "report", "plot", "quiet", "log_csv", "tensorboard", "summary", "trace", "checkpoint", "resume", "variants",
+    "report", "plot", "quiet", "log_csv", *_EXPORTERS, "summary", "trace", "checkpoint", "resume", "variants",
 )  # fmt: skip

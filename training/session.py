@@ -14,6 +14,7 @@ from clcomm import elastic
 from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine.selection import load_platforms
+from clcomm.parallel.grid import in_words
 from clcomm.report.last_steps import LastSteps
 from clcomm.report.record import gather_records, layout_of
 from clcomm.report.warm_steps import FirstSteps
@@ -86,6 +87,11 @@ class Session:
     def replicas(self) -> Communicator:
         """The ranks that have replicas of this rank's parameters, and samples of their own: all of them."""
         return self.comm
+
+    @property
+    def axis(self) -> str:
+        """This rank's place in the job's mesh, in words."""
+        return in_words({"dp": self.comm.rank})
 
     def _build_parts(self) -> Parts:
         return build_model(self.options, self.comm, self.splits.train)
@@ -260,7 +266,7 @@ class Session:
     def _train(self) -> None:
         trainer, options = self.trainer, self.options
         callbacks = run_callbacks(
-            options, self.comm, self.console, self.total_steps, trainer.progress.step, self.epochs
+            options, self.comm, self.console, self.total_steps, trainer.progress.step, self.epochs, self.axis
         )
         with callbacks as shown, ExitStack() as stack:
             trainer.callbacks += [self._windows, self._history]

@@ -53,7 +53,11 @@ def check_output_files(
     if options.report and RANK in options.report:
         each_rank["--report"] = options.report.replace(RANK, str(comm.rank))
         written.pop("--report")
+    directories = {
+        "--tensorboard": options.tensorboard, "--metrics-textfile": options.metrics_textfile,
+        "--trackio": options.trackio, "--wandb": options.wandb,
+    }  # fmt: skip
     check_writable(
-        comm, written, in_place={"--log-csv": options.log_csv}, directories={"--tensorboard": options.tensorboard},
+        comm, written, in_place={"--log-csv": options.log_csv}, directories=directories,
         of_each_rank=each_rank,
     )  # fmt: skip

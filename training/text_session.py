@@ -49,6 +49,10 @@ class TextSession(Session):
     def replicas(self) -> Communicator:
         return self.comm if self._mesh is None else self._mesh["dp"]
 
+    @property
+    def axis(self) -> str:
+        return super().axis if self._mesh is None else in_words(self._mesh.coordinates)
+
     def _build_parts(self) -> Parts:
         options, comm = self.options, self.comm
         device = Placement(options.device, comm.local_rank, comm.local_size, comm.cores).opencl()

@@ -29,7 +29,18 @@ INTERNAL = {"clcomm.transport"}
 #: The names with which a module's section begins.
 FIRST = ("Communicator", "Synchronizer", "DistributedDataParallel", "Mesh", "Tensor", "Module", "Device")
 #: What the reference's modules import that the documentation's extra does not bring: Sphinx imitates the missing ones.
-OPTIONAL = ("torch", "netcl", "safetensors", "onnx", "matplotlib", "tensorboardX")
+OPTIONAL = (
+    "torch",
+    "netcl",
+    "safetensors",
+    "onnx",
+    "matplotlib",
+    "tensorboardX",
+    "prometheus_client",
+    "opentelemetry",
+    "trackio",
+    "wandb",
+)
 
 
 def missing_packages() -> list[str]:

@@ -12,12 +12,13 @@ import pytest
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
+from clcomm.exporters.tensorboard import TensorBoard
 from clcomm.stats.comm_stats import Collective
 from tests.helpers import largest_file
 from training.communication_clock import CommunicationClock
 from training.console import make_console
 from training.evaluate import Evaluation
-from training.loggers import COLUMNS, POINT_EVERY, CsvLogger, TensorBoardLogger
+from training.loggers import COLUMNS, POINT_EVERY, CsvLogger, PointLogger
 from training.metrics import StepRecord
 from training.options import TrainingOptions
 from training.run_callbacks import run_callbacks
@@ -25,11 +26,11 @@ from training.run_callbacks import run_callbacks
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def drive(logger: CsvLogger | TensorBoardLogger, clock: CommunicationClock, steps: range) -> None:
+def drive(logger: CsvLogger | PointLogger, clock: CommunicationClock, steps: range) -> None:
     """Tell of steps that take 10 ms, a fifth of it in communication, and of an evaluation and an epoch in the end."""
     for step in steps:
         clock.collective_finished(Collective("all_reduce", "gradients", 100, 0.005, "shared", step, exposed_s=0.002))
-        logger.step_finished(StepRecord(step, 1, step, 32, 1.0 / step, 0.125, 0.01, 0.001))
+        logger.step_finished(StepRecord(step, 1, step, 32, 1.0 / step, 0.125, 0.01, 0.001, 0.002))
     clock.collective_finished(Collective("all_reduce", "metrics", 24, 0.5, "mpi", 99))  # the evaluation's
     logger.evaluation_finished(steps[-1], Evaluation(0.75, 0.5, 100))
     logger.epoch_finished(1, 0.625)
@@ -99,9 +100,9 @@ def records(path: Path) -> list[bytes]:
 def test_tensorboard_needs_no_pytorch(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     script = (
-        "import sys; from training.communication_clock import CommunicationClock; "
-        "from training.loggers import TensorBoardLogger; "
-        f"logger = TensorBoardLogger({str(tmp_path)!r}, 1, CommunicationClock()); logger.epoch_finished(0, 0.5); "
+        "import sys; "
+        "from training.loggers import PointLogger; from clcomm.exporters.tensorboard import TensorBoard; "
+        f"logger = PointLogger(TensorBoard({str(tmp_path)!r}), 1); logger.epoch_finished(0, 0.5); "
         "logger.close(); sys.exit('torch' in sys.modules)"
     )
     ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
@@ -111,7 +112,9 @@ def test_tensorboard_needs_no_pytorch(tmp_path: Path) -> None:
 def test_tensorboard_reads_the_points(tmp_path: Path) -> None:
     events = pytest.importorskip("tensorboardX.proto.event_pb2")
     clock = CommunicationClock()
-    logger = TensorBoardLogger(tmp_path / "logs", 4, clock)
+    exporter = TensorBoard(tmp_path / "logs")
+    exporter.every_s = 0.0
+    logger = PointLogger(exporter, 4)
     drive(logger, clock, range(1, POINT_EVERY + 3))
     logger.close()
     (path,) = (tmp_path / "logs").glob("events.out.tfevents.*")
@@ -128,6 +131,7 @@ def test_tensorboard_reads_the_points(tmp_path: Path) -> None:
         "train/lr": [(POINT_EVERY, 0.125), (last, 0.125)],
         "speed/step_ms": [(POINT_EVERY, 10.0), (last, 10.0)],
         "speed/images_per_s": [(POINT_EVERY, 12800.0), (last, 12800.0)],
+        "speed/data_wait_share": [(POINT_EVERY, 0.1), (last, 0.1)],
         "speed/communication_share": [(POINT_EVERY, 0.2), (last, 0.2)],
         "test/accuracy": [(last, 0.75)],
         "test/loss": [(last, 0.5)],
@@ -164,9 +168,9 @@ def test_a_disk_that_fills_up_ends_a_logger_and_not_the_training(
         pytest.importorskip("tensorboardX", reason="tensorboardX is not installed; pip install 'clcomm[tensorboard]'")
     comm, place = Communicator(transport="solo"), str(tmp_path / "log")
     options = TrainingOptions(quiet=True, **{option: place})
-    watching = run_callbacks(options, comm, make_console(comm), 1000)
+    watching = run_callbacks(options, comm, make_console(comm), 10_000)
     with caplog.at_level("WARNING", "clcomm"), watching as (logger,), largest_file(nbytes):
-        for first in range(1, 1000, 100):
+        for first in range(1, 10_000, 100):
             drive(logger, CommunicationClock(), range(first, first + 100))
         logger.close()
     (record,) = caplog.records

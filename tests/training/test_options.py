@@ -27,6 +27,7 @@ KINDS = [TrainingOptions, ComparisonOptions]
 #: A value beside the default of each option that takes text of a certain form.
 TEXTS = {
     "compression": "fp16", "trace_limit": "1MiB", "checkpoint_every": 3, "target_accuracy": 0.5, "variants": ["auto"],
+    "otlp": "http://localhost:4318",
 }  # fmt: skip
 #: What an option needs beside it.
 NEEDS = {"checkpoint_every": {"checkpoint": "run.npz"}, "nesterov": {"momentum": 0.5}}
@@ -36,7 +37,7 @@ EXCLUDED = [
     {"split_tensors": True, "compression": "int8"}, {"compression": "zip"}, {"uneven_inputs": "join", "overlap": "on"},
     {"eval": False, "target_accuracy": 0.9}, {"trace": "t.json", "trace_limit": "much"},
     {"elastic": True, "sharding": "contiguous"}, {"elastic": True, "sharded_optimizer": True},
-    {"elastic": True, "trace": "t.json"}, {"resume": ""}, {"checkpoint_every": 3},
+    {"elastic": True, "trace": "t.json"}, {"resume": ""}, {"checkpoint_every": 3}, {"otlp": "localhost:4318"},
     {"balance": "auto", "overlap": "on"}, {"balance": "auto", "sharding": "contiguous"}, {"balance": "auto", "zero": 2},
 ]  # fmt: skip
 

@@ -1,0 +1,10 @@
+"""A run's figures where teams look: Prometheus, OpenTelemetry, TensorBoard, trackio and Weights & Biases.
+
+Each is an Exporter: `write` takes a Point of the figures that `FIGURES` lists. Each needs the
+extra of its name.
+"""
+
+from clcomm.exporters.energy import EnergyMeter
+from clcomm.exporters.figures import FIGURES, Exporter, Figure, Labels, Point
+
+__all__ = ["FIGURES", "EnergyMeter", "Exporter", "Figure", "Labels", "Point"]
