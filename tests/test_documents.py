@@ -17,8 +17,18 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in path.parts]
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
 README = (ROOT / "README.md").read_text()
+OPTIONS = (ROOT / "docs" / "options.md").read_text()
 #: What stands before the Python blocks of a page that are parts of a program; other pages have whole programs.
 PREAMBLES = {
+    "README.md": """
+import numpy as np
+from clcomm import Communicator, Synchronizer
+from clcomm.engine import CrossEntropyLoss, Linear, Tensor
+from clcomm.optim import SGD
+model, loss_fn = Linear(64, 10), CrossEntropyLoss()
+optimizer = SGD(model, lr=0.1)
+images, labels = Tensor(np.ones((8, 64), np.float32)), Tensor(np.zeros(8, np.int64))
+""",
     "docs/tracing.md": """
 from clcomm import Communicator
 comm, device, batches = Communicator(), None, range(20)
@@ -94,9 +104,24 @@ def test_imports_are_found_however_they_are_written(program: str, packages: set[
     assert imported_by(program) == packages
 
 
-def test_the_readme_shows_the_first_example() -> None:
+def test_the_readme_s_calls_are_the_first_example_s_which_a_page_shows() -> None:
+    """A page takes the whole program from its file; the README has the calls of clcomm, as they stand there."""
     docstring, _, program = (ROOT / "examples" / "loop.py").read_text().partition('"""\n\n')
-    assert docstring.count("\n") == 0 and ("README.md", program) in PROGRAMS
+    assert docstring.count("\n") == 0 and "](examples/loop.py)" in README
+    shown = (ROOT / "docs" / "engine.md").read_text()
+    assert "```{literalinclude} ../examples/loop.py\n:language: python\n:lines: 3-\n" in shown
+    calls = re.findall(r"^ *((?:sync|optimizer)\.\w+\(.*?\))", program, re.MULTILINE)
+    assert len(calls) == 4 and [call for call in calls if call not in README] == ["optimizer.zero_grad()"]
+
+
+def test_the_readme_is_a_front_page() -> None:
+    """Short, with a picture, and with commands that work as they stand after `make mnist`: none is on the PATH."""
+    assert len(README.encode()) <= 7000 and README.count("\n") <= 122 and "![" in README
+    blocks = re.findall(r"^```\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    commands = [
+        line for block in blocks for line in block.splitlines() if re.match(r"\S*(mpiexec|clcomm|python) ", line)
+    ]
+    assert len(commands) >= 4 and all(command.startswith(".venv/bin/") for command in commands)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -167,12 +192,12 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", line.lower()).strip().replace(" ", "-") for line in lines}
 
 
-def test_readme_lists_every_option_of_the_example() -> None:
+def test_a_page_lists_every_option_of_the_example() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "examples.mnist", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     offered = set(re.findall(r"--[a-z][a-z-]+", done.stdout)) - {"--help"}
-    listed = set(re.findall(r"`(--[a-z][a-z-]+)", README.split("## Options")[1]))
+    listed = set(re.findall(r"`(--[a-z][a-z-]+)", OPTIONS))
     assert offered == listed
 
 
@@ -183,7 +208,7 @@ def test_every_field_of_a_report_is_documented(tmp_path: Path) -> None:
     documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "reports.md").read_text()))
     found = json.loads(report.read_text())
     settings = {f"--{name.replace('_', '-')}" for name in found["settings"]}
-    assert settings <= set(re.findall(r"`(--[a-z][a-z-]+)", README))
+    assert settings <= set(re.findall(r"`(--[a-z][a-z-]+)", OPTIONS))
     assert fields({**found, "settings": None}) <= documented
 
 

@@ -262,7 +262,9 @@ class TrainingOptions(JobOptions):
     trackio: str | None = _log(None, "keep rank 0's figures for trackio (needs clcomm[trackio])", metavar="DIR")
     wandb: str | None = _log(None, "keep them for Weights & Biases, offline (needs clcomm[wandb])", metavar="DIR")
 
-    elastic: bool = _failure(False, "go on with the ranks that are left; needs Open MPI with ULFM; see README")
+    elastic: bool = _failure(
+        False, "go on with the ranks that are left; needs Open MPI with ULFM; see docs/robustness.md"
+    )
 
     def check(self) -> None:
         super().check()

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from clcomm.launch.mpiexec import find_mpiexec
+from clcomm.report.reading import read_runs
+from clcomm.report.report import build
 from clcomm.trace.events import FIRST_PID
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,9 +123,18 @@ def pipeline() -> dict[str, list[list[Any]]]:
     }
 
 
+def slow_rank() -> dict[str, Any]:
+    """A step of two ranks of which one has a slow loader, and the sentence of the report that names it."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace, report = str(Path(folder) / "trace.json"), str(Path(folder) / "report.json")
+        started(2, "-m", "docs.draw.slow_rank_program", trace, report)
+        sentence = next(line for line in build(read_runs([report])).headline if line.startswith("Rank 1 keeps"))
+        return {"slices": step_of(json.loads(Path(trace).read_text())), "sentence": sentence}
+
+
 RUNS: dict[str, Callable[[], Any]] = {
     "data_parallel": data_parallel, "buckets": buckets, "window": window, "overlap": overlap, "zero": zero,
-    "pipeline": pipeline,
+    "pipeline": pipeline, "slow_rank": slow_rank,
 }  # fmt: skip
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from clcomm.drawing.axes import Scale, even_ticks
-from clcomm.drawing.scene import Mark, Path, Rect, Text
+from clcomm.drawing.scene import CHARACTER, Mark, Path, Rect, Text
 from clcomm.units import format_size
 from docs.draw.measure import ranks_of
 from docs.extensions.svg import BLUE, FONT, GREEN, GREY, LINE, PURPLE, VERMILLION, legend, line, svg
@@ -27,7 +28,7 @@ def all_drawings(measured: dict[str, Any]) -> dict[str, str]:
     known: dict[str, tuple[str, Callable[[Any], str]]] = {
         "data-parallel": ("data_parallel", data_parallel), "buckets": ("buckets", buckets),
         "all-reduce": ("window", window), "overlap": ("overlap", overlap), "zero": ("zero", zero),
-        "pipeline": ("pipeline", pipeline),
+        "pipeline": ("pipeline", pipeline), "slow-rank": ("slow_rank", slow_rank),
     }  # fmt: skip
     return {file: draw(measured[name]) for file, (name, draw) in known.items() if name in measured}
 
@@ -36,6 +37,17 @@ def data_parallel(slices: Slices) -> str:
     parts = legend(0, FONT, _NAMES)
     bottom, rows = timeline(slices, 30, _end(slices))
     return svg(WIDTH, bottom, parts + rows)
+
+
+def slow_rank(measured: dict[str, Any]) -> str:
+    """Draw a step in which one rank loads its batch late, above what the report says of it."""
+    slices = measured["slices"]
+    parts = legend(0, FONT, [("loading a batch", GREY), ("computing", GREEN), *_NAMES[1:]])
+    y, rows = timeline(slices, 30, _end(slices), loading=True)
+    parts += [*rows, Text(0, y + 24, "clcomm report", bold=True)]
+    lines = textwrap.wrap(measured["sentence"], round((WIDTH - LEFT) / CHARACTER))
+    parts += [Text(0, y + 24 + LINE * number, text) for number, text in enumerate(lines, 1)]
+    return svg(WIDTH, y + 32 + LINE * len(lines), parts)
 
 
 def overlap(sides: dict[str, Slices]) -> str:
@@ -54,8 +66,13 @@ def _end(slices: Slices) -> float:
     return max(each[3] + each[4] for each in slices)
 
 
-def timeline(slices: Slices, top: float, end: float, background: bool = False) -> tuple[float, list[Mark]]:
-    """Return where the drawing ends and its parts: two rows a rank, computing above communicating, over one axis."""
+def timeline(
+    slices: Slices, top: float, end: float, background: bool = False, loading: bool = False
+) -> tuple[float, list[Mark]]:
+    """Return where the drawing ends and its parts: two rows a rank, computing above communicating, over one axis.
+
+    `background` draws the all-reduces that run beside the computation, `loading` the waits for batches.
+    """
     parts: list[Mark] = []
     y = top
     x = Scale(0.0, end, LEFT, WIDTH - 10)
@@ -65,6 +82,8 @@ def timeline(slices: Slices, top: float, end: float, background: bool = False) -
             parts.append(Rect(x(begin), y, x(stop) - x(begin), 18, colour, f"{stop - begin:.2f} ms"))
         for _, thread, name, begin, length in (each for each in slices if each[0] == rank):
             note = f"{name}: {length:.2f} ms"
+            if thread == "data" and loading:
+                parts.append(Rect(x(begin), y, x(begin + length) - x(begin), 18, GREY, note))
             if thread == "communication" and name.startswith("all_reduce") and background:
                 parts.append(Rect(x(begin), y + 20, x(begin + length) - x(begin), 18, GREY, note, opacity=0.55))
         for _, thread, name, begin, length in (each for each in slices if each[0] == rank):

@@ -1,10 +1,10 @@
 """Links that leave docs/, and pages whose text is elsewhere in the repository, so that one source serves both.
 
 On a page of the repository, `[the program](../examples/loop.py)` leads to the file. On the site it leads to the page
-that holds the same text: README.md's sections, the changelog, RESULTS.md, or the listing of the source.
+that holds the same text: the changelog, RESULTS.md, or the listing of the source.
 
-`<!-- from README.md: Options of `examples.mnist` -->` stands for a section's text, `<!-- from CHANGELOG.md -->` for a
-whole file's but its title. A diagram in Mermaid's language, which hosts of repositories show, is a drawing on the site.
+`<!-- from CHANGELOG.md -->` stands for a file's text but its title. A diagram in Mermaid's language, which hosts of
+repositories show, is a drawing on the site.
 """
 
 from __future__ import annotations
@@ -21,11 +21,6 @@ PAGES = {
     "README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md",
     "benchmarks/RESULTS.md": "benchmarks.md", "LICENSE": "index.md",
 }  # fmt: skip
-#: The page of each section of README.md to which pages link.
-SECTIONS = {
-    "your-own-training-loop": "engine.md#a-whole-program", "options-of-examplesmnist": "options.md",
-    "when-ranks-fail": "robustness.md",
-}  # fmt: skip
 #: The page that lists sources.
 SOURCES = "sources.md"
 _LINK = re.compile(r"(\]\(|^\[[^\]]+\]: )((?:\.\./)+[\w./-]+)(#[\w-]+)?(?=\)|$)", re.MULTILINE)
@@ -33,7 +28,7 @@ _LINK = re.compile(r"(\]\(|^\[[^\]]+\]: )((?:\.\./)+[\w./-]+)(#[\w-]+)?(?=\)|$)"
 _MERMAID = re.compile(r"^```mermaid\n.*?^```$", re.MULTILINE | re.DOTALL)
 _FLOW = "The flow of a gradient: the same functions and memories as in the tables below"
 _LISTINGS = "<!-- sources -->"
-_FROM = re.compile(r"<!-- from ([\w./]+)(?:: (.+?))? -->")
+_FROM = re.compile(r"<!-- from ([\w./]+) -->")
 
 
 def setup(app: Any) -> dict[str, Any]:
@@ -48,7 +43,7 @@ def on_source_read(app: Any, docname: str, source: list[str]) -> None:
 
 def page_of_site(text: str, docname: str) -> str:
     """Return a page's text for the site."""
-    text = _FROM.sub(lambda found: section(found[1], found[2]), text)
+    text = _FROM.sub(lambda found: text_of(found[1]), text)
     text = text.replace(_LISTINGS, sources()) if _LISTINGS in text else text
     text = _MERMAID.sub(f"![{_FLOW}](drawings/{docname}.svg)", text)
     folder = (DOCS / docname).parent
@@ -65,23 +60,13 @@ def sources() -> str:
     return "\n".join(f"## {path}\n\n```{{literalinclude}} ../{path}\n```\n" for path in listed)
 
 
-def section(file: str, heading: str | None) -> str:
-    """Return a file's text without its title, or that of one of its sections, with links as from docs/."""
-    text = (ROOT / file).read_text()
-    if heading is None:
-        text = text.partition("\n")[2]
-    else:
-        found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-        if found is None:
-            raise ValueError(f"{file}: no section {heading!r}")
-        text = found[1]
+def text_of(file: str) -> str:
+    """Return a file's text without its title, with links as from docs/."""
 
     def from_docs(link: re.Match[str]) -> str:
-        target = link[1]
-        if target.startswith("#"):
-            return f"](../{file}{target})" if heading else link[0]
-        return link[0] if target.startswith("http") else f"](../{target})"
+        return link[0] if link[1].startswith(("#", "http")) else f"](../{link[1]})"
 
+    text = (ROOT / file).read_text().partition("\n")[2]
     return outside_blocks(text, lambda part: re.sub(r"\]\(([^)]+)\)", from_docs, part))
 
 
@@ -98,10 +83,5 @@ def _target(link: re.Match[str], folder: Path) -> str:
     if file.is_relative_to(DOCS):
         return os.path.relpath(file, folder) + anchor
     path = file.relative_to(ROOT).as_posix()
-    if path == "README.md" and anchor[1:] in SECTIONS:
-        page = SECTIONS[anchor[1:]]
-    elif path in PAGES:
-        page = PAGES[path] + anchor
-    else:
-        page = f"{SOURCES}#{re.sub(r'[^a-z0-9_-]', '', path.lower())}"
+    page = PAGES[path] + anchor if path in PAGES else f"{SOURCES}#{re.sub(r'[^a-z0-9_-]', '', path.lower())}"
     return os.path.relpath(DOCS / page, folder)

@@ -99,7 +99,7 @@ def test_docstrings_become_restructured_text(line: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("docname", "text", "expected"),
     [
-        ("numpy", "[a](../README.md#your-own-training-loop)", "[a](engine.md#a-whole-program)"),
+        ("numpy", "[a](../README.md#start)", "[a](index.md#start)"),
         ("lizardist", "[a](../benchmarks/RESULTS.md)", "[a](benchmarks.md)"),
         ("netcl", "[results]: ../benchmarks/RESULTS.md", "[results]: benchmarks.md"),
         ("architecture", "[a](../examples/loop.py)", "[a](sources.md#examplesloopy)".replace("loopy", "looppy")),
@@ -112,11 +112,12 @@ def test_links_that_leave_docs_lead_to_pages(docname: str, text: str, expected: 
     assert repository.page_of_site(text, docname) == expected
 
 
-def test_a_section_of_the_readme_takes_its_mark_s_place() -> None:
-    text = repository.page_of_site("<!-- from README.md: Options of `examples.mnist` -->", "options")
-    assert "| `--model` |" in text and "](unequal-ranks.md)" in text and "docs/" not in text
-    with pytest.raises(ValueError, match="no section 'Gone'"):
-        repository.page_of_site("<!-- from README.md: Gone -->", "options")
+def test_a_file_takes_its_mark_s_place() -> None:
+    text = repository.page_of_site("<!-- from CHANGELOG.md -->", "changelog")
+    assert "## 0.1.0" in text and "# Changelog\n" not in text
+    assert "](dashboards.md)" in text and "](docs/" not in text and "](../" not in text
+    with pytest.raises(FileNotFoundError):
+        repository.page_of_site("<!-- from GONE.md -->", "changelog")
 
 
 RESULTS = """# Results
