@@ -25,7 +25,7 @@ def main() -> int:
         return batch_of(*places)
 
     if session.comm.rank == SLOW_RANK:
-        data.batch = late_batch  # type: ignore[method-assign]
+        data.batch = late_batch  # type: ignore[method-assign, assignment]
     result = session.run()
     write_document(report, result.as_report(session.options, session.comm, session.splits.name), session.comm)
     session.comm.rendezvous()
