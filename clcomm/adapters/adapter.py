@@ -46,7 +46,27 @@ class Mark(Protocol):
         """Block until it is reached."""
 
 
-class ModelAdapter(Protocol):
+class GradientMoves(Protocol):
+    """Copies of gradients to and from flat arrays."""
+
+    @property
+    def codec(self) -> Codec | None:
+        """Encodes gradients for compression on the model's device; None: NumPy does."""
+
+    def pull_gradients(self, bucket: Bucket) -> None:
+        """Copy the gradients of `bucket.opening` to `arrays.grads`; a missing one counts as zero."""
+
+    def send_gradients(self, bucket: Bucket, mark: Mark | None) -> None:
+        """Copy like `pull_gradients`, once `mark` is reached; no backward may follow before `push_gradients`."""
+
+    def push_gradients(self, bucket: Bucket) -> None:
+        """Copy the gradients of `bucket.closing` from `arrays.reduced` to the model, missing ones included."""
+
+    def moves_in_place(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
+        """Return functions that pull and push all gradients where they lie in the arrays; None: they are copied."""
+
+
+class ModelAdapter(GradientMoves, Protocol):
     """One rank's access to a model; `clcomm.adapters` has an implementation for each library."""
 
     #: Trainable parameters, in the model's order.
@@ -55,10 +75,6 @@ class ModelAdapter(Protocol):
     @property
     def fold(self) -> Fold | None:
         """Reduces over ranks on the model's device; None where the device offers no such kernels."""
-
-    @property
-    def codec(self) -> Codec | None:
-        """Encodes gradients for compression on the model's device; None: NumPy does."""
 
     def require_unchanged(self) -> None:
         """Raise ArgumentError where parameters were replaced, frozen or unfrozen since the start; at every step."""
@@ -75,23 +91,11 @@ class ModelAdapter(Protocol):
     def has_gradients(self) -> bool:
         """Return whether any parameter has a gradient."""
 
-    def pull_gradients(self, bucket: Bucket) -> None:
-        """Copy the gradients of `bucket.opening` to `arrays.grads`; a missing one counts as zero."""
-
-    def send_gradients(self, bucket: Bucket, mark: Mark | None) -> None:
-        """Copy like `pull_gradients`, once `mark` is reached; no backward may follow before `push_gradients`."""
-
-    def push_gradients(self, bucket: Bucket) -> None:
-        """Copy the gradients of `bucket.closing` from `arrays.reduced` to the model, missing ones included."""
-
     def pull_written(self) -> tuple[str, ...]:
         """Copy gradients that were written since they were pushed to `arrays.grads`; return their names."""
 
     def push_written(self, names: Sequence[str]) -> None:
         """Copy those gradients from `arrays.grads` to the model."""
-
-    def moves_in_place(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
-        """Return functions that pull and push all gradients where they lie in the arrays; None: they are copied."""
 
     def watch_gradients(
         self, complete: OnComplete, begins: Callable[[], None] | None = None

@@ -9,7 +9,7 @@ import numpy as np
 from clcomm.engine.flat import FlatSpace
 from clcomm.errors import ArgumentError
 from clcomm.host.arrays import aligned_zeros
-from clcomm.sync.uneven_inputs import apply_weight
+from clcomm.sync.uneven_inputs import apply_weight, weight_of
 from clcomm.synchronizer import Synchronizer
 from clcomm.transport.reduction import prepared_reduction
 
@@ -76,5 +76,4 @@ def _weights(samples: Sequence[float] | None, count: int) -> list[float]:
     """Return the factors that make the mean over devices the mean over samples: 1.0 where all have equally many."""
     if samples is None:
         return [1.0] * count
-    total = sum(samples)
-    return [each * count / total if total else 0.0 for each in samples]
+    return [weight_of(each, count, sum(samples)) for each in samples]

@@ -7,15 +7,13 @@ is counted by the program's Communicator too.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import torch
 
-from clcomm.collectives.handle import Handle
+from clcomm.adapters.adapter import CopyingAdapter, FlatArrays
 from clcomm.communicator import Communicator
 from clcomm.errors import MismatchError
 from clcomm.flat_space.buckets import Bucket
@@ -24,8 +22,9 @@ from clcomm.flat_space.parameters import ParameterSpec
 from clcomm.horovod.lost_ranks import raising_internal_errors
 from clcomm.stats.events import Collective, Phase
 from clcomm.sync.agreement import CHECKS, require_agreement
+from clcomm.sync.bucket_plan import BucketPlan
+from clcomm.sync.bucket_run import BucketRun
 from clcomm.sync.divergence import describe, hashes_of_arrays
-from clcomm.synchronizer import GRADIENTS
 from clcomm.tensors.arrays import on_host
 
 #: Half precision has too few bits for a sum over ranks; `Compression.fp16` asks for it all the same.
@@ -75,6 +74,85 @@ class _Forwarding:
         self._comm.notify_phase(phase)
 
 
+class _OptimizerGradients(CopyingAdapter):
+    """The gradients of an optimizer's parameters in flat arrays, with the presence of this rank.
+
+    Args:
+        comm: whose memory the arrays are.
+        parameters: by name.
+        specs: what their gradients are reduced as.
+        predivide: by what gradients are divided before the reduction, and multiplied afterwards.
+    """
+
+    def __init__(
+        self, comm: Communicator, parameters: Mapping[str, torch.Tensor], specs: list[ParameterSpec], predivide: float
+    ):
+        self.parameters, self._predivide = dict(parameters), predivide
+        self.layout = layout = FlatLayout([*specs, ParameterSpec(_PRESENCE, (1,), specs[-1].dtype)])
+        grads, reduced = comm.allocate(layout.span), comm.allocate_common(layout.span)
+        self.arrays = FlatArrays(np.empty(0, np.uint8), grads, reduced)
+        names = [place.name for place in layout.ranges]
+        self._own = {name: torch.from_numpy(layout.view(grads, name)) for name in names}
+        self._reduced = {name: torch.from_numpy(layout.view(reduced, name)) for name in names}
+        self._sparse_dims: dict[str, int] = {}
+        #: Whether this rank has gradients; otherwise the arrays hold zeros in their place.
+        self.is_present = True
+
+    @property
+    def adapter(self) -> _OptimizerGradients:
+        """The copies between parameters and arrays."""
+        return self
+
+    @property
+    def present(self) -> float:
+        """The presences of the ranks, reduced as the gradients were."""
+        return float(self._reduced[_PRESENCE][0])
+
+    def leave(self) -> None:
+        """Put zeros in place of this rank's gradients."""
+        self.is_present = False
+        for own in self._own.values():
+            own.zero_()
+
+    @torch.no_grad()
+    def pull_gradients(self, bucket: Bucket) -> None:
+        """Copy a bucket's gradients to the arrays; a missing one counts as zero."""
+        for place in bucket.opening if self.is_present else ():
+            if place.name == _PRESENCE:
+                self._own[_PRESENCE].fill_(1.0)
+            else:
+                self._pack(place.name)
+
+    def _pack(self, name: str) -> None:
+        gradient, own = self.parameters[name].grad, self._own[name]
+        if gradient is None:
+            own.zero_()
+            return
+        if gradient.is_sparse:
+            self._sparse_dims[name] = gradient.sparse_dim()
+            gradient = gradient.to_dense()
+        own.copy_(_real(gradient))
+        if self._predivide != 1.0:
+            own.mul_(1.0 / self._predivide)
+
+    @torch.no_grad()
+    def push_gradients(self, bucket: Bucket) -> None:
+        """Replace a bucket's gradients by the reduced ones."""
+        for place in bucket.closing:
+            if place.name != _PRESENCE:
+                self._unpack(place.name)
+
+    def _unpack(self, name: str) -> None:
+        parameter, reduced = self.parameters[name], self._reduced[name]
+        if self._predivide != 1.0:
+            reduced = reduced * self._predivide
+        gradient = parameter.grad
+        if gradient is None or gradient.is_sparse:
+            gradient = torch.empty_like(parameter)
+        _real(gradient).copy_(reduced)
+        parameter.grad = gradient if name not in self._sparse_dims else gradient.to_sparse(self._sparse_dims[name])
+
+
 class GradientBuckets:
     """The buckets of a model's gradients; making one is collective.
 
@@ -95,70 +173,45 @@ class GradientBuckets:
         self, comm: Communicator, parameters: Mapping[str, torch.Tensor], op: str, halves: bool, predivide: float,
         groups: Sequence[Sequence[str]] | None = None,
     ):  # fmt: skip
-        self.parameters, self._predivide = dict(parameters), predivide
         specs = [_spec(name, parameter, halves) for name, parameter in parameters.items()]
         lines = [f"{spec.name} {spec.shape} {spec.dtype}" for spec in specs]
         lines += [f"op {op}, predivided by {predivide}", *(f"group of {', '.join(names)}" for names in groups or ())]
         require_agreement(comm, "gradients", lines, "wrap the same optimizer and model on every rank")
         if groups is not None:
             specs = _by_groups(specs, groups)
-        layout = FlatLayout([*specs, ParameterSpec(_PRESENCE, (1,), specs[-1].dtype)])
         self.comm = own_comm = Communicator(comm.comm, **comm.settings())
         own_comm.add_observer(_Forwarding(comm))
-        own, result = own_comm.allocate(layout.span), own_comm.allocate_common(layout.span)
-        names = [*parameters, _PRESENCE]
-        self._own = {name: torch.from_numpy(layout.view(own, name)) for name in names}
-        self._reduced = {name: torch.from_numpy(layout.view(result, name)) for name in names}
+        self._gradients = _OptimizerGradients(own_comm, parameters, specs, predivide)
+        layout = self._gradients.layout
         self.buckets = layout.buckets(comm.bucket_size) if groups is None else _cut_by_groups(layout, groups)
-        self._names = [[place.name for place in bucket.opening if place.name != _PRESENCE] for bucket in self.buckets]
-        self._bucket_of = {name: index for index, names in enumerate(self._names) for name in names}
-        self._starts = [self._prepared(bucket, own, result, op) for bucket in self.buckets]
-        self._sparse_dims: dict[str, int] = {}
+        self._run = BucketRun(BucketPlan(own_comm, self._gradients, self.buckets, op=op), besides=(_PRESENCE,))
         self._is_compared = False  # whether the ranks' parameters were compared
         self._full = 1.0 if op == "mean" else float(comm.size)
         #: Whether all ranks had gradients at the last `finish`; the same on all that had.
         self.all_took_part = True
-        self._start_over()
-
-    def _prepared(self, bucket: Bucket, own: Any, result: Any, op: str) -> Any:
-        part = slice(bucket.start, bucket.stop)
-        source, target = own[part].view(bucket.dtype), result[part].view(bucket.dtype)
-        return self.comm.all_reduce_async_init(
-            source, op, out=target, label=GRADIENTS, nbytes=bucket.nbytes, bucket=bucket.index
-        )
 
     def _start_over(self) -> None:
-        self._missing = [set(names) for names in self._names]
-        self._handles: list[Handle] = []
-        self._present = 1.0
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a gradient was added since the last `finish`."""
-        return any(len(missing) < len(names) for missing, names in zip(self._missing, self._names, strict=True))
+        self._run.start_over()
+        self._gradients.is_present = True
 
     def add(self, name: str) -> None:
         """Note that a gradient is complete, and begin the buckets that are, in their order."""
-        self._missing[self._bucket_of[name]].discard(name)
-        if self._is_next_complete():
+        self._run.readiness.complete(name)
+        if self._run.readiness.is_next_complete:
             self._begin_complete()
-
-    def _is_next_complete(self) -> bool:
-        return len(self._handles) < len(self.buckets) and not self._missing[len(self._handles)]
 
     @raising_internal_errors()
     def _begin_complete(self) -> None:
-        while self._is_next_complete():
-            self._begin()
-        self._handles[-1].done()  # fold the buckets that all ranks have begun
+        while self._run.readiness.is_next_complete:
+            self._run.begin()
+        self._run.advance()  # fold the buckets that all ranks have begun
 
     def finish(self) -> None:
         """Begin the rest, a missing gradient being zero, and replace all gradients by the reduced ones; collective."""
         try:
             self._complete()
-            self.all_took_part = float(self._reduced[_PRESENCE][0]) == self._full
-            for bucket in self.buckets:
-                self._unpack(bucket.index)
+            self.all_took_part = self._gradients.present == self._full
+            self._run.plan.push_all()
         finally:
             self._start_over()  # so that a caller who catches the error can run backward again
 
@@ -172,80 +225,34 @@ class GradientBuckets:
     @raising_internal_errors()
     def begin_without(self) -> None:
         """Begin with zeros in place of this rank's gradients."""
-        for own in self._own.values():
-            own.zero_()
-        self._present = 0.0
-        while len(self._handles) < len(self.buckets):
-            self._begin()
+        self._gradients.leave()
+        self._run.begin_rest()
 
     @property
     def is_begun(self) -> bool:
         """Whether an all-reduce was begun since the last `finish`."""
-        return bool(self._handles)
+        return self._run.has_begun
 
     def is_complete(self) -> bool:
         """Advance what was begun without blocking, and return whether all of it is complete."""
-        return self._handles[-1].done()
+        return self._run.advance()
 
     def take_part(self) -> bool:
         """Reduce with zeros in place of this rank's gradients; return whether another rank has some. Collective."""
         self.begin_without()
         try:
             self._complete()
-            return bool(self._reduced[_PRESENCE][0] > 0)
+            return self._gradients.present > 0
         finally:
             self._start_over()
 
     @raising_internal_errors()
     def _complete(self) -> None:
-        while len(self._handles) < len(self.buckets):
-            self._begin()
-        for handle in self._handles:
-            handle.wait()
+        self._run.begin_rest()
+        self._run.wait()
         if not self._is_compared:
             self._is_compared = True
-            require_same_start(self.comm, self.parameters if self._present else {})
-
-    def _begin(self) -> None:
-        """Copy the next bucket's gradients and begin its all-reduce."""
-        index, began_s = len(self._handles), time.perf_counter()
-        if index == 0:
-            self._own[_PRESENCE].fill_(self._present)
-        if self._present:
-            for name in self._names[index]:
-                self._pack(name)
-            self._note("pack", began_s, index)
-        self._handles.append(self._starts[index]())
-
-    @torch.no_grad()
-    def _pack(self, name: str) -> None:
-        gradient, own = self.parameters[name].grad, self._own[name]
-        if gradient is None:
-            own.zero_()
-            return
-        if gradient.is_sparse:
-            self._sparse_dims[name] = gradient.sparse_dim()
-            gradient = gradient.to_dense()
-        own.copy_(_real(gradient))
-        if self._predivide != 1.0:
-            own.mul_(1.0 / self._predivide)
-
-    @torch.no_grad()
-    def _unpack(self, index: int) -> None:
-        began_s = time.perf_counter()
-        for name in self._names[index]:
-            parameter, reduced = self.parameters[name], self._reduced[name]
-            if self._predivide != 1.0:
-                reduced = reduced * self._predivide
-            gradient = parameter.grad
-            if gradient is None or gradient.is_sparse:
-                gradient = torch.empty_like(parameter)
-            _real(gradient).copy_(reduced)
-            parameter.grad = gradient if name not in self._sparse_dims else gradient.to_sparse(self._sparse_dims[name])
-        self._note("unpack", began_s, index)
-
-    def _note(self, name: str, began_s: float, index: int) -> None:
-        self.comm.notify_phase(Phase(name, began_s, time.perf_counter() - began_s, GRADIENTS, index))
+            require_same_start(self.comm, self._gradients.parameters if self._gradients.is_present else {})
 
 
 def _spec(name: str, parameter: torch.Tensor, halves: bool) -> ParameterSpec:

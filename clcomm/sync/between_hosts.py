@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.adapters.adapter import FlatArrays
 from clcomm.communicator import Communicator
+from clcomm.compression.coding import Codec
 from clcomm.compression.ranks import FirstRanks
 from clcomm.compression.task import PreparedHook, Task
 from clcomm.flat_space.buckets import Bucket
-from clcomm.sync.shared_space import SharedSpace
 from clcomm.transport import Transport
 
 
@@ -25,8 +26,9 @@ def is_for(comm: Communicator, hook: object, own: np.ndarray, mean: np.ndarray) 
 
 
 def prepared(
-    comm: Communicator, hook: Any, space: SharedSpace, bucket: Bucket, own: np.ndarray, mean: np.ndarray, label: str
-) -> Callable[[], int]:
+    comm: Communicator, hook: Any, arrays: FlatArrays, codec: Codec | None, bucket: Bucket, own: np.ndarray,
+    mean: np.ndarray, label: str,
+) -> Callable[[], int]:  # fmt: skip
     """Return the reduction of a bucket with a hook between hosts; it returns the bytes that a host sent. Collective.
 
     The hook gets the host's sum as gradient and as `out`, weighted so that the mean over hosts is that over ranks.
@@ -34,8 +36,9 @@ def prepared(
     Args:
         comm: the ranks.
         hook: for which `is_for` is True.
-        space: the model's flat arrays.
-        bucket: the bucket, of this space.
+        arrays: the flat arrays of the gradients.
+        codec: encodes gradients on the model's device; None: NumPy does.
+        bucket: the bucket, of these arrays.
         own: the bucket's part of this rank's gradients.
         mean: the bucket's part of the means.
         label: the label under which the Communicator's stats count the reduction.
@@ -50,7 +53,7 @@ def prepared(
             first_ranks = FirstRanks(transport)
             call = partial(hook, mean, first_ranks, mean, bucket)
             if isinstance(hook, PreparedHook):
-                task = Task(mean, first_ranks, mean, bucket, space.arrays.reduced, space.adapter.codec)
+                task = Task(mean, first_ranks, mean, bucket, arrays.reduced, codec)
                 call = hook.prepare(task)
         first_ranks.handed_over = 0
         with np.errstate(all="ignore"):

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from clcomm.adapters.adapter import Mark
+from clcomm.adapters.adapter import FlatArrays, GradientMoves, Mark
 from clcomm.collectives.handle import Handle
 from clcomm.communicator import Communicator
 from clcomm.compression import CommHook
@@ -22,7 +22,6 @@ from clcomm.stats.comm_stats import Phase
 from clcomm.sync import between_hosts
 from clcomm.sync.agreement import require_agreement
 from clcomm.sync.finiteness import raise_non_finite
-from clcomm.sync.shared_space import SharedSpace
 from clcomm.sync.uneven_inputs import apply_weight
 
 #: The label under which the Communicator's stats count gradients.
@@ -43,30 +42,52 @@ class PlanSettings(NamedTuple):
         return self if layout.buckets(**ordered._asdict()) == layout.buckets(**self._asdict()) else ordered
 
 
+class GradientSpace(Protocol):
+    """Flat arrays of gradients, and what copies them there: a SharedSpace, or Horovod's of an optimizer."""
+
+    @property
+    def layout(self) -> FlatLayout:
+        """The place of each gradient."""
+
+    @property
+    def arrays(self) -> FlatArrays:
+        """The arrays, of which a plan uses `grads` and `reduced`."""
+
+    @property
+    def adapter(self) -> GradientMoves:
+        """Copies gradients to the one, and means from the other."""
+
+
 @dataclass(frozen=True)
 class PreparedBucket:
-    """A bucket and its reduction, from `own` to `mean`. hook: what reduces it; None: a plain all-reduce."""
+    """A bucket and its reduction, from `own` to `mean`, which is a sum where `op` is one.
+
+    hook: what reduces it; None: a plain all-reduce.
+    """
 
     bucket: Bucket
     own: np.ndarray
     mean: np.ndarray
+    op: str
     reduce: Callable[[], None]
     hook: CommHook | None
 
     @classmethod
-    def of(cls, comm: Communicator, space: SharedSpace, bucket: Bucket, hook: CommHook | None) -> PreparedBucket:
+    def of(
+        cls, comm: Communicator, space: GradientSpace, bucket: Bucket, hook: CommHook | None, op: str
+    ) -> PreparedBucket:
         """Prepare a bucket; collective."""
         own = space.arrays.grads[bucket.start : bucket.stop].view(bucket.dtype)
         mean = space.arrays.reduced[bucket.start : bucket.stop].view(bucket.dtype)
         label, nbytes, index = GRADIENTS, bucket.nbytes, bucket.index
         reduce: Callable[[], None]
         if hook is None or own.dtype.kind != "f" or own.itemsize < 4 or not own.size:
-            reduce = comm.all_reduce_init(own, "mean", out=mean, label=label, nbytes=nbytes, bucket=index)
-            return cls(bucket, own, mean, reduce, None)
+            reduce = comm.all_reduce_init(own, op, out=mean, label=label, nbytes=nbytes, bucket=index)
+            return cls(bucket, own, mean, op, reduce, None)
         call: Callable[[], int | None]
         out = mean
         if between_hosts.is_for(comm, hook, own, mean):
-            call = between_hosts.prepared(comm, hook, space, bucket, own, mean, label)
+            call = between_hosts.prepared(comm, hook, space.arrays, space.adapter.codec, bucket, own, mean, label)
         elif isinstance(hook, PreparedHook):
             call = hook.prepare(Task(own, comm, mean, bucket, space.arrays.grads, space.adapter.codec))
         else:
@@ -76,44 +97,53 @@ class PreparedBucket:
         reduce = partial(comm.run_as_all_reduce, call, label=label, nbytes=nbytes, bucket=index)
         if out is not mean:
             reduce = partial(_reduce_and_copy, reduce, out, mean)
-        return cls(bucket, own, mean, reduce, hook)
+        return cls(bucket, own, mean, op, reduce, hook)
 
     def prepare_start(self, comm: Communicator) -> Callable[..., Handle] | None:
         """Return the call that begins the bucket's all-reduce, None where a hook reduces it; collective."""
         if self.hook is not None:
             return None
         label, nbytes, index = GRADIENTS, self.bucket.nbytes, self.bucket.index
-        return comm.all_reduce_async_init(self.own, "mean", out=self.mean, label=label, nbytes=nbytes, bucket=index)
+        return comm.all_reduce_async_init(self.own, self.op, out=self.mean, label=label, nbytes=nbytes, bucket=index)
 
 
 class BucketPlan:
     """The buckets of one model, in the order in which they are reduced; making one is collective.
 
-    MismatchError is raised on every rank where the ranks' settings or buckets differ. `run` averages all gradients.
+    `run` averages all gradients; a BucketRun begins the buckets one by one.
 
     Args:
         comm: the ranks.
-        space: the model's flat arrays.
-        settings: how they are cut into buckets.
-        hook: reduces each bucket of floating-point numbers; None: a plain all-reduce.
+        space: the flat arrays.
+        buckets: of their layout, the same on all ranks.
+        op: "mean" or "sum".
+        hook: averages each bucket of floating-point numbers; None: a plain all-reduce.
         check_finite: whether `run` raises NonFiniteError on every rank where a mean holds NaN or Inf.
     """
 
     def __init__(
-        self, comm: Communicator, space: SharedSpace, settings: PlanSettings, hook: CommHook | None,
-        check_finite: bool = False,
+        self, comm: Communicator, space: GradientSpace, buckets: tuple[Bucket, ...], *, op: str = "mean",
+        hook: CommHook | None = None, check_finite: bool = False,
     ):  # fmt: skip
-        self.comm, self.space, self.settings, self._checks = comm, space, settings, check_finite
-        self.buckets = space.layout.buckets(**settings._asdict())
-        lines = [_in_words(settings), f"compression {hook_name(hook)}"]
-        for b in self.buckets:
-            names = ", ".join(place.name for place in b.ranges)
-            lines.append(f"bucket {b.index}: {names}, bytes {b.start} to {b.stop}")
-        require_agreement(comm, "bucket plan", lines, "give every rank the same settings")
-        self.prepared = tuple(PreparedBucket.of(comm, space, bucket, hook) for bucket in self.buckets)
+        self.comm, self.space, self.buckets, self._checks = comm, space, buckets, check_finite
+        self.prepared = tuple(PreparedBucket.of(comm, space, bucket, hook, op) for bucket in buckets)
         self._reduces = [prepared.reduce for prepared in self.prepared]
         self._starts: list[Callable[..., Handle] | None] | None = None
         self._in_place = space.adapter.moves_in_place()
+
+    @classmethod
+    def agreed(
+        cls, comm: Communicator, space: GradientSpace, settings: PlanSettings, hook: CommHook | None,
+        check_finite: bool = False,
+    ) -> BucketPlan:  # fmt: skip
+        """Return the plan of these settings; MismatchError on every rank where the settings or buckets differ."""
+        buckets = space.layout.buckets(**settings._asdict())
+        lines = [_in_words(settings), f"compression {hook_name(hook)}"]
+        for each in buckets:
+            names = ", ".join(place.name for place in each.ranges)
+            lines.append(f"bucket {each.index}: {names}, bytes {each.start} to {each.stop}")
+        require_agreement(comm, "bucket plan", lines, "give every rank the same settings")
+        return cls(comm, space, buckets, hook=hook, check_finite=check_finite)
 
     def run(self, weight: float = 1.0) -> None:
         """Replace each gradient by its mean over the ranks, in which this rank's counts `weight` times."""
@@ -174,9 +204,8 @@ class BucketPlan:
             self._require_finite(prepared)
 
     def _require_finite(self, prepared: PreparedBucket) -> None:
-        if (
-            self._checks and not np.isfinite(prepared.mean).all()
-        ):  # the same bits on every rank, so that all ranks raise
+        # A mean has the same bits on every rank, so that all ranks raise.
+        if self._checks and not np.isfinite(prepared.mean).all():
             space = self.space
             raise_non_finite(self.comm, space.layout, prepared.bucket.ranges, space.arrays.grads, space.arrays.reduced)
 

@@ -288,7 +288,6 @@ class ModelSync:
         if plan is None:
             if self._plans:
                 self.comm.stats.merge_buckets(GRADIENTS)
-            plan = self._plans[cut] = BucketPlan(
-                self.comm, self.space, cut, self._settings.hook, self._settings.check_finite
-            )
+            hook, checks = self._settings.hook, self._settings.check_finite
+            plan = self._plans[cut] = BucketPlan.agreed(self.comm, self.space, cut, hook, checks)
         return plan

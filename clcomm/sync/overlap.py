@@ -13,9 +13,9 @@ from collections.abc import Callable
 from functools import partial
 
 from clcomm.adapters.adapter import Mark
-from clcomm.collectives.handle import Handle
 from clcomm.errors import ArgumentError
 from clcomm.sync.bucket_plan import BucketPlan
+from clcomm.sync.bucket_run import BucketRun
 from clcomm.sync.shared_space import SharedSpace
 
 #: Those that exist; what ends is not held here.
@@ -28,47 +28,42 @@ def begins_in_backward(model: object) -> bool:
 
 
 class Overlap:
-    """Follows one model's backward, and begins the buckets of a plan as they become complete, in their order.
-
-    plan: the one whose buckets the next backward begins, set by `follow`; None: it begins none.
-    """
+    """Follows one model's backward, and begins the buckets of a plan as they become complete, in their order."""
 
     def __init__(self, space: SharedSpace):
-        self.plan: BucketPlan | None = None
         self.model = space.model
         self._adapter = space.adapter
+        self._run: BucketRun | None = None  # of the next backward; None: it begins nothing
         self._is_paused = False  # whether gradients accumulate, so that nothing may begin
         self._is_first = True  # whether the gradient that is complete next is the first in its backward
         self._marks: dict[int, Mark | None] = {}  # of complete buckets
-        self._handles: list[Handle] = []
-        self._next = 0  # the first bucket that has not begun
         self._stop: Callable[[], None] | None = None
         _all.add(self)
 
     @property
+    def plan(self) -> BucketPlan | None:
+        """The plan whose buckets the next backward begins, set by `follow`; None: it begins none."""
+        return None if self._run is None else self._run.plan
+
+    @property
     def begins(self) -> bool:
         """Whether the next backward begins buckets."""
-        return self.plan is not None and not self._is_paused
+        return self._run is not None and not self._is_paused
 
     def run(self, plan: BucketPlan, weight: float = 1.0) -> None:
         """Average all gradients: complete what has begun and begin the rest; with `plan` where nothing was followed.
 
         weight: see `BucketPlan.run`; 1 where anything can have begun.
         """
-        if self.plan is not None:
-            self._finish(self.plan)
+        if self._run is not None:
+            self._finish(self._run)
         else:
             plan.run(weight)
 
     def follow(self, plan: BucketPlan | None) -> None:
         """Begin the buckets of `plan` in the backwards to come; None: none. After a `run`, alike on all ranks."""
-        if plan is not None and plan is not self.plan:
-            self._starts = plan.starts()
-            self._buckets_of: dict[str, list[int]] = {}
-            for bucket in plan.buckets:
-                for place in bucket.ranges:
-                    self._buckets_of.setdefault(place.name, []).append(bucket.index)
-        self.plan = plan
+        if plan is not self.plan:
+            self._run = None if plan is None else BucketRun(plan)
         self._start_over()
         if self._stop is None:
             self._stop = self._adapter.watch_gradients(self._action, self.expect_all)
@@ -77,7 +72,7 @@ class Overlap:
         """Stop following backward; buckets that have begun are not waited for."""
         if self._stop is not None:
             self._stop()
-        self._stop = self.plan = None
+        self._stop = self._run = None
 
     def expect_all(self) -> None:
         """Note that another backward begins: it has to complete all gradients of a bucket itself."""
@@ -90,11 +85,13 @@ class Overlap:
 
     def begin_rest(self) -> None:
         """Begin what has not begun, after backward: ranks may differ in it, so other collectives have to come later."""
-        if self.plan is not None:
-            self._begin_all(self.plan, None)
+        if self._run is not None:
+            self._begin_all(self._run, None)
 
     def _start_over(self) -> None:
-        self._marks, self._handles, self._next = {}, [], 0
+        self._marks.clear()
+        if self._run is not None:
+            self._run.start_over()
         self.expect_all()
 
     # --- in backward ---
@@ -106,76 +103,58 @@ class Overlap:
 
     def _complete(self, name: str, is_first: bool) -> None:
         """Note a complete gradient, and begin the buckets that it completes."""
-        plan = self.plan
-        if plan is None:
+        run = self._run
+        if run is None:
             return
-        if self._buckets_of[name][0] < self._next:
+        if run.readiness.has_begun(name):
             raise ArgumentError(
                 f"gradient of {name!r}: expected sync_gradients() between two backwards, as its all-reduce is in flight"
                 "; with overlap, put all micro-batches but the last into no_sync()"
             )
         if is_first:
-            self._missing = [{place.name for place in bucket.ranges} for bucket in plan.buckets]
+            run.readiness.expect_all()
             self._marks.clear()  # this backward adds to what an earlier one completed
-        complete = []
-        for index in self._buckets_of[name]:
-            self._missing[index].discard(name)
-            if not self._missing[index]:
-                complete.append(index)
-        if complete and not self._is_paused:
-            self._begin(plan, complete)
+        completed = run.readiness.complete(name)
+        if completed and not self._is_paused:
+            self._begin(run, completed)
 
-    def _begin(self, plan: BucketPlan, complete: list[int]) -> None:
+    def _begin(self, run: BucketRun, completed: list[int]) -> None:
         mark = self._adapter.mark()
-        self._marks.update(dict.fromkeys(complete, mark))
+        self._marks.update(dict.fromkeys(completed, mark))
         if mark is not None:
             return  # the device has not reached it yet
-        while self._next in self._marks and self._starts[self._next] is not None:
-            self._start(plan)
-        if self._handles:
-            self._handles[-1].done()  # fold the buckets that all ranks have begun
-
-    def _start(self, plan: BucketPlan, mark: Mark | None = None, computes: Callable[[], bool] | None = None) -> None:
-        """Begin the next bucket; one that a hook reduces is reduced here, as a whole.
-
-        computes: whether the device is computing; time that the caller spends on the all-reduce is hidden then.
-        """
-        prepared, start = plan.prepared[self._next], self._starts[self._next]
-        plan.pull(prepared.bucket, mark)
-        if start is None:
-            prepared.reduce()
-        else:
-            self._handles.append(start(computes))
-        self._next += 1
+        while run.readiness.next in self._marks and run.may_begin_early:
+            run.begin()
+        run.advance()  # fold the buckets that all ranks have begun
 
     # --- after backward ---
 
-    def _finish(self, plan: BucketPlan) -> None:
+    def _finish(self, run: BucketRun) -> None:
         end = self._adapter.mark() if self._marks else None
         try:
-            self._begin_all(plan, None if end is None else lambda: not end.is_reached)
-            for handle in self._handles:
-                handle.wait()
+            self._begin_all(run, None if end is None else lambda: not end.is_reached)
+            run.wait()
             try:
-                plan.require_finite()
+                run.plan.require_finite()
             finally:  # not before: this rank's own gradients, which it may replace, tell where NaN came from
-                plan.push_all()
+                run.plan.push_all()
         finally:
             self._start_over()  # so that a caller who catches the error can run backward again
 
-    def _begin_all(self, plan: BucketPlan, computes: Callable[[], bool] | None) -> None:
+    def _begin_all(self, run: BucketRun, computes: Callable[[], bool] | None) -> None:
         """Begin the buckets that have not begun, each when the device has reached its mark."""
-        while self._next < len(plan.buckets):
-            mark = self._marks.get(self._next)
+        while not run.is_whole:
+            mark = self._marks.get(run.readiness.next)
             if mark is not None:
-                self._progress_until(mark)
-            self._start(plan, mark, computes)
+                _progress_until(mark, run)
+            run.begin(mark, computes)
 
-    def _progress_until(self, mark: Mark) -> None:
-        """Wait for the device; meanwhile move buckets that have begun, unless that takes a core from its kernels."""
-        if self._handles:
-            self._handles[-1].done()
-            while mark.leaves_cores and not mark.is_reached:
-                self._handles[-1].done()
-                os.sched_yield()
-        mark.wait()
+
+def _progress_until(mark: Mark, run: BucketRun) -> None:
+    """Wait for the device; meanwhile move buckets that have begun, unless that takes a core from its kernels."""
+    if run.has_begun:
+        run.advance()
+        while mark.leaves_cores and not mark.is_reached:
+            run.advance()
+            os.sched_yield()
+    mark.wait()

@@ -52,7 +52,7 @@ def mixing_weight(comm: Communicator, samples: float, of: float | None) -> float
             "samples: expected some on every rank with SyncBatchNorm, whose statistics are of all ranks' batches, got "
             f"{_listed(everyone)}"
         )
-    return float(samples) * comm.size / (float(everyone.sum()) if of is None else of)
+    return weight_of(samples, comm.size, float(everyone.sum()) if of is None else of)
 
 
 def _listed(samples: np.ndarray) -> str:
@@ -72,11 +72,13 @@ def gradient_weight(comm: Communicator, samples: float, of: float | None = None,
         of: the number of samples to divide by; None: that of all ranks.
     """
     check_samples(samples)
-    total = of
-    if of is None or in_join:
-        found = total_inputs(comm, float(samples)).samples
-        total = found if of is None else of
-    return float(samples) * comm.size / total if total else 0.0
+    found = total_inputs(comm, float(samples)).samples if of is None or in_join else 0.0
+    return weight_of(samples, comm.size, found if of is None else of)
+
+
+def weight_of(samples: float, count: int, total: float) -> float:
+    """Return the factor of a gradient over `samples` that makes the mean of `count` gradients that over all samples."""
+    return float(samples) * count / total if total else 0.0
 
 
 def apply_weight(gradients: np.ndarray, weight: float) -> None:

@@ -23,6 +23,7 @@ from clcomm.flat_space.shards import ShardPlan, Unit
 from clcomm.host.arrays import aligned_zeros
 from clcomm.sync.agreement import CHECKS
 from clcomm.sync.bucket_plan import GRADIENTS
+from clcomm.sync.bucket_run import Readiness
 from clcomm.sync.finiteness import NonFinite, first_non_finite, raise_found
 from clcomm.sync.shared_space import SharedSpace
 
@@ -75,19 +76,17 @@ class GradientShards:
 
     def _begin_round(self) -> None:
         """Note that a backward begins to complete gradients."""
-        self._missing = {unit.index: {place.name for place in unit.ranges} for unit in self._order}
-        self._unit_of = {place.name: unit.index for unit in self._order for place in unit.ranges}
-        self._next = 0
+        self._readiness = Readiness([place.name for place in unit.ranges] for unit in self._order)
         self._backward = _NONE
 
     def _complete(self, name: str) -> Callable[[], None] | None:
         """Note a complete gradient, and return what reduces the units whose turn it is."""
         self._backward = current_backward()
-        self._missing[self._unit_of[name]].discard(name)
-        begin = self._next
-        while self._next < len(self._order) and not self._missing[self._order[self._next].index]:
-            self._next += 1
-        ready = self._order[begin : self._next]
+        self._readiness.complete(name)
+        begin = self._readiness.next
+        while self._readiness.is_next_complete:
+            self._readiness.next += 1
+        ready = self._order[begin : self._readiness.next]
         return partial(self._reduce, ready) if ready else None
 
     def _end_round(self, backward: int) -> Callable[[], None] | None:
@@ -98,7 +97,7 @@ class GradientShards:
         if backward != self._backward:
             return None
         self._backward = _NONE
-        return partial(self._finish_round, self._order[self._next :])
+        return partial(self._finish_round, self._order[self._readiness.next :])
 
     def _finish_round(self, left: Sequence[Unit]) -> None:
         self._reduce(left)
