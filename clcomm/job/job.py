@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from clcomm.storage.writer_lock import WriterLocks
 
 
+class Averaging(Protocol):
+    """The averaging of a model's gradients: `clcomm.sync.model_sync`."""
+
+    def stop_overlap(self) -> None:
+        """Stop following the model's backward."""
+
+
 class Hooks(Protocol):
     """The hooks of the process's exits: `clcomm.job.exits`."""
 
@@ -39,6 +46,8 @@ class Job:
     Attributes:
         record: this rank's step and state, for messages and the exit monitor.
         progress: the same for `clcomm run`.
+        averagings: by the id of a model, the averaging of its gradients that was used last: no other follows the
+            model's backward.
         communicators: the MPI resources of all Communicators.
         hooks: of the process's exits, from the first Communicator or `clcomm run` on.
         queues: collectives that run in threads beside the program.
@@ -50,6 +59,7 @@ class Job:
 
     def __init__(self) -> None:
         self.record, self.progress, self.communicators = RankRecord(), ProgressFile(), AllResources()
+        self.averagings: weakref.WeakValueDictionary[int, Averaging] = weakref.WeakValueDictionary()
         self.hooks: Hooks | None = None
         self.queues: weakref.WeakSet[Queue] = weakref.WeakSet()
         self.declared: tuple[Any, ...] = ()

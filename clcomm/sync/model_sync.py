@@ -7,12 +7,12 @@ BucketPlan does the work of a step. Nothing below calls back: ModelSync looks at
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from functools import partial
 
 from clcomm.communicator import AUTO, Communicator
 from clcomm.errors import ArgumentError
+from clcomm.job.job import this_job
 from clcomm.sync.auto_buckets import AutoBuckets
 from clcomm.sync.bucket_plan import GRADIENTS, BucketPlan, PlanSettings
 from clcomm.sync.completion_order import CompletionOrder
@@ -24,14 +24,12 @@ from clcomm.sync.shared_space import SharedSpace
 
 #: Averages a model's gradients, given the weight of this rank's.
 Averaging = Callable[[float], None]
-#: The ModelSync that was used last, by the id of its model: no other follows that model's backward.
-_latest: weakref.WeakValueDictionary[int, ModelSync] = weakref.WeakValueDictionary()
 
 
 def forget_abandoned() -> None:
     """Stop overlap on Communicators that were abandoned, and drop the gradients whose reduction it has begun."""
-    for each in list(_latest.values()):
-        if each.comm.is_abandoned:
+    for each in list(this_job().averagings.values()):
+        if isinstance(each, ModelSync) and each.comm.is_abandoned:
             each.stop_overlap()
             if each.space.flat_space is not None:
                 each.space.flat_space.drop_sent()
@@ -39,8 +37,8 @@ def forget_abandoned() -> None:
 
 def averaging_of(model: object) -> ModelSync | None:
     """Return what averages a model's gradients, of the Synchronizer that was used last; None: nothing does."""
-    found = _latest.get(id(model))
-    return found if found is not None and found.space.model is model else None
+    found = this_job().averagings.get(id(model))
+    return found if isinstance(found, ModelSync) and found.space.model is model else None
 
 
 class ModelSync:
@@ -81,6 +79,7 @@ class ModelSync:
         self._averagings: dict[bool | None, Averaging] = {}  # by use_bucketing, until something changes
         self._tunings: dict[bool, AutoBuckets] = {}  # where the bucket size is to be found: False without overlap
         self._overlap: OverlapChoice | None = None
+        self._latest = this_job().averagings
         self._claim()
         self._order = CompletionOrder(comm, space.adapter, is_paused)
 
@@ -88,7 +87,7 @@ class ModelSync:
 
     def take_over(self) -> None:
         """Attach the model to this space again where another Synchronizer has used it; that one stops overlap."""
-        if _latest.get(id(self.space.model)) is not self:
+        if self._latest.get(id(self.space.model)) is not self:
             self._claim()
             self.space.attach()
 
@@ -133,6 +132,11 @@ class ModelSync:
         return self._overlap is not None and self._overlap.overlap is not None
 
     @property
+    def begins_in_backward(self) -> bool:
+        """Whether the model's next backward begins buckets, so that no other may follow before their use."""
+        return self._overlap is not None and self._overlap.overlap is not None and self._overlap.overlap.begins
+
+    @property
     def completion_order(self) -> tuple[str, ...]:
         """The parameters in the order in which backward completes their gradients; empty until it is known."""
         return self._order.names
@@ -169,10 +173,10 @@ class ModelSync:
             self._overlap.stop()
 
     def _claim(self) -> None:
-        other = _latest.get(id(self.space.model))
+        other = self._latest.get(id(self.space.model))
         if other is not None:
             other.stop_overlap()
-        _latest[id(self.space.model)] = self
+        self._latest[id(self.space.model)] = self
 
     # --- how the gradients are averaged ---
 

@@ -8,7 +8,6 @@ kernel, and moves while the device works on the next ones.
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable
 from functools import partial
 
@@ -18,27 +17,17 @@ from clcomm.sync.bucket_plan import BucketPlan
 from clcomm.sync.bucket_run import BucketRun
 from clcomm.sync.shared_space import SharedSpace
 
-#: Those that exist; what ends is not held here.
-_all: weakref.WeakSet[Overlap] = weakref.WeakSet()
-
-
-def begins_in_backward(model: object) -> bool:
-    """Return whether a model's next backward begins buckets, so that no other may follow before their use."""
-    return any(each.model is model and each.begins for each in _all)
-
 
 class Overlap:
     """Follows one model's backward, and begins the buckets of a plan as they become complete, in their order."""
 
     def __init__(self, space: SharedSpace):
-        self.model = space.model
         self._adapter = space.adapter
         self._run: BucketRun | None = None  # of the next backward; None: it begins nothing
         self._is_paused = False  # whether gradients accumulate, so that nothing may begin
         self._is_first = True  # whether the gradient that is complete next is the first in its backward
         self._marks: dict[int, Mark | None] = {}  # of complete buckets
         self._stop: Callable[[], None] | None = None
-        _all.add(self)
 
     @property
     def plan(self) -> BucketPlan | None:

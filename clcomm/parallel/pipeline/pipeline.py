@@ -27,7 +27,6 @@ from clcomm.parallel.pipeline.stage import ModelPart, Stage, tied_parameters
 from clcomm.parallel.pipeline.tied import TiedParameters
 from clcomm.schedules.pipeline import INTERLEAVED, ONE_F_ONE_B, PipelineSchedule
 from clcomm.sync.model_sync import averaging_of
-from clcomm.sync.overlap import begins_in_backward
 
 #: The name of a mesh's axis of pipeline-parallel ranks, in any case of letters.
 PIPELINE_PARALLEL = "pp"
@@ -189,7 +188,8 @@ class Pipeline:
             )
         if ddp is None:
             accumulates = self.schedule.micro_batches > 1 or self._has_shared
-            if not accumulates or not begins_in_backward(self.module):
+            averaging = averaging_of(self.module)
+            if not accumulates or averaging is None or not averaging.begins_in_backward:
                 return ""
             return "ddp: expected the DistributedDataParallel whose overlap follows this pipeline's module, got None"
         if isinstance(ddp, DistributedDataParallel) and ddp.module is self.module:
