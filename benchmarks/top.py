@@ -1,8 +1,8 @@
 """`python -m benchmarks.top`: what `clcomm top` costs a job, as a share of its step, on 8 ranks.
 
 A job pays whether somebody looks or not: a few assignments a step (`clcomm/stats/now.py`), and about once a second, in
-the watchdog's thread, the figures on the board (`clcomm/job/figures.py`). Both are timed in the ranks of a job that has
-just trained, and compared with its step. Where ranks share cores, each core pays for all of its ranks.
+the watchdog's thread, the figures on the rank's status page (`clcomm/job/figures.py`). Both are timed in the ranks of a
+job that has just trained, and compared with its step. Where ranks share cores, each core pays for all of its ranks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from clcomm import Communicator
 from clcomm.host import usable_cores
 from clcomm.job import run
 from clcomm.job.figures import Figures
-from clcomm.job.rank_board import ProgressBoard
 from clcomm.job.running_jobs import find_jobs
+from clcomm.job.status_page import StatusPage
 from clcomm.stats import now
 from clcomm.stats.events import Collective
 from clcomm.stats.flight_recorder import FlightRecorder
@@ -85,8 +85,8 @@ def note_a_phase() -> None:
 
 
 def figures_of(comm: Communicator) -> Callable[[], None]:
-    """Return a function that takes the figures with a full recorder and writes them on a board."""
-    recorder, board = FlightRecorder(), ProgressBoard.alone(comm.rank)
+    """Return a function that takes the figures with a full recorder and writes them on a status page."""
+    recorder, page = FlightRecorder(), StatusPage.alone(comm.rank)
     for number in range(64):
         began_s = time.perf_counter() + 3600  # all are newer than the last look
         recorder.collective_finished(
@@ -95,7 +95,7 @@ def figures_of(comm: Communicator) -> Callable[[], None]:
     figures = Figures(recorder)
 
     def take() -> None:
-        board.write(0, 0, "all_reduce 'gradients' #12", "train.py:5 in main", figures.take(comm, None))
+        page.write(0, 0, "all_reduce 'gradients' #12", "train.py:5 in main", figures.take(comm, None))
 
     return take
 
@@ -126,7 +126,7 @@ def report(
     share = crowd * each_step_s / step_s
     grid = Grid(f"cost to a job of {comm.size} ranks on {len(usable_cores())} cores", ("of", "time", "how often"))
     grid.add("notes of step, samples and phases", f"{notes_s * 1e9:,.0f} ns", "each step")
-    grid.add("figures on the board", f"{figures_s * 1e6:,.1f} us", f"each {interval_s:g} s")
+    grid.add("figures on the status page", f"{figures_s * 1e6:,.1f} us", f"each {interval_s:g} s")
     grid.add("both", f"{each_step_s * 1e9:,.0f} ns", "each step, of a rank")
     grid.add("a step", f"{step_s * 1e3:,.2f} ms", "")
     found = Report("clcomm top", harness.command_line(PROGRAM), [grid])

@@ -111,7 +111,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
             self._resources = MpiResources(self, world.comm, held, world.pending, world.number, everyone, name)
         names = RankNames(name) if self._resources is None else self._resources.names
         super().__init__(world, self._given_observers, names)
-        self._elsewhere, self._board = world.elsewhere, world.board
+        self._elsewhere, self._status_page = world.elsewhere, world.status_page
         self._watchdog: Watchdog | None = None
         #: Raises a collective's time-out in the program, which may catch it; None: the job ends. See Watchdog.
         self.interrupt: Callable[[str, float, Callable[[], None]], bool] | None = None
@@ -123,13 +123,13 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         """Start the watchdog where there is something to watch, or let it have the present limits."""
         if self._watchdog is not None:
             self._watchdog.limits = self.limits
-        elif self.size > 1 and self._board is not None and self.limits:
+        elif self.size > 1 and self._status_page is not None and self.limits:
             from clcomm.job.collective_watchdog import Watchdog
             from clcomm.stats.flight_recorder import FlightRecorder
 
             recorder = FlightRecorder()
             self.add_observer(recorder)
-            self._watchdog = Watchdog(self, self._board, self.limits, recorder, self._elsewhere, self._resources)
+            self._watchdog = Watchdog(self, self._status_page, self.limits, recorder, self._elsewhere, self._resources)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Set after how many seconds in one collective this rank ends the job, 0: never; also in one that runs now.
@@ -391,8 +391,8 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         self._hooks.closed(self)
         if self._watchdog is not None:
             self._watchdog.stop()
-        if self._board is not None:
-            self._board.hide()
+        if self._status_page is not None:
+            self._status_page.hide()
         if self._elsewhere is not None:
             self._elsewhere.close()
 

@@ -16,7 +16,7 @@ from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.memory import MemoryUse
-from clcomm.flat_space.shards import Part, ShardPlan
+from clcomm.flat_space.shards import ShardPart, ShardPlan
 from clcomm.optim import Optimizer
 from clcomm.optim.groups import ParamGroup
 from clcomm.sync.agreement import require_agreement
@@ -69,7 +69,7 @@ class DistributedOptimizer:
         else:
             self._plan = self._plan_of(layout)
         parts = self._plan.parts(comm.rank)
-        optimizer.restrict_to([Part(*(value // _ITEM for value in part)) for part in parts])
+        optimizer.restrict_to([ShardPart(*(value // _ITEM for value in part)) for part in parts])
         self._shard: Update | None = None
         self._weight = 1.0  # of this rank's gradients in the next mean
         self._is_reduced = False  # whether the gradients are averaged already, before the step

@@ -202,7 +202,7 @@ def test_the_stall_message_names_what_the_others_wait_for(capfd):
 
     def come_late() -> None:
         deadline = time.monotonic() + 60
-        while not first._watchdog._board.reported_ns and time.monotonic() < deadline:
+        while not first._watchdog._page.reported_ns and time.monotonic() < deadline:
             time.sleep(0.01)
         second.all_reduce_async(np.ones(9), label="theirs").wait()
 

@@ -15,9 +15,9 @@ from clcomm.host import usable_cores, variables
 from clcomm.job import exit_monitor
 from clcomm.job.job import this_job
 from clcomm.job.other_hosts import OtherHosts
-from clcomm.job.rank_board import ProgressBoard
-from clcomm.job.running_jobs import about_job
+from clcomm.job.running_jobs import job_description
 from clcomm.job.startup_watchdog import StartWatch
+from clcomm.job.status_page import StatusPage
 from clcomm.job.time_limits import Limits
 from clcomm.transport import mpi_communicators, mpi_failures
 from clcomm.transport.hierarchical import HierarchicalTransport
@@ -108,12 +108,12 @@ def _connect_ranks(world: World, comm: Any, transport: str, limits: Limits, argu
             each.Free()
         raise ArgumentError("transport: 'shared' needs all ranks on one host; use 'auto' or 'mpi'")
     is_whole = comm.Get_size() == mpi_failures.place_in_world()[1]
-    world.board = ProgressBoard.of_host(
+    world.status_page = StatusPage.of_host(
         host, hosts.ranks[world.host], comm.Get_rank(), comm.Get_size() if is_whole else 0
     )
     if world.hosts > 1:
-        world.elsewhere = OtherHosts.of(comm, hosts.ranks, world.board)
-    world.board.describe(about_job(world.board.ranks, comm.Get_size(), world.hosts, world.elsewhere))
+        world.elsewhere = OtherHosts.of(comm, hosts.ranks, world.status_page)
+    world.status_page.describe(job_description(world.status_page.ranks, comm.Get_size(), world.hosts, world.elsewhere))
     world.base = base = MpiTransport(comm, world.pending)
     nested = transport == "auto" and hosts.nested
     if nested:

@@ -63,7 +63,7 @@ def intersection(spans: Iterable[Span], others: Iterable[Span]) -> tuple[Span, .
     return tuple((begin, end) for begin, end in cut if begin < end)
 
 
-class _Started(NamedTuple):
+class _StartedCall(NamedTuple):
     call: Call
     sequence: int
     began_s: float
@@ -81,14 +81,14 @@ class InFlightTimes:
     def __init__(self) -> None:
         #: The rank's calls to their handles; its `seconds` are those spent in them so far.
         self.exposed = ExposedTime()
-        self._started: deque[_Started] = deque()
+        self._started: deque[_StartedCall] = deque()
         self._idle_from_s = 0.0  # when the last of them was complete
 
     def add(
         self, call: Call, sequence: int, began_s: float, pending: Pending, notify: Callable[[Collective], object]
     ) -> None:
         """Record a started all-reduce; `notify` is called with its event once a call finds it complete."""
-        self._started.append(_Started(call, sequence, began_s, pending, notify))
+        self._started.append(_StartedCall(call, sequence, began_s, pending, notify))
 
     def add_call(self, begin_s: float, end_s: float, *, is_hidden: bool = False) -> None:
         """Record a call that has returned; is_hidden: the rank's device was computing meanwhile."""
@@ -102,7 +102,7 @@ class InFlightTimes:
             started = self._started.popleft()
             started.notify(self._event(started))
 
-    def _event(self, started: _Started) -> Collective:
+    def _event(self, started: _StartedCall) -> Collective:
         call, pending = started.call, started.pending
         end = pending.finished_s
         turn = min(end, max(started.began_s, self._idle_from_s))

@@ -1,4 +1,4 @@
-"""Who is told of collectives, messages and phases, and how long this rank was blocked in them."""
+"""Observer notification: finished collectives, messages and phases, and the time that this rank was blocked in them."""
 
 from __future__ import annotations
 

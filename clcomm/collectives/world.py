@@ -13,7 +13,7 @@ from clcomm.transport.mpi_runtime import Intracomm
 
 if TYPE_CHECKING:
     from clcomm.job.other_hosts import OtherHosts
-    from clcomm.job.rank_board import ProgressBoard
+    from clcomm.job.status_page import StatusPage
     from clcomm.transport.memory_transport import MemoryTransport
 
 TRANSPORTS = ("auto", "shared", "mpi", "solo")
@@ -51,6 +51,6 @@ class World:
     #: At which ranks compare their calls.
     meeting: Meeting = field(default_factory=NoMeeting)
     #: What the ranks of this host are doing; None for a single rank.
-    board: ProgressBoard | None = None
+    status_page: StatusPage | None = None
     #: Reports what the ranks of other hosts are doing; None on a single host.
     elsewhere: OtherHosts | None = None

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Examine, print, and return FOUND if there is a problem; under mpiexec rank 0 prints, and all return the same."""
     from clcomm.doctor import examine, finding, network, start
-    from clcomm.doctor.job import Job
+    from clcomm.doctor.job import JobFacts
     from clcomm.host.launcher import launched_rank, launched_ranks, local_place
     from clcomm.launch.mpiexec import require_hostfile
 
@@ -39,10 +39,10 @@ def run(options: argparse.Namespace) -> int:
     launched = launched_ranks()
     if launched == 1:
         probes["start"] = start.probe
-        return _shown(examine.judge(Job([examine.look(probes)], False)), options.json)
+        return _shown(examine.judge(JobFacts([examine.look(probes)], False)), options.json)
     prints, facts = not launched_rank(), examine.look(probes)
     if examine.lacks_numpy(facts):  # without it no messages can be exchanged: the first rank speaks
-        return _shown(examine.judge(Job([facts], True)), options.json) if prints else FOUND
+        return _shown(examine.judge(JobFacts([facts], True)), options.json) if prints else FOUND
     from clcomm.transport import mpi_runtime
 
     render = finding.as_json if options.json else finding.as_text

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from clcomm.doctor.finding import Finding, note, ok, problem
-from clcomm.doctor.job import Job
+from clcomm.doctor.job import JobFacts
 from clcomm.doctor.limits import temporary
 from clcomm.host import variables
 from clcomm.units import format_size
@@ -86,7 +86,7 @@ def _damaged(own: Path) -> list[str]:
     return sorted({str(path) for path in found})
 
 
-def check(job: Job) -> Iterator[Finding]:
+def check(job: JobFacts) -> Iterator[Finding]:
     """Judge the caches of each host."""
     for where, facts in job.by_host("caches"):
         if facts["reason"]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from clcomm.doctor.finding import Finding, note, ok, problem
-from clcomm.doctor.job import Facts, Job
+from clcomm.doctor.job import Facts, JobFacts
 from clcomm.host import usable_cores
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -32,7 +32,7 @@ def _quota() -> float | None:
         return None
 
 
-def check(job: Job) -> Iterator[Finding]:
+def check(job: JobFacts) -> Iterator[Finding]:
     """Compare ranks with cores on each host."""
     found = job.of("cores")
     for host, ranks in job.hosts.items():

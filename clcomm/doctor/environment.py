@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from clcomm.doctor.finding import Finding, note, ok, problem
-from clcomm.doctor.job import Job
+from clcomm.doctor.job import JobFacts
 from clcomm.host import variables
 
 _REMEDY = "correct it, or unset it for its default (docs/environment.md)"
@@ -34,7 +34,7 @@ def _unusable(name: str) -> str:
     return f"{name}={path}: no file can be written there, as {above} is in the way or not writable"
 
 
-def check(job: Job) -> Iterator[Finding]:
+def check(job: JobFacts) -> Iterator[Finding]:
     """Report the errors in the ranks' variables, each statement once with its ranks."""
     wrong: dict[tuple[str, str], list[int]] = {}
     unknown: dict[tuple[str, str], list[int]] = {}

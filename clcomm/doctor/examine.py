@@ -24,7 +24,7 @@ from clcomm.doctor import (
 )
 from clcomm.doctor.finding import Finding, note, problem
 from clcomm.doctor.guard import StageGuard
-from clcomm.doctor.job import FAILED, Facts, Job
+from clcomm.doctor.job import FAILED, Facts, JobFacts
 
 Probe = Callable[[], dict[str, Any]]
 #: How long a probe may take; those that wait for other programs have limits of their own below this.
@@ -32,7 +32,7 @@ LIMIT_S = 75.0
 #: How long the ranks may take to start, after the probes of the slowest, and then for each stage together.
 START_S, STAGE_S = 150.0, 60.0
 #: The checks, in the order in which they are shown.
-CHECKS: tuple[Callable[[Job], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[JobFacts], Iterator[Finding]], ...] = (
     place.check, modules.check, environment.check, limits.check, mpi.check, start.check, modules.check_versions,
     cores.check, opencl.check, limits.check_shared_memory, caches.check, leftovers.check_locks, leftovers.check,
     place.check_other_jobs, network.check_clocks, network.check,
@@ -88,7 +88,7 @@ def lacks_numpy(facts: Facts) -> bool:
     return bool(facts["modules"].get("numpy"))
 
 
-def judge(job: Job, checks: Sequence[Callable[[Job], Iterator[Finding]]] = CHECKS) -> list[Finding]:
+def judge(job: JobFacts, checks: Sequence[Callable[[JobFacts], Iterator[Finding]]] = CHECKS) -> list[Finding]:
     """Return the findings of all checks; a check that fails is one itself."""
     found: list[Finding] = []
     for check in checks:
@@ -103,7 +103,7 @@ def judge(job: Job, checks: Sequence[Callable[[Job], Iterator[Finding]]] = CHECK
             for each in found]  # fmt: skip
 
 
-def _judged(check: Callable[[Job], Iterator[Finding]], job: Job) -> list[Finding]:
+def _judged(check: Callable[[JobFacts], Iterator[Finding]], job: JobFacts) -> list[Finding]:
     try:
         return list(check(job))
     except Exception as error:
@@ -112,7 +112,7 @@ def _judged(check: Callable[[Job], Iterator[Finding]], job: Job) -> list[Finding
         return [note(name, f"this check failed: {type(error).__name__}: {error}", _REPORT)]
 
 
-def together(facts: dict[str, Any], launched: int, render: Callable[[list[Finding]], str] | None) -> Job | None:
+def together(facts: dict[str, Any], launched: int, render: Callable[[list[Finding]], str] | None) -> JobFacts | None:
     """Return all ranks' facts on rank 0, None on the others; collective.
 
     Where MPI sees a single rank of several, or would end the ranks, the first rank by its launcher's variables has its
@@ -124,14 +124,14 @@ def together(facts: dict[str, Any], launched: int, render: Callable[[list[Findin
         render: returns what to print for findings; None on ranks that print nothing.
     """
     if limits.lacks_shared_memory(facts["shared memory"]):
-        return Job([facts], True) if facts["place"]["rank"] == 0 else None  # MPI would end by SIGBUS
+        return JobFacts([facts], True) if facts["place"]["rank"] == 0 else None  # MPI would end by SIGBUS
     guard = StageGuard()
 
     def stage(what: str, within_s: float) -> None:
         if render is None:
             guard.expect(within_s, "", "")
             return
-        so_far = judge(Job([facts], True))
+        so_far = judge(JobFacts([facts], True))
         late = problem(what, f"did not end within {within_s:g} s: a rank or a host does not answer", _STUCK)
         dead = problem(what, "MPI ended this process", _ENDED)
         guard.expect(within_s, render([*so_far, late]), render([*so_far, dead]))
@@ -147,18 +147,18 @@ _ENDED = "read MPI's own message; make room in /dev/shm (docs/mpi.md)"
 _STUCK = "see that all hosts run and that no firewall separates them: clcomm doctor --hosts A,B"
 
 
-def _gathered(facts: dict[str, Any], launched: int, stage: Callable[[str, float], None]) -> Job | None:
+def _gathered(facts: dict[str, Any], launched: int, stage: Callable[[str, float], None]) -> JobFacts | None:
     from clcomm.transport import mpi_communicators, mpi_runtime
 
     try:
         world = mpi_runtime.load_mpi().COMM_WORLD
     except Exception as error:
         facts["world"] = {FAILED: str(error).splitlines()[0]}
-        return Job([facts], True) if facts["place"]["rank"] == 0 else None
+        return JobFacts([facts], True) if facts["place"]["rank"] == 0 else None
     size = world.Get_size()
     facts["world"] = {"size": size, "launched": launched, "library": mpi_runtime.library()}
     if size == 1 and launched > 1:
-        return Job([facts], True) if facts["place"]["rank"] == 0 else None
+        return JobFacts([facts], True) if facts["place"]["rank"] == 0 else None
     stage("window", STAGE_S)
     host = mpi_communicators.host_of(world)
     if host.Get_size() > 1:
@@ -169,7 +169,7 @@ def _gathered(facts: dict[str, Any], launched: int, stage: Callable[[str, float]
     stage("network", STAGE_S)
     facts["network"] = network.measure(world, world.allgather(facts["place"]["host"]))
     everyone = world.gather(json.dumps(facts), 0)
-    return None if everyone is None else Job([json.loads(each) for each in everyone], True)
+    return None if everyone is None else JobFacts([json.loads(each) for each in everyone], True)
 
 
 def agreed(code: int) -> int:

@@ -13,7 +13,7 @@ FAILED = "failed"
 Facts = Mapping[str, Any]
 
 
-class Job:
+class JobFacts:
     """All ranks' facts.
 
     Args:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from clcomm.doctor.finding import Finding, note, ok, problem
-from clcomm.doctor.job import Job
+from clcomm.doctor.job import JobFacts
 from clcomm.doctor.limits import temporary
 from clcomm.units import format_size
 
@@ -100,7 +100,7 @@ def _is_old(info: os.stat_result) -> bool:
     return time.time() - info.st_mtime > _YOUNG_S
 
 
-def check(job: Job) -> Iterator[Finding]:
+def check(job: JobFacts) -> Iterator[Finding]:
     """Judge the leftovers on each host."""
     for where, facts in job.by_host("leftovers"):
         if facts["windows"]:
@@ -156,7 +156,7 @@ def is_locked(descriptor: int) -> bool:
     return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
 
 
-def check_locks(job: Job) -> Iterator[Finding]:
+def check_locks(job: JobFacts) -> Iterator[Finding]:
     """Judge the lock files in the directory of each host."""
     for where, facts in job.by_host("locks"):
         for lock in facts["locks"]:

@@ -8,7 +8,7 @@ import resource
 from collections.abc import Iterator
 
 from clcomm.doctor.finding import Finding, note, ok, problem
-from clcomm.doctor.job import FAILED, Facts, Job
+from clcomm.doctor.job import FAILED, Facts, JobFacts
 from clcomm.units import format_size
 
 #: Open files: MPI does not start with less; hundreds of ranks and PyTorch's workers need more than the second.
@@ -50,7 +50,7 @@ def _room(path: str) -> dict[str, object]:
     return {"reason": "", "free": room.f_bavail * room.f_frsize}
 
 
-def blamed(job: Job) -> tuple[str, ...]:
+def blamed(job: JobFacts) -> tuple[str, ...]:
     """Return the checks that cannot succeed before the limits are right."""
     facts = job.of("limits").values()
     few = any(its["open"] is not None and its["open"] < LEAST_OPEN for its in facts)
@@ -58,7 +58,7 @@ def blamed(job: Job) -> tuple[str, ...]:
     return ("start", "OpenCL", "device") if few or small else ()
 
 
-def check(job: Job) -> Iterator[Finding]:
+def check(job: JobFacts) -> Iterator[Finding]:
     """Judge the limits of all ranks, and the temporary directory of each host."""
     for (count, most), ranks in job.alike("limits", lambda facts: (facts["open"], facts["most open"])).items():
         yield from _open_files(job.who(ranks), count, most)
@@ -117,7 +117,7 @@ def lacks_shared_memory(facts: Facts) -> bool:
     return FAILED not in facts and facts["bytes"] > 0 and facts["free"] < LEAST_SHARED
 
 
-def check_shared_memory(job: Job) -> Iterator[Finding]:
+def check_shared_memory(job: JobFacts) -> Iterator[Finding]:
     """Judge the room on each host, and whether its ranks share a window."""
     for where, facts in job.by_host("shared memory"):
         shown = f"{format_size(facts['free'])} of {format_size(facts['bytes'])} free{where}"
@@ -136,7 +136,7 @@ def check_shared_memory(job: Job) -> Iterator[Finding]:
     yield from _window(job)
 
 
-def _window(job: Job) -> Iterator[Finding]:
+def _window(job: JobFacts) -> Iterator[Finding]:
     found = [(where, facts["window"]) for where, facts in job.by_host("world") if "window" in facts]
     found += [(where, facts["window"]) for where, facts in job.by_host("start") if "window" in facts]
     for where, shares in found:

@@ -15,7 +15,7 @@ from typing import Any
 
 from clcomm._version import __version__
 from clcomm.doctor.finding import Finding, note, ok, problem
-from clcomm.doctor.job import Facts, Job
+from clcomm.doctor.job import Facts, JobFacts
 from clcomm.errors import name_ranks
 
 #: The packages of every installation, as they are imported and as they are called.
@@ -77,7 +77,7 @@ def _hiding(directory: Path) -> list[str]:
     return [str(file) for file in files if file.is_file()]
 
 
-def broken(job: Job) -> set[str]:
+def broken(job: JobFacts) -> set[str]:
     """Return the packages that some rank does not import as they are installed."""
     found: set[str] = set()
     for facts in job.of("modules").values():
@@ -87,7 +87,7 @@ def broken(job: Job) -> set[str]:
     return found
 
 
-def blamed(job: Job) -> set[str]:
+def blamed(job: JobFacts) -> set[str]:
     """Return the checks that cannot succeed before the modules are right."""
     return {check for name in broken(job) for check in _NEED.get(name, ())}
 
@@ -102,7 +102,7 @@ def _module_of(path: str) -> str:
     return file.parent.name if file.name == "__init__.py" else file.stem
 
 
-def check(job: Job) -> Iterator[Finding]:
+def check(job: JobFacts) -> Iterator[Finding]:
     """Judge the modules of all ranks, each statement once with the ranks that it is about."""
     said: dict[tuple[str, str], list[int]] = {}
     everyone = job.of("modules")
@@ -147,7 +147,7 @@ def probe_versions() -> dict[str, object]:
     return {"versions": found, "byte order": sys.byteorder}
 
 
-def check_versions(job: Job) -> Iterator[Finding]:
+def check_versions(job: JobFacts) -> Iterator[Finding]:
     """Compare the ranks' versions, as a job does when it starts."""
     found = job.of("versions")
     everyone = {rank: facts["versions"] for rank, facts in found.items()}

@@ -12,7 +12,7 @@ from contextlib import suppress
 from importlib import metadata
 
 from clcomm.doctor.finding import Finding, note, ok, problem
-from clcomm.doctor.job import Facts, Job
+from clcomm.doctor.job import Facts, JobFacts
 from clcomm.launch import mpiexec
 
 #: Wheels that bring an MPI with its mpiexec, and the kind of MPI.
@@ -54,7 +54,7 @@ def _wheels() -> list[str]:
     return installed
 
 
-def check(job: Job) -> Iterator[Finding]:
+def check(job: JobFacts) -> Iterator[Finding]:
     """Judge each host's MPI, and whether the job's launcher belongs to it."""
     for where, facts in job.by_host("mpi"):
         yield from _library(where, facts)
@@ -112,7 +112,7 @@ def _own_remedy(kind: str) -> str:
     return f"pip install 'clcomm[{extra}]'" if extra else "use the launcher of that MPI (docs/mpi.md)"
 
 
-def _world(job: Job) -> Iterator[Finding]:
+def _world(job: JobFacts) -> Iterator[Finding]:
     """Compare the number of ranks promised by the launcher with MPI's."""
     for facts in list(job.of("world").values())[:1]:
         if facts["size"] == facts["launched"] or facts["launched"] == 1:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clcomm.doctor.finding import Finding, note, ok, problem
-from clcomm.doctor.job import Job
+from clcomm.doctor.job import JobFacts
 from clcomm.errors import name_ranks
 from clcomm.units import format_size
 
@@ -93,7 +93,7 @@ def _half_round_trip(world: Any, peer: int, nbytes: int, count: int) -> float:
     return statistics.median(times[2:]) / 2
 
 
-def check(job: Job) -> Iterator[Finding]:
+def check(job: JobFacts) -> Iterator[Finding]:
     """Judge the hosts that were named, and the speed between those of the ranks."""
     for facts in list(job.of("hosts").values())[:1]:
         for name, reason in facts["reasons"].items():
@@ -137,7 +137,7 @@ def measure_clocks(world: Any) -> dict[str, Any]:
     return {"ahead_s": best[0], "precision_s": best[1] if world.Get_rank() else 0.0}
 
 
-def check_clocks(job: Job) -> Iterator[Finding]:
+def check_clocks(job: JobFacts) -> Iterator[Finding]:
     """Compare the clocks of all ranks with rank 0's."""
     found = job.of("clocks")
     if len(found) < 2:

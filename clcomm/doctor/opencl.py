@@ -22,7 +22,7 @@ from typing import Any
 
 from clcomm.doctor import caches
 from clcomm.doctor.finding import Finding, note, ok, problem
-from clcomm.doctor.job import Facts, Job
+from clcomm.doctor.job import Facts, JobFacts
 from clcomm.errors import ClcommError, name_ranks
 from clcomm.storage.scratch import scratch_directory
 
@@ -112,7 +112,7 @@ def _clock() -> float:
     return max((float(line.partition(":")[2]) * 1e6 for line in lines if line.startswith("cpu MHz")), default=0.0)
 
 
-def check(job: Job) -> Iterator[Finding]:
+def check(job: JobFacts) -> Iterator[Finding]:
     """Judge each rank's device, and compare those that are alike."""
     yield from _without(job)
     having = {rank: facts for rank, facts in job.of("opencl").items() if facts["device"]}
@@ -123,7 +123,7 @@ def check(job: Job) -> Iterator[Finding]:
     yield from _speed(job, having)
 
 
-def _without(job: Job) -> Iterator[Finding]:
+def _without(job: JobFacts) -> Iterator[Finding]:
     """Yield a problem for each reason for which ranks have no device."""
     without = {rank: facts for rank, facts in job.of("opencl").items() if not facts["device"]}
     for (crashed, reason), ranks in _alike(without, lambda f: (f.get("crashed", ""), f["reason"])).items():
@@ -146,7 +146,7 @@ def _without(job: Job) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _few_units(job: Job, having: dict[int, Facts]) -> Iterator[Finding]:
+def _few_units(job: JobFacts, having: dict[int, Facts]) -> Iterator[Finding]:
     """Yield a problem where a CPU device uses fewer cores than its rank has: half of them give half of the speed."""
     few = {rank: facts for rank, facts in having.items() if facts["kind"] == "cpu" and facts["units"] < facts["cores"]}
     for (units, cores), ranks in _alike(few, lambda facts: (facts["units"], facts["cores"])).items():
@@ -159,7 +159,7 @@ def _few_units(job: Job, having: dict[int, Facts]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _speed(job: Job, having: dict[int, Facts]) -> Iterator[Finding]:
+def _speed(job: JobFacts, having: dict[int, Facts]) -> Iterator[Finding]:
     """Compare the speed of devices that are alike, and with the CPU's peak."""
     timed = {rank: facts for rank, facts in having.items() if facts.get("flops")}
     for (name, units), ranks in _alike(timed, lambda facts: (facts["name"], facts["units"])).items():
@@ -177,7 +177,7 @@ def _speed(job: Job, having: dict[int, Facts]) -> Iterator[Finding]:
             yield _share_of_peak(job, [rank for rank in ranks if rank not in slow], timed, units)
 
 
-def _share_of_peak(job: Job, ranks: list[int], timed: dict[int, Facts], units: int) -> Finding:
+def _share_of_peak(job: JobFacts, ranks: list[int], timed: dict[int, Facts], units: int) -> Finding:
     rate = statistics.median(timed[rank]["flops"] for rank in ranks)
     facts = timed[ranks[0]]
     each = "each " if len(ranks) > 1 else ""

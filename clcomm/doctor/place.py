@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from clcomm.doctor.finding import Finding, note, ok
-from clcomm.doctor.job import Job
+from clcomm.doctor.job import JobFacts
 from clcomm.host.launcher import launched_rank
 
 
@@ -22,7 +22,7 @@ def probe() -> dict[str, object]:
     }
 
 
-def check(job: Job) -> Iterator[Finding]:
+def check(job: JobFacts) -> Iterator[Finding]:
     """Say how many ranks run where."""
     if not job.launched:
         yield ok("ranks", "none started: this is the host alone; mpiexec -n 4 clcomm doctor looks at ranks too")
@@ -32,7 +32,7 @@ def check(job: Job) -> Iterator[Finding]:
 
 
 def probe_other_jobs() -> dict[str, object]:
-    """Return the running jobs, and the errors of boards that cannot be read."""
+    """Return the running jobs, and the errors of status pages that cannot be read."""
     from clcomm.job.running_jobs import find_jobs
 
     jobs, problems = find_jobs()
@@ -40,7 +40,7 @@ def probe_other_jobs() -> dict[str, object]:
             "load": os.getloadavg()[0]}  # fmt: skip
 
 
-def check_other_jobs(job: Job) -> Iterator[Finding]:
+def check_other_jobs(job: JobFacts) -> Iterator[Finding]:
     """Name the jobs on each host."""
     for where, facts in job.by_host("other jobs"):
         for pid, program, ranks in facts["jobs"]:

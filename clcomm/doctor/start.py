@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 from clcomm.doctor.finding import Finding, ok, problem
-from clcomm.doctor.job import Job
+from clcomm.doctor.job import JobFacts
 from clcomm.launch import mpiexec
 
 RANKS = 2
@@ -41,7 +41,7 @@ def probe() -> dict[str, object]:
     return {"command": command, "seconds": seconds, "reason": f"exit code {ended.returncode}: {last}"}
 
 
-def check(job: Job) -> Iterator[Finding]:
+def check(job: JobFacts) -> Iterator[Finding]:
     """Judge the trial."""
     for where, facts in job.by_host("start"):
         shown = " ".join([*facts["command"][:-3], "python", *facts["command"][-2:]])

@@ -12,7 +12,7 @@ from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
 
-class Part(Protocol):
+class ParameterPart(Protocol):
     """A parameter's part of a whole array that several ranks hold; see `clcomm.parallel`."""
 
     def whole_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ class Parameter(Tensor):
 
     def __init__(self, array_like: object, device: Device | str | None = None, requires_grad: bool = True):
         self.slot: GradSlot | None = None
-        self.part: Part | None = None
+        self.part: ParameterPart | None = None
         self.stages: Stages | None = None
         super().__init__(array_like, device, requires_grad)
 

@@ -19,7 +19,7 @@ from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.parameters import ParameterRange
 
 
-class Part(NamedTuple):
+class ShardPart(NamedTuple):
     """Bytes [start, stop) of the flat space, which begin at `offset` in the shard of the rank that has them."""
 
     start: int
@@ -106,14 +106,14 @@ class ShardPlan:
         """Bytes of the largest part of a unit."""
         return max(unit.part_nbytes for unit in self.units)
 
-    def parts(self, rank: int) -> tuple[Part, ...]:
+    def parts(self, rank: int) -> tuple[ShardPart, ...]:
         """Return a rank's parts of the flat space, those without any byte left out."""
         found = []
         for unit in self.units:
             start = unit.start + rank * unit.part_nbytes
             stop = min(start + unit.part_nbytes, unit.stop)
             if start < stop:
-                found.append(Part(start, stop, unit.offset))
+                found.append(ShardPart(start, stop, unit.offset))
         return tuple(found)
 
     def merged(self, shards: Sequence[np.ndarray]) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The watchdog: a thread per rank that reports the missing ranks of a stalled collective, and ends a hung job.
 
 The thread sleeps most of the time. About once a second it writes its rank's collective and source location on the
-host's board, from which other ranks report a missing rank. A collective costs the program one more assignment.
+host's status page, from which other ranks report a missing rank. A collective costs the program one more assignment.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from clcomm.job import endings
 from clcomm.job.figures import Figures
 from clcomm.job.forced_end import end_by_force_later
 from clcomm.job.other_hosts import DUMP, PROGRESS, OtherHosts
-from clcomm.job.rank_board import Progress, ProgressBoard
 from clcomm.job.source_location import place_of_thread, stack_of_thread
 from clcomm.job.stall_message import LEFT, describe, is_lowest, left_while_awaited
+from clcomm.job.status_page import RankStatus, StatusPage
 from clcomm.job.time_limits import Limits
 from clcomm.stats.call import Call
 from clcomm.stats.flight_recorder import FlightRecorder, new_dump_folder
@@ -58,10 +58,10 @@ class Watchdog:
     """
 
     def __init__(
-        self, watched: Any, board: ProgressBoard, limits: Limits, recorder: FlightRecorder,
+        self, watched: Any, page: StatusPage, limits: Limits, recorder: FlightRecorder,
         elsewhere: OtherHosts | None = None, resources: MpiResources | None = None,
     ):  # fmt: skip
-        self._board, self.limits, self._recorder = board, limits, recorder
+        self._page, self.limits, self._recorder = page, limits, recorder
         self._elsewhere, self._resources = elsewhere, resources
         self._names = RankNames() if resources is None else resources.names
         self._ranks = watched.size
@@ -69,7 +69,7 @@ class Watchdog:
         self._warned_of: tuple[Call, int, float] | None = None
         self._has_dumped = False
         self._interrupt: Callable[[str, float, Callable[[], None]], bool] | None = None
-        self._figures = Figures(recorder) if board.is_public else None
+        self._figures = Figures(recorder) if page.is_public else None
         self.look(None)
         # Released to end the thread. The garbage collector may have to do that, in any thread; setting an Event there
         # could deadlock, as it takes a lock.
@@ -102,23 +102,23 @@ class Watchdog:
                 del watched
                 self.look(current, figures)
             except Exception:  # a failing watchdog must not fail the job
-                _log.exception("the watchdog of rank %d ends; the job goes on unwatched", self._board.own)
+                _log.exception("the watchdog of rank %d ends; the job goes on unwatched", self._page.own)
                 return
 
     def look(self, current: tuple[Call, int, float] | None, figures: str = "") -> None:
         """Write this rank's line, and act if its collective has taken too long or another rank ends the job."""
         if current is None:
             elsewhere = "" if self._resources is None else self._resources.others_wait()
-            self._board.write(0, 0, elsewhere, self.place(), figures)
+            self._page.write(0, 0, elsewhere, self.place(), figures)
             waited_s = 0.0
         else:
             call, sequence, began_s = current
             text = call.describe(sequence) + ("" if self._resources is None else self._resources.name)
-            self._board.write(call.tag + sequence + 1, int(began_s * 1e9), text, self.place(), figures)
+            self._page.write(call.tag + sequence + 1, int(began_s * 1e9), text, self.place(), figures)
             waited_s = perf_counter() - began_s
             if waited_s > LEFT_S:
                 self._end_if_left(call, sequence, text)
-        folder = self._board.dump_folder
+        folder = self._page.dump_folder
         if folder:
             self._dump(folder)
         elif waited_s > self.limits.timeout_s:
@@ -130,16 +130,16 @@ class Watchdog:
     def leave(self, sequence: int) -> None:
         """Write that this rank has left the program after `sequence` collectives; end the thread."""
         self.stop()
-        self._board.write(0, sequence, LEFT, "")
+        self._page.write(0, sequence, LEFT, "")
 
     def _end_if_left(self, call: Call, sequence: int, text: str) -> None:
         """End the job if this rank waits for one of this host that has left the program."""
-        lines, last_ns = self._board.read(), perf_counter_ns() - AWAITED_S * 1e9
+        lines, last_ns = self._page.read(), perf_counter_ns() - AWAITED_S * 1e9
         left = {line.rank: line.began_ns for line in lines if line.text == LEFT and line.beat_ns < last_ns}
         missed = call.misses(left, self._ranks, sequence)
-        if missed is not None and is_lowest(self._board.own, lines, LEFT_S) and self._board.claim_end():
+        if missed is not None and is_lowest(self._page.own, lines, LEFT_S) and self._page.claim_end():
             end_by_force_later(endings.FAILURE)
-            own = self._names([self._board.own])
+            own = self._names([self._page.own])
             endings.end(endings.FAILURE, left_while_awaited(own, text, self.place()), self._names.in_world(missed))
 
     def look_back(self, sequence: int, deadline: float) -> str:
@@ -152,12 +152,12 @@ class Watchdog:
             deadline: by perf_counter(), in seconds.
         """
         while True:
-            others = [line for line in self._everyone(PROGRESS) if line.rank != self._board.own]
+            others = [line for line in self._everyone(PROGRESS) if line.rank != self._page.own]
             if all(line.text == LEFT or line.state != "running" for line in others):
                 return ""
             waiting = [line for line in others if line.state == "running" and _is_in_later(line, sequence)]
             for line in waiting:
-                if (perf_counter_ns() - line.began_ns) / 1e9 > AWAITED_S and self._board.claim_end():
+                if (perf_counter_ns() - line.began_ns) / 1e9 > AWAITED_S and self._page.claim_end():
                     return left_while_awaited(self._names([line.rank]), line.text, line.place)
             if not waiting and perf_counter() > deadline:
                 return ""
@@ -167,22 +167,22 @@ class Watchdog:
 
     def _warn(self, waited_s: float) -> None:
         limit_s = self.limits.stall_warning_s
-        if not is_lowest(self._board.own, self._board.read(), limit_s) or not self._is_first_to_report():
+        if not is_lowest(self._page.own, self._page.read(), limit_s) or not self._is_first_to_report():
             return
         lines = self._everyone(PROGRESS)
-        if is_lowest(self._board.own, lines, limit_s):
+        if is_lowest(self._page.own, lines, limit_s):
             end = f"; after {self.limits.timeout_s:g} s the job ends" if self.limits.timeout_s < math.inf else ""
-            endings.print_line(f"clcomm: {describe(self._board.own, lines, waited_s, self._names)}{end}")
-            self._board.note_report()
+            endings.print_line(f"clcomm: {describe(self._page.own, lines, waited_s, self._names)}{end}")
+            self._page.note_report()
 
     def _is_first_to_report(self) -> bool:
-        last_ns = self._board.reported_ns
+        last_ns = self._page.reported_ns
         return not last_ns or perf_counter_ns() - last_ns > self.limits.stall_warning_s * 1e9
 
-    def _everyone(self, question: bytes) -> list[Progress]:
+    def _everyone(self, question: bytes) -> list[RankStatus]:
         """Return the lines of all ranks, in rank order; those of other hosts are queried over the network."""
         elsewhere = [] if self._elsewhere is None else self._elsewhere.ask(question)
-        return sorted([*self._board.read(), *elsewhere])
+        return sorted([*self._page.read(), *elsewhere])
 
     # --- the end of the job ---
 
@@ -190,25 +190,25 @@ class Watchdog:
         """Raise an error in the threads that wait, where the program may catch it, or else end the job."""
         if self._interrupt is not None:
             limit_s = self.limits.timeout_s
-            text = describe(self._board.own, self._everyone(PROGRESS), waited_s, self._names)
+            text = describe(self._page.own, self._everyone(PROGRESS), waited_s, self._names)
             if self._interrupt(text, limit_s, partial(self._end_uncaught, text, limit_s)):
                 return
             if waited_s < limit_s + INTERRUPTED_S:
                 return  # it is on its way
-        if not is_lowest(self._board.own, self._board.read(), self.limits.timeout_s):
+        if not is_lowest(self._page.own, self._page.read(), self.limits.timeout_s):
             return  # the lowest waiting rank ends it; if that one hangs, its line gets too old, and the next one does
-        self._end_job(describe(self._board.own, self._everyone(PROGRESS), waited_s, self._names), self.limits.timeout_s)
+        self._end_job(describe(self._page.own, self._everyone(PROGRESS), waited_s, self._names), self.limits.timeout_s)
 
     def _end_uncaught(self, text: str, limit_s: float) -> None:
         """End the job for an error that the program did not catch, unless another rank does so."""
-        if not self._board.claim_end():
+        if not self._page.claim_end():
             sleep(UNCAUGHT_S)
         self._end_job(text, limit_s)
 
     def _end_job(self, text: str, limit_s: float) -> None:
         end_by_force_later(endings.TIMED_OUT)
-        folder = self._board.dump_folder or new_dump_folder()
-        self._board.dump_folder = folder
+        folder = self._page.dump_folder or new_dump_folder()
+        self._page.dump_folder = folder
         self._everyone(DUMP)
         if folder:
             self._dump(folder)
@@ -220,7 +220,7 @@ class Watchdog:
     def _wait_for_dumps(self) -> None:
         deadline = perf_counter() + DUMP_S
         while perf_counter() < deadline:
-            lines = self._board.read()
+            lines = self._page.read()
             if self._elsewhere is None and all(line.dumped or line.state != "running" for line in lines):
                 return
             sleep(0.02)
@@ -230,7 +230,7 @@ class Watchdog:
         if self._has_dumped:
             return
         self._has_dumped = True
-        own = next(line for line in self._board.read() if line.rank == self._board.own)
+        own = next(line for line in self._page.read() if line.rank == self._page.own)
         try:
             self._recorder.dump(
                 folder, own.rank, host=os.uname().nodename, pid=os.getpid(), collective=own.text, place=own.place,
@@ -239,14 +239,14 @@ class Watchdog:
         except OSError as error:
             endings.print_line(f"clcomm: {self._names([own.rank])}: its last operations could not be written: {error}")
         endings.print_line(f"clcomm: {self._names([own.rank])}, last operations: {self._recorder.summary()}")
-        self._board.note_dump()
+        self._page.note_dump()
 
     def place(self) -> str:
         """Return this rank's source location: "train.py:57 in load, from train.py:80 in main"."""
         return place_of_thread(self._program)
 
 
-def _is_in_later(line: Progress, sequence: int) -> bool:
+def _is_in_later(line: RankStatus, sequence: int) -> bool:
     """Return whether a rank is in a collective with a number above `sequence`."""
     number = re.search(r"#(\d+)(?: \(| of |$)", line.text)
     return line.waits and number is not None and int(number[1]) > sequence

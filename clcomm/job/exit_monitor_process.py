@@ -73,13 +73,13 @@ def watch_host(memory: int, ends: int, *handles: int) -> None:
     launchers = handles[2 * len(records) :]
     watched = set(range(len(records)))
     exits = select.epoll.fromfd(ends)
-    report = Report(alone=len(records) == 1)
+    reporter = ExitReporter(alone=len(records) == 1)
     plan: list[tuple[float, int]] = []  # times and signals for the ranks that remain
     while watched:
         for handle, _ in exits.poll(max(0.0, plan[0][0] - time.monotonic()) if plan else None):
             exits.unregister(handle)
             if handle in launchers:
-                now_s, report.quiet_until = time.monotonic(), math.inf
+                now_s, reporter.quiet_until = time.monotonic(), math.inf
                 plan = plan or [(now_s + NOTICE_S, signal.SIGTERM), (now_s + ORPHAN_S, signal.SIGKILL)]
                 continue
             which = (pidfds if handle in pidfds else pipes).index(handle)
@@ -88,17 +88,17 @@ def watch_host(memory: int, ends: int, *handles: int) -> None:
             watched.discard(which)
             is_expected = records[which][STATE] >= LEAVING or any(other[STATE] == FAILING for other in records)
             others = [pidfds[other] for other in watched]
-            if not is_expected and report.ends_job(records[which], pidfds[which], others):
+            if not is_expected and reporter.ends_job(records[which], pidfds[which], others):
                 plan = plan or [(time.monotonic() + OTHERS_GRACE_S, signal.SIGKILL)]
         if plan and time.monotonic() >= plan[0][0]:
             _, wanted = plan.pop(0)
-            report.quiet_until = math.inf  # this process has caused all exits from now on
+            reporter.quiet_until = math.inf  # this process has caused all exits from now on
             end([records[which] for which in sorted(watched)], [pidfds[which] for which in sorted(watched)], wanted)
-    if report.has_exited:
+    if reporter.has_exited:
         end_other_hosts(launchers)
 
 
-class Report:
+class ExitReporter:
     """Reports unexpected exits, except those that the launcher causes after the first.
 
     Args:

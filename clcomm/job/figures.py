@@ -1,4 +1,4 @@
-"""The figures of a rank on its host's board: speed, communication, waits, memory, cores; the watchdog takes them.
+"""The figures of a rank on its host's status page: speed, communication, waits, memory, cores; the watchdog takes them.
 
 All are read from the watchdog's thread, about once a second: the program itself notes its step and its phase alone
 (`clcomm/stats/now.py`).

@@ -1,7 +1,7 @@
-"""The progress of ranks on other hosts, queried over the network, and only when a collective stalls.
+"""The status of ranks on other hosts, queried over the network, and only when a collective stalls.
 
-A thread of each rank waits for such queries and answers with the lines of its host's board. It needs neither the main
-thread nor MPI, so it answers in any state of the ranks; one answering rank per host is enough.
+A thread of each rank waits for such queries and answers with the lines of its host's status page. It needs neither the
+main thread nor MPI, so it answers in any state of the ranks; one answering rank per host is enough.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from time import monotonic, perf_counter_ns
 from typing import Any, NamedTuple
 
 from clcomm.job import endings
-from clcomm.job.rank_board import Progress, ProgressBoard
 from clcomm.job.stall_message import UNKNOWN
+from clcomm.job.status_page import RankStatus, StatusPage
 from clcomm.stats.flight_recorder import new_dump_folder
 
-#: The queries: the progress of a host's ranks; the same, and dump their last operations.
+#: The queries: the status of a host's ranks; the same, and dump their last operations.
 PROGRESS, DUMP = b"?", b"!"
 #: How long to wait for one rank of a host before asking the next, and how long to ask in all.
 NEXT_S, ASK_S = 0.2, 2.0
@@ -44,8 +44,8 @@ class Address(NamedTuple):
     port: int
 
 
-class Questions:
-    """Asks the ranks of other hosts.
+class StatusClient:
+    """Queries the ranks of other hosts.
 
     Args:
         token: a secret of the job, of TOKEN_BYTES; queries without it get no answer.
@@ -56,22 +56,22 @@ class Questions:
         self._token, self._hosts = token, list(hosts)
 
     def as_json(self) -> dict[str, Any]:
-        """Return token and addresses in JSON-compatible form; who has them can ask."""
+        """Return token and addresses in JSON-compatible form; who has them can query."""
         hosts = [[[rank, *address] for rank, address in host.items()] for host in self._hosts]
         return {"token": self._token.hex(), "hosts": hosts}
 
     @classmethod
-    def of_json(cls, given: Mapping[str, Any]) -> Questions:
-        """Return the Questions of an `as_json`."""
+    def of_json(cls, given: Mapping[str, Any]) -> StatusClient:
+        """Return the client that `as_json` describes."""
         hosts = [{rank: Address(names, port) for rank, names, port in host} for host in given["hosts"]]
-        return Questions(bytes.fromhex(given["token"]), hosts)
+        return StatusClient(bytes.fromhex(given["token"]), hosts)
 
-    def ask(self, question: bytes = PROGRESS) -> list[Progress]:
+    def ask(self, question: bytes = PROGRESS) -> list[RankStatus]:
         """Return the lines of all ranks of other hosts, in rank order, within ASK_S seconds.
 
         Ranks of a host that does not answer have the state UNKNOWN.
         """
-        found: dict[int, Progress] = {}
+        found: dict[int, RankStatus] = {}
         silent = self._hosts
         deadline, attempt = monotonic() + ASK_S, 0
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
@@ -90,9 +90,9 @@ class Questions:
 
     def _answers(
         self, asking: socket.socket, deadline: float, silent: Sequence[dict[int, Address]]
-    ) -> dict[int, Progress]:
+    ) -> dict[int, RankStatus]:
         """Return the lines that arrive before the deadline, or until all these hosts have answered."""
-        wanted, found = {rank for host in silent for rank in host}, dict[int, Progress]()
+        wanted, found = {rank for host in silent for rank in host}, dict[int, RankStatus]()
         while not wanted <= found.keys() and (left_s := deadline - monotonic()) > 0:
             asking.settimeout(left_s)
             with contextlib.suppress(OSError):  # the time is over
@@ -102,37 +102,37 @@ class Questions:
         return found
 
 
-class OtherHosts(Questions):
+class OtherHosts(StatusClient):
     """The ranks of other hosts, and this rank's thread that answers their queries.
 
     Args:
-        board: this host's.
-        token: as for Questions.
+        page: this host's.
+        token: as for StatusClient.
     """
 
-    def __init__(self, board: ProgressBoard, token: bytes):
+    def __init__(self, page: StatusPage, token: bytes):
         super().__init__(token)
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("", 0))
         closed = threading.Event()
         threading.Thread(
-            target=_answer, args=(self._socket, closed, token, board), name="clcomm-answers", daemon=True
+            target=_answer, args=(self._socket, closed, token, page), name="clcomm-answers", daemon=True
         ).start()
         self.close = weakref.finalize(self, _close, self._socket, closed)
         self.close.atexit = False
 
     @classmethod
-    def of(cls, comm: Any, hosts: Sequence[Sequence[int]], board: ProgressBoard) -> OtherHosts:
+    def of(cls, comm: Any, hosts: Sequence[Sequence[int]], page: StatusPage) -> OtherHosts:
         """Return an OtherHosts that knows the ranks of all hosts but this one; collective.
 
         Args:
             comm: an mpi4py communicator of all ranks.
             hosts: the ranks of each host, this one's included.
-            board: this host's.
+            page: this host's.
         """
-        made = cls(board, comm.bcast(secrets.token_bytes(TOKEN_BYTES), 0))
+        made = cls(page, comm.bcast(secrets.token_bytes(TOKEN_BYTES), 0))
         addresses = comm.allgather(made.address(own_addresses()))
-        made.know([{rank: addresses[rank] for rank in ranks} for ranks in hosts if board.own not in ranks])
+        made.know([{rank: addresses[rank] for rank in ranks} for ranks in hosts if page.own not in ranks])
         return made
 
     def address(self, hosts: list[str]) -> Address:
@@ -144,7 +144,7 @@ class OtherHosts(Questions):
         self._hosts = hosts
 
 
-def _answer(listening: socket.socket, closed: threading.Event, token: bytes, board: ProgressBoard) -> None:
+def _answer(listening: socket.socket, closed: threading.Event, token: bytes, page: StatusPage) -> None:
     """Answer every query with the token, until the socket is closed."""
     with listening:
         while True:
@@ -154,8 +154,8 @@ def _answer(listening: socket.socket, closed: threading.Event, token: bytes, boa
                     return
                 if secrets.compare_digest(question[:TOKEN_BYTES], token):
                     if question[TOKEN_BYTES:] == DUMP:
-                        _begin_dump(board)
-                    for part in packed(board.read()):
+                        _begin_dump(page)
+                    for part in packed(page.read()):
                         listening.sendto(token + part, asker)
 
 
@@ -165,14 +165,14 @@ def _close(listening: socket.socket, closed: threading.Event) -> None:
         listening.shutdown(socket.SHUT_RD)
 
 
-def _begin_dump(board: ProgressBoard) -> None:
-    if not board.dump_folder:
-        board.dump_folder = folder = new_dump_folder()
+def _begin_dump(page: StatusPage) -> None:
+    if not page.dump_folder:
+        page.dump_folder = folder = new_dump_folder()
         if folder:
             endings.print_line(f"clcomm: on {os.uname().nodename} what each rank did last is in {folder}/rank-*.json")
 
 
-def packed(lines: Sequence[Progress]) -> list[bytes]:
+def packed(lines: Sequence[RankStatus]) -> list[bytes]:
     """Return lines as datagrams, one if they fit, with times relative to now, as the hosts' clocks differ.
 
     Texts are cut. Each datagram leaves room for the token, and `unpacked` takes it without the others.
@@ -210,21 +210,21 @@ def _encoded(value: object) -> bytes:
     return json.dumps(value, default=dict, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def unpacked(answer: bytes) -> list[Progress]:
+def unpacked(answer: bytes) -> list[RankStatus]:
     """Return the lines of a datagram; none if it is malformed."""
     now_ns = perf_counter_ns()
     try:
         return [
-            Progress(int(rank), now_ns - int(beat), int(key), now_ns - int(began), bool(dumped), str(state), str(text),
-                     str(place), dict(figures))
+            RankStatus(int(rank), now_ns - int(beat), int(key), now_ns - int(began), bool(dumped), str(state),
+                       str(text), str(place), dict(figures))
             for rank, beat, key, began, dumped, state, text, place, figures in json.loads(answer)
         ]  # fmt: skip
     except (ValueError, TypeError, RecursionError):
         return []
 
 
-def _unknown(rank: int) -> Progress:
-    return Progress(rank, 0, 0, 0, False, UNKNOWN, "", "")
+def _unknown(rank: int) -> RankStatus:
+    return RankStatus(rank, 0, 0, 0, False, UNKNOWN, "", "")
 
 
 def own_addresses() -> list[str]:

@@ -1,4 +1,4 @@
-"""This user's running jobs on this host, by the boards that their ranks keep open.
+"""This user's running jobs on this host, by the status pages that their ranks keep open.
 
 The kernel shows the descriptors in /proc/PID/fd to processes of the same user alone (proc_pid_fd(5)).
 """
@@ -13,15 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from clcomm.job.figures import about_program
-from clcomm.job.other_hosts import OtherHosts, Questions
-from clcomm.job.rank_board import NAME, Progress, ProgressBoard, about_of
+from clcomm.job.other_hosts import OtherHosts, StatusClient
+from clcomm.job.status_page import NAME, RankStatus, StatusPage, read_description
 
 #: How /proc names an anonymous file.
 _LINK = f"/memfd:{NAME} (deleted)"
 
 
-def about_job(ranks: Sequence[int], size: int, hosts: int, elsewhere: OtherHosts | None) -> dict[str, Any]:
-    """Return what describes this job on its board.
+def job_description(ranks: Sequence[int], size: int, hosts: int, elsewhere: OtherHosts | None) -> dict[str, Any]:
+    """Return the description of this job for its status page.
 
     Args:
         ranks: those of this host.
@@ -37,10 +37,10 @@ def about_job(ranks: Sequence[int], size: int, hosts: int, elsewhere: OtherHosts
 
 
 class RunningJob:
-    """A job whose board this process has mapped, for reading.
+    """A job whose status page this process has mapped, for reading.
 
     Attributes:
-        about: what `about_job` wrote.
+        about: what `job_description` wrote.
         pid: the process of its first rank on this host.
         secret: that of a job on several hosts, the same on all of them.
     """
@@ -49,35 +49,35 @@ class RunningJob:
         self.about = about
         self.pid, self.program = int(about["pid"]), str(about["program"])
         self.size, self.started_s = int(self.about["size"]), float(self.about["started_s"])
-        self._board = ProgressBoard(memory, [int(rank) for rank in self.about["ranks"]][:count], None)
+        self._page = StatusPage(memory, [int(rank) for rank in self.about["ranks"]][:count], None)
         given: Mapping[str, Any] | None = self.about.get("elsewhere")
-        self._elsewhere = None if given is None else Questions.of_json(given)
+        self._elsewhere = None if given is None else StatusClient.of_json(given)
         self.secret = "" if given is None else str(given["token"])
 
-    def lines(self) -> list[Progress]:
+    def lines(self) -> list[RankStatus]:
         """Return the lines of all ranks, in rank order; other hosts are asked, which takes 2 s where one is silent."""
         elsewhere = [] if self._elsewhere is None else self._elsewhere.ask()
-        return sorted([*self._board.read(), *elsewhere])
+        return sorted([*self._page.read(), *elsewhere])
 
     def has_ended(self) -> bool:
         """Return whether all of its ranks on this host have ended."""
-        return all(line.state == "dead" for line in self._board.read())
+        return all(line.state == "dead" for line in self._page.read())
 
     @property
     def ranks(self) -> list[int]:
         """The ranks of this host."""
-        return self._board.ranks
+        return self._page.ranks
 
 
 def find_jobs() -> tuple[list[RunningJob], list[str]]:
-    """Return this user's jobs on this host, the newest first, and a line for each board that cannot be read."""
+    """Return this user's jobs on this host, the newest first, and a line for each status page that cannot be read."""
     jobs: dict[int, list[RunningJob]] = {}
     problems = []
-    for pid, path in sorted(_open_boards()):
+    for pid, path in sorted(_open_pages()):
         try:
             with open(path, "rb") as file:
                 memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            described = about_of(memory)
+            described = read_description(memory)
             if described is None:
                 continue
             job = RunningJob(memory, *described)
@@ -94,8 +94,8 @@ def find_jobs() -> tuple[list[RunningJob], list[str]]:
     return sorted(alike.values(), key=lambda each: -each.started_s), problems
 
 
-def _open_boards() -> Iterator[tuple[int, str]]:
-    """Yield a process and a path for each board that this user's processes keep open, each board once."""
+def _open_pages() -> Iterator[tuple[int, str]]:
+    """Yield a process and a path for each status page that this user's processes keep open, each page once."""
     seen = set()
     for name in os.listdir("/proc"):
         if not name.isdigit():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
 from clcomm.errors import name_ranks
-from clcomm.job.rank_board import Progress
+from clcomm.job.status_page import RankStatus
 
 #: A running rank whose line is older than this is in code that blocks all of its threads.
 SILENT_S = 3.0
@@ -17,7 +17,7 @@ UNKNOWN = "unknown"
 
 
 def describe(
-    own_rank: int, lines: Sequence[Progress], waited_s: float, name_of: Callable[[Sequence[int]], str] = name_ranks
+    own_rank: int, lines: Sequence[RankStatus], waited_s: float, name_of: Callable[[Sequence[int]], str] = name_ranks
 ) -> str:
     """Return a sentence on where a rank waits and what the missing ranks do.
 
@@ -50,7 +50,7 @@ def left_while_awaited(rank: str, text: str, place: str) -> str:
     return f"left while {rank} waits for it in {text}{where}"
 
 
-def is_lowest(rank: int, lines: Sequence[Progress], limit_s: float) -> bool:
+def is_lowest(rank: int, lines: Sequence[RankStatus], limit_s: float) -> bool:
     """Return whether no lower rank that still responds has waited for longer than the limit."""
     now_ns = perf_counter_ns()
     waiting = [
@@ -61,7 +61,7 @@ def is_lowest(rank: int, lines: Sequence[Progress], limit_s: float) -> bool:
     return rank <= min(waiting, default=rank)
 
 
-def _activity_of(line: Progress) -> str:
+def _activity_of(line: RankStatus) -> str:
     if line.state == UNKNOWN:
         return "no rank on its host answers"
     if line.text == LEFT:

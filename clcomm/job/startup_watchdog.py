@@ -1,4 +1,4 @@
-"""The watchdog of a Communicator's creation, when no board exists yet from which missing ranks could be named."""
+"""The watchdog of a Communicator's creation, when no status page exists yet from which missing ranks could be named."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from clcomm.engine.flat import FlatSpace
 from clcomm.errors import ArgumentError
-from clcomm.flat_space.shards import Part
+from clcomm.flat_space.shards import ShardPart
 
 #: Bytes of an element: parameters and state are float32.
 ITEM = 4
@@ -28,7 +28,7 @@ class FlatState:
     def __init__(self, space: FlatSpace):
         self.space = space
         self._buffers: dict[str, Any] = {}
-        self._place([Part(0, self.span, 0)])
+        self._place([ShardPart(0, self.span, 0)])
 
     @property
     def span(self) -> int:
@@ -38,7 +38,7 @@ class FlatState:
     @property
     def is_whole(self) -> bool:
         """Whether each element of the flat space has a place, its own."""
-        return self.parts == (Part(0, self.span, 0),)
+        return self.parts == (ShardPart(0, self.span, 0),)
 
     @property
     def is_used(self) -> bool:
@@ -54,7 +54,7 @@ class FlatState:
     def _upload(self, values: np.ndarray) -> Any:
         return self.space.device.upload(values if values.size else np.zeros(1, np.float32))  # no OpenCL buffer is empty
 
-    def restrict_to(self, parts: Sequence[Part]) -> None:
+    def restrict_to(self, parts: Sequence[ShardPart]) -> None:
         """Give a place to these parts alone; ArgumentError outside the flat space or off its alignment."""
         multiple = self.space.layout.alignment // ITEM
         for start, stop, offset in parts:
@@ -64,7 +64,7 @@ class FlatState:
                 )
         self._place(parts)
 
-    def _place(self, parts: Sequence[Part]) -> None:
+    def _place(self, parts: Sequence[ShardPart]) -> None:
         self.parts = tuple(parts)
         self.count = max([offset + stop - start for start, stop, offset in parts], default=0)
         self._views: tuple[Any, list[Any]] = (None, [])  # buffer of all parameters, and a view of it for each part

@@ -19,7 +19,7 @@ from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.layout import FlatLayout
-from clcomm.flat_space.shards import Part
+from clcomm.flat_space.shards import ShardPart
 from clcomm.optim.checks import (
     GROUPS,
     MISSED,
@@ -85,9 +85,9 @@ class Optimizer:
         For callers that reduce gradients into that range themselves and call `update_range` instead of `step`. Raises
         ArgumentError after the first step, and for a range outside the flat space or off its alignment.
         """
-        self.restrict_to([Part(start, stop, 0)])
+        self.restrict_to([ShardPart(start, stop, 0)])
 
-    def restrict_to(self, parts: Sequence[Part]) -> None:
+    def restrict_to(self, parts: Sequence[ShardPart]) -> None:
         """Restrict the optimizer to several parts of the flat space, in elements, as `restrict` does to one."""
         if self.steps or self._state.is_used:
             raise ArgumentError("range: expected to be chosen before the first step and before a state is loaded")

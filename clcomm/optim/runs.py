@@ -9,7 +9,7 @@ from clcomm.engine.parameter import Parameter
 from clcomm.optim.flat_state import ITEM, FlatState
 
 
-class Run(NamedTuple):
+class StateRun(NamedTuple):
     """Elements [first, first + length) of the state, in one part of it, of one group that missed as many steps."""
 
     first: int
@@ -19,7 +19,7 @@ class Run(NamedTuple):
     group: int
 
 
-def runs_of(state: FlatState, trained: Mapping[Parameter, int], missed: Mapping[Parameter, int]) -> list[Run]:
+def runs_of(state: FlatState, trained: Mapping[Parameter, int], missed: Mapping[Parameter, int]) -> list[StateRun]:
     """Return the runs of the trained parameters.
 
     Args:
@@ -27,7 +27,7 @@ def runs_of(state: FlatState, trained: Mapping[Parameter, int], missed: Mapping[
         trained: the group of each.
         missed: the steps for which each was frozen, 0 for others.
     """
-    runs: list[Run] = []
+    runs: list[StateRun] = []
     places = state.space.layout.ranges
     ends = [*(place.start // ITEM for place in places[1:]), state.span]
     for part, (start, stop, offset) in enumerate(state.parts):
@@ -35,11 +35,11 @@ def runs_of(state: FlatState, trained: Mapping[Parameter, int], missed: Mapping[
             first, last = max(place.start // ITEM, start), min(end, stop)
             if first < last and parameter in trained:
                 kind = missed.get(parameter, 0), part, trained[parameter]
-                _add(runs, Run(first - start + offset, last - first, *kind))
+                _add(runs, StateRun(first - start + offset, last - first, *kind))
     return runs
 
 
-def _add(runs: list[Run], run: Run) -> None:
+def _add(runs: list[StateRun], run: StateRun) -> None:
     """Add a run, to the one before it where that adjoins and is alike."""
     last = runs[-1] if runs else None
     if last is not None and last.first + last.length == run.first and last[2:] == run[2:]:

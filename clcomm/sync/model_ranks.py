@@ -11,7 +11,7 @@ import numpy as np
 from clcomm.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from clcomm.engine.parameter import Parameter, Part, Stages
+    from clcomm.engine.parameter import Parameter, ParameterPart, Stages
     from clcomm.sync.shared_space import SharedSpace
 
 _CHUNK = 1 << 14  # elements that stay in the cache as float64
@@ -29,7 +29,7 @@ class ModelRanks:
     def __init__(self, parameters: Mapping[str, Parameter]):
         self._parameters = parameters
         members = parameters.values()
-        self.part: Part | None = next((each.part for each in members if each.part is not None), None)
+        self.part: ParameterPart | None = next((each.part for each in members if each.part is not None), None)
         self.stages: Stages | None = next((each.stages for each in members if each.stages is not None), None)
 
     @classmethod

@@ -1,1 +1,1 @@
-"""`clcomm top`: the current state of a running job's ranks, from their status boards."""
+"""`clcomm top`: the current state of a running job's ranks, from their status pages."""

@@ -1,4 +1,4 @@
-"""The states of a job's ranks, from their lines on the hosts' boards, as a table, as text and as JSON."""
+"""The states of a job's ranks, from their lines on the hosts' status pages, as a table, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from clcomm.console.table import TextColumn, TextTable
-from clcomm.job.rank_board import Progress
 from clcomm.job.running_jobs import RunningJob
 from clcomm.job.stall_message import LEFT, SILENT_S, UNKNOWN
+from clcomm.job.status_page import RankStatus
 from clcomm.units import format_size
 
 #: A rank that has been in its collective for so long when its line was written waits for those that are not in it.
@@ -63,12 +63,12 @@ class RankRow(NamedTuple):
     place: str
 
 
-def rows_of(lines: Sequence[Progress]) -> list[RankRow]:
+def rows_of(lines: Sequence[RankStatus]) -> list[RankRow]:
     now_ns = perf_counter_ns()
     return [_row(line, lines, now_ns) for line in lines]
 
 
-def _row(line: Progress, lines: Sequence[Progress], now_ns: int) -> RankRow:
+def _row(line: RankStatus, lines: Sequence[RankStatus], now_ns: int) -> RankRow:
     figures = line.figures
 
     def number(name: str) -> Any:
@@ -83,7 +83,7 @@ def _row(line: Progress, lines: Sequence[Progress], now_ns: int) -> RankRow:
     )  # fmt: skip
 
 
-def _state(line: Progress, age_s: float) -> str:
+def _state(line: RankStatus, age_s: float) -> str:
     if line.text == LEFT:
         return "left"
     if line.state != "running":
@@ -93,12 +93,12 @@ def _state(line: Progress, age_s: float) -> str:
     return "silent" if age_s > SILENT_S else "running"
 
 
-def _waited_s(line: Progress) -> float:
+def _waited_s(line: RankStatus) -> float:
     """Return how many seconds a rank had been in its collective when its line was written."""
     return (line.beat_ns - line.began_ns) / 1e9 if line.waits else 0.0
 
 
-def _doing(line: Progress) -> str:
+def _doing(line: RankStatus) -> str:
     if line.state == UNKNOWN:
         return "its host does not answer"
     if line.text:
@@ -109,7 +109,7 @@ def _doing(line: Progress) -> str:
     return phase or (program if program and innermost.startswith("<") else innermost)
 
 
-def _waits_for(line: Progress, lines: Sequence[Progress]) -> tuple[int, ...]:
+def _waits_for(line: RankStatus, lines: Sequence[RankStatus]) -> tuple[int, ...]:
     if _waited_s(line) > WAITS_S:
         missing = tuple(other.rank for other in lines if other.key != line.key)
         if missing:

@@ -38,14 +38,14 @@ class Guard(Protocol):
         """Return the error of ranks in different operations, after ending all that are unfinished; collective."""
 
 
-class _Started(threading.local):
+class _StartedQueues(threading.local):
     """A thread's queues of unfinished operations, by id; they stay alive, as MPI writes to their arrays."""
 
     def __init__(self) -> None:
         self.queues: dict[int, deque[Pending]] = {}
 
 
-_started = _Started()
+_started = _StartedQueues()
 
 
 def advance_started() -> bool:

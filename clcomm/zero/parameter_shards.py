@@ -10,7 +10,7 @@ from clcomm.collectives.handle import Handle
 from clcomm.communicator import Communicator
 from clcomm.engine.gathered_parameters import GatheredUnits
 from clcomm.flat_space.precision import Precision
-from clcomm.flat_space.shards import Part, ShardPlan, Unit
+from clcomm.flat_space.shards import ShardPart, ShardPlan, Unit
 from clcomm.sync.parameter_broadcast import PARAMETERS
 from clcomm.sync.shared_space import SharedSpace
 from clcomm.zero.common_memory import move_to_common_memory
@@ -103,7 +103,7 @@ class _Shard:
         flat = space.adapter.flat_space  # type: ignore[attr-defined]
         self._plan, self._device = plan, flat.device
         self._storage, self._nbytes = flat.storage, flat.precision.nbytes
-        self._parts = [Part(*map(self._nbytes, part)) for part in plan.parts(comm.rank)]
+        self._parts = [ShardPart(*map(self._nbytes, part)) for part in plan.parts(comm.rank)]
         space.adapter.pull_parameters()
         own, whole = np.zeros(self._nbytes(plan.shard_nbytes), np.uint8), space.arrays.params
         for start, stop, offset in self._parts:

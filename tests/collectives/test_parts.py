@@ -200,10 +200,10 @@ def test_a_mismatch_names_the_part_its_ranks_and_those_of_the_world(several):
 def test_a_stalled_collective_names_the_part(capfd):
     comm = Communicator(stall_warning_s=0.3)
     part = comm.split(0, -comm.rank, name="dp")
-    board = part._watchdog._board
+    page = part._watchdog._page
     if part.rank == 0:  # the last rank of the whole comes when another has reported that it is missing
         deadline = time.monotonic() + 20
-        while not board.reported_ns and time.monotonic() < deadline:
+        while not page.reported_ns and time.monotonic() < deadline:
             time.sleep(0.01)
     part.all_reduce(np.ones(5), label="ours")
     lines = [line for lines in comm.all_gather_object(capfd.readouterr().err.splitlines()) for line in lines]

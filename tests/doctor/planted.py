@@ -31,10 +31,10 @@ def main(folder: str) -> None:
     os.environ["XDG_CACHE_HOME"] = folder
     os.environ.pop("POCL_CACHE_DIR", None)
     from clcomm.doctor import caches, examine, limits, place
-    from clcomm.doctor.job import Job
+    from clcomm.doctor.job import JobFacts
 
     probes = {"place": place.probe, "shared memory": limits.probe_shared_memory, "caches": caches.probe}
-    found = examine.judge(Job([examine.look(probes)], False), (limits.check_shared_memory, caches.check))
+    found = examine.judge(JobFacts([examine.look(probes)], False), (limits.check_shared_memory, caches.check))
     print(json.dumps([finding.as_dict() for finding in found]))
 
 

@@ -31,7 +31,7 @@ from clcomm.doctor import (
     place,
 )  # fmt: skip
 from clcomm.doctor.finding import NOTE, OK, PROBLEM, Finding
-from clcomm.doctor.job import Job
+from clcomm.doctor.job import JobFacts
 from clcomm.engine import kernel_cache
 from clcomm.launch.mpiexec import MPICH, OPEN_MPI
 from clcomm.storage.writer_lock import WriterLocks
@@ -40,21 +40,21 @@ from tests.faults.launch import ROOT, clean_environment, mpiexec
 from tests.launch.test_mpiexec import launcher_at
 
 
-def job_of(*ranks: dict[str, Any], launched: bool = True, hosts: tuple[str, ...] = ()) -> Job:
+def job_of(*ranks: dict[str, Any], launched: bool = True, hosts: tuple[str, ...] = ()) -> JobFacts:
     """Return the job of ranks with these facts, all on this host unless others are named."""
     named = hosts or (place.probe()["host"],) * len(ranks)
-    return Job([{"place": {**place.probe(), "host": host}, **facts} for facts, host in zip(ranks, named, strict=True)],
-               launched)  # fmt: skip
+    facts = [{"place": {**place.probe(), "host": host}, **own} for own, host in zip(ranks, named, strict=True)]
+    return JobFacts(facts, launched)
 
 
-def bad(check: Callable[[Job], Iterator[Finding]], job: Job) -> list[Finding]:
+def bad(check: Callable[[JobFacts], Iterator[Finding]], job: JobFacts) -> list[Finding]:
     """Return a check's findings that are not OK; each has a remedy."""
     found = [finding for finding in check(job) if finding.level != OK]
     assert all(finding.remedy for finding in found)
     return found
 
 
-def only(check: Callable[[Job], Iterator[Finding]], job: Job) -> Finding:
+def only(check: Callable[[JobFacts], Iterator[Finding]], job: JobFacts) -> Finding:
     (finding,) = bad(check, job)
     return finding
 
@@ -332,10 +332,10 @@ def test_probes_and_checks_that_fail_are_findings_too():
 
     facts = examine.look({"place": place.probe, "cores": breaks, "mpi": hangs}, limit_s=0.2)
 
-    def check(job: Job) -> Iterator[Finding]:
+    def check(job: JobFacts) -> Iterator[Finding]:
         raise KeyError("none")
 
-    found = {finding.check: finding.what for finding in examine.judge(Job([facts], False), [check])}
+    found = {finding.check: finding.what for finding in examine.judge(JobFacts([facts], False), [check])}
     assert found == {
         "test faults": "this check failed: KeyError: 'none'",
         "cores": "could not be examined: so it is",

@@ -13,7 +13,7 @@ import pytest
 
 from clcomm.doctor import caches, environment, examine, limits, modules, mpi, place, start
 from clcomm.doctor.finding import NOTE, OK, PROBLEM
-from clcomm.doctor.job import Job
+from clcomm.doctor.job import JobFacts
 from tests.doctor import planted
 from tests.doctor.test_faults import bad, job_of, only
 from tests.faults.launch import ROOT, clean_environment
@@ -67,11 +67,12 @@ def test_what_needs_a_hidden_module_has_no_remedy_of_its_own(tmp_path) -> None:
     (tmp_path / "mpi4py.py").write_text("x = 1\n")
     facts = {"place": place.probe(), "modules": modules.probe(str(tmp_path)),
              "mpi": {**mpi.probe(), "library": "", "kind": None, "reason": "cannot import name 'MPI'"}}  # fmt: skip
-    found = {each.check: each for each in examine.judge(Job([facts], False), (modules.check, mpi.check))}
+    found = {each.check: each for each in examine.judge(JobFacts([facts], False), (modules.check, mpi.check))}
     assert found["MPI"].remedy == "mend the modules first, as said above" and found["MPI"].level == PROBLEM
     (tmp_path / "mpi4py.py").unlink()
     facts["modules"] = modules.probe(str(tmp_path))
-    assert "pip install" in next(e.remedy for e in examine.judge(Job([facts], False), (mpi.check,)) if e.level != OK)
+    found = examine.judge(JobFacts([facts], False), (mpi.check,))
+    assert "pip install" in next(each.remedy for each in found if each.level != OK)
 
 
 def test_limits(monkeypatch) -> None:
@@ -94,7 +95,7 @@ def test_limits(monkeypatch) -> None:
         "limits": own | {"open": 16},
         "start": {"command": [], "reason": "r", "seconds": 0},
     }
-    found = {each.check: each.remedy for each in examine.judge(Job([stuck], False), (limits.check, start.check))}
+    found = {each.check: each.remedy for each in examine.judge(JobFacts([stuck], False), (limits.check, start.check))}
     assert found["start"] == "mend the limits first, as said above"
     assert "docker run --ulimit" in only(limits.check, job_of({"limits": own | {"open": 16, "most open": 16}})).remedy
     monkeypatch.setenv("TMPDIR", "/nowhere")

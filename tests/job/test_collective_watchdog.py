@@ -12,8 +12,8 @@ import pytest
 from clcomm import Communicator
 from clcomm.job import collective_watchdog
 from clcomm.job.collective_watchdog import Watchdog
-from clcomm.job.rank_board import ProgressBoard
 from clcomm.job.stall_message import describe
+from clcomm.job.status_page import StatusPage
 from clcomm.job.time_limits import Limits
 from clcomm.stats.call import Call
 from clcomm.stats.flight_recorder import FlightRecorder
@@ -29,9 +29,9 @@ class Watched:
 
 @pytest.fixture
 def dogs():
-    """Three ranks' watchdogs in one process, which share a board."""
+    """Three ranks' watchdogs in one process, which share a page."""
     memory = memoryview(bytearray(2048 * 4))
-    made = [Watchdog(Watched, ProgressBoard(memory, range(3), rank), NO_LOOKING, FlightRecorder()) for rank in range(3)]
+    made = [Watchdog(Watched, StatusPage(memory, range(3), rank), NO_LOOKING, FlightRecorder()) for rank in range(3)]
     yield made
     for dog in made:
         dog.stop()
@@ -45,7 +45,7 @@ def test_ranks_elsewhere_in_the_program_are_named_with_their_place(dogs) -> None
     dogs[0].look(entered(7))
     dogs[1].look(None)
     dogs[2].look(entered(3))
-    message = describe(0, dogs[0]._board.read(), 7.04)
+    message = describe(0, dogs[0]._page.read(), 7.04)
     assert message.startswith(
         "rank 0 has waited 7.0 s in all_reduce 'gradients' #12 (mean of 1,000 float32, bucket 3), called at "
         "job/test_collective_watchdog.py:"
@@ -58,13 +58,13 @@ def test_ranks_in_another_collective_are_named_with_it(dogs) -> None:
     dogs[0].look(entered(7))
     for rank in (1, 2):
         dogs[rank].look(entered(2, sequence=13, call=Call("barrier", "", "shared")))
-    assert "; missing: ranks 1 and 2 (in barrier #13 at job/" in describe(0, dogs[0]._board.read(), 7)
+    assert "; missing: ranks 1 and 2 (in barrier #13 at job/" in describe(0, dogs[0]._page.read(), 7)
 
 
 def test_a_collective_that_all_are_in_has_no_rank_missing(dogs) -> None:
     for dog in dogs:
         dog.look(entered(7))
-    assert describe(1, dogs[1]._board.read(), 7).endswith("; no rank is missing")
+    assert describe(1, dogs[1]._page.read(), 7).endswith("; no rank is missing")
 
 
 def test_the_lowest_waiting_rank_reports_once(dogs, capfd) -> None:
@@ -81,13 +81,13 @@ def test_the_lowest_waiting_rank_reports_once(dogs, capfd) -> None:
 
 
 def test_every_rank_dumps_once_when_the_job_ends(dogs, capfd, tmp_path) -> None:
-    dogs[0]._board.dump_folder = str(tmp_path)
+    dogs[0]._page.dump_folder = str(tmp_path)
     for _ in range(2):
         for dog in dogs:
             dog.look(entered(1))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0.json", "rank-1.json", "rank-2.json"]
     assert capfd.readouterr().err.count("last operations: none") == 3
-    assert all(line.dumped for line in dogs[0]._board.read())
+    assert all(line.dumped for line in dogs[0]._page.read())
 
 
 @pytest.mark.mpi(min_size=2)
@@ -97,7 +97,7 @@ def test_a_rank_that_comes_late_is_named(transport, capfd) -> None:
         if comm.rank == comm.size - 1:
             comm._watchdog.look(None)  # so that its place is known
             deadline = time.monotonic() + 60
-            while not comm._watchdog._board.reported_ns and time.monotonic() < deadline:
+            while not comm._watchdog._page.reported_ns and time.monotonic() < deadline:
                 time.sleep(0.01)
         comm.all_reduce(np.zeros(4), label="late")
         lines = [line for line in capfd.readouterr().err.splitlines() if "in all_reduce 'late' #1" in line]
@@ -133,7 +133,7 @@ def test_a_rank_that_has_left_is_missed_where_a_call_needs_it(call: Call, left: 
 
 def test_its_own_failure_is_no_reason_for_the_job_to_end(monkeypatch, caplog) -> None:
     watched = Watched()
-    dog = Watchdog(watched, ProgressBoard.alone(0), Limits(0.04, math.inf), FlightRecorder())
+    dog = Watchdog(watched, StatusPage.alone(0), Limits(0.04, math.inf), FlightRecorder())
     monkeypatch.setattr(dog, "look", lambda current: 1 / 0)
     dog._thread.join(20)
     assert not dog._thread.is_alive() and "goes on unwatched" in caplog.text
@@ -146,7 +146,7 @@ def test_its_release_uses_no_name_of_its_module() -> None:
 
 def test_it_does_not_keep_what_it_watches_alive() -> None:
     watched = Watched()
-    dog = Watchdog(watched, ProgressBoard.alone(0), Limits(0.04, math.inf), FlightRecorder())
+    dog = Watchdog(watched, StatusPage.alone(0), Limits(0.04, math.inf), FlightRecorder())
     del watched
     dog._thread.join(20)
     assert not dog._thread.is_alive()

@@ -1,4 +1,4 @@
-"""Questions between hosts: what is answered, and what is not."""
+"""Queries between hosts: what is answered, and what is not."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hypothesis import strategies as st
 
 from clcomm.job import other_hosts
 from clcomm.job.other_hosts import DUMP, LARGEST, PROGRESS, TOKEN_BYTES, Address, OtherHosts, packed, unpacked
-from clcomm.job.rank_board import Progress, ProgressBoard
 from clcomm.job.stall_message import UNKNOWN
+from clcomm.job.status_page import RankStatus, StatusPage
 
 TOKEN = bytes(range(TOKEN_BYTES))
 HERE = ["127.0.0.1"]
 
 
-def boards(ranks: list[int]) -> list[ProgressBoard]:
+def pages(ranks: list[int]) -> list[StatusPage]:
     memory = memoryview(bytearray(2048 * (1 + len(ranks))))
-    return [ProgressBoard(memory, ranks, own) for own in ranks]
+    return [StatusPage(memory, ranks, own) for own in ranks]
 
 
 @pytest.fixture
 def hosts():
     """Rank 0 on a host of its own, and ranks 1 and 2, which share one, without their network: only rank 2 answers."""
-    alone, pair = boards([0]), boards([1, 2])
+    alone, pair = pages([0]), pages([1, 2])
     asking, answering = OtherHosts(alone[0], TOKEN), OtherHosts(pair[1], TOKEN)
     silent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     silent.bind(("127.0.0.1", 0))  # rank 1, which is stopped
@@ -82,9 +82,9 @@ def test_ranks_of_another_host_dump_when_they_are_asked_to(hosts, tmp_path, monk
 
 
 def test_lines_of_many_ranks_fit_into_one_datagram() -> None:
-    several = boards(list(range(256)))
-    for board in several:
-        board.write(1, 1, "all_reduce 'ä' #1", "é" * 900)
+    several = pages(list(range(256)))
+    for page in several:
+        page.write(1, 1, "all_reduce 'ä' #1", "é" * 900)
     (datagram,) = packed(several[0].read())
     assert len(datagram) + TOKEN_BYTES <= LARGEST
     assert [line.rank for line in unpacked(datagram)] == list(range(256))
@@ -105,7 +105,7 @@ texts = st.text(max_size=40) | st.builds(
 def test_every_line_of_any_number_of_ranks_with_any_texts_arrives(count, drawn) -> None:
     """The answer is as few datagrams as its bytes need, none above the limit, and texts are cut at their ends."""
     lines = [
-        Progress(rank, beat, key, began, rank % 2 == 1, "running", text, place)
+        RankStatus(rank, beat, key, began, rank % 2 == 1, "running", text, place)
         for rank, (beat, key, began, text, place) in zip(range(count), itertools.cycle(drawn), strict=False)
     ]
     datagrams = packed(lines)
@@ -129,9 +129,9 @@ def test_every_line_of_any_number_of_ranks_with_any_texts_arrives(count, drawn) 
 @pytest.mark.parametrize("ranks", [1, 40, 1000])
 @pytest.mark.parametrize("text", ["", '"' * 1900, "\1" * 1900, "é" * 900])
 def test_a_host_with_many_ranks_answers(ranks, text) -> None:
-    alone, several = boards([ranks]), boards(list(range(ranks)))
-    for board in several:
-        board.write(2**63 - 1, 0, text, text)
+    alone, several = pages([ranks]), pages(list(range(ranks)))
+    for page in several:
+        page.write(2**63 - 1, 0, text, text)
     asking, answering = OtherHosts(alone[0], TOKEN), OtherHosts(several[0], TOKEN)
     try:
         asking.know([dict.fromkeys(range(ranks), answering.address(HERE))])
@@ -149,10 +149,10 @@ def test_an_answer_that_is_none_is_passed_over(answer) -> None:
 
 
 def test_a_line_keeps_what_it_says_and_its_age() -> None:
-    (board,) = boards([5])
-    board.write(9, 1, "x", "y")
-    (datagram,) = packed(board.read())
+    (page,) = pages([5])
+    page.write(9, 1, "x", "y")
+    (datagram,) = packed(page.read())
     (line,) = unpacked(datagram)
-    assert line[4:] == board.read()[0][4:] and line.key == 9
-    assert abs(line.beat_ns - board.read()[0].beat_ns) < 60e9
+    assert line[4:] == page.read()[0][4:] and line.key == 9
+    assert abs(line.beat_ns - page.read()[0].beat_ns) < 60e9
     assert json.loads(datagram)[0][0] == 5

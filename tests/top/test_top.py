@@ -20,8 +20,8 @@ from clcomm import cli
 from clcomm.errors import ArgumentError
 from clcomm.job import figures, running_jobs
 from clcomm.job.other_hosts import packed, unpacked
-from clcomm.job.rank_board import FORMAT, NAME, Progress, ProgressBoard
-from clcomm.job.running_jobs import about_job, find_jobs
+from clcomm.job.running_jobs import find_jobs, job_description
+from clcomm.job.status_page import FORMAT, NAME, RankStatus, StatusPage
 from clcomm.stats import now
 from clcomm.stats.events import Collective
 from clcomm.stats.flight_recorder import FlightRecorder
@@ -39,7 +39,7 @@ FIGURES = {
 
 
 class OneRank:
-    """A communicator of one rank, for `ProgressBoard.of_host`."""
+    """A communicator of one rank, for `StatusPage.of_host`."""
 
     def Get_rank(self) -> int:
         return 0
@@ -51,18 +51,18 @@ class OneRank:
         return [value]
 
 
-def public_board(**about: Any) -> ProgressBoard:
-    """Return the open board of a made-up job of one rank, this process's."""
-    board = ProgressBoard.of_host(OneRank(), [0], 0, public_size=1)
-    board.describe(about_job([0], 1, 1, None) | about)
-    board.write(0, 0, "", "train.py:5 in main", json.dumps(FIGURES))
-    return board
+def public_page(**about: Any) -> StatusPage:
+    """Return the open page of a made-up job of one rank, this process's."""
+    page = StatusPage.of_host(OneRank(), [0], 0, public_size=1)
+    page.describe(job_description([0], 1, 1, None) | about)
+    page.write(0, 0, "", "train.py:5 in main", json.dumps(FIGURES))
+    return page
 
 
 def own_jobs(monkeypatch) -> None:
-    """Let this process see its own boards alone, whatever else runs on the machine."""
-    every = running_jobs._open_boards
-    monkeypatch.setattr(running_jobs, "_open_boards", lambda: (each for each in every() if each[0] == os.getpid()))
+    """Let this process see its own pages alone, whatever else runs on the machine."""
+    every = running_jobs._open_pages
+    monkeypatch.setattr(running_jobs, "_open_pages", lambda: (each for each in every() if each[0] == os.getpid()))
 
 
 # --- finding jobs ---
@@ -70,28 +70,28 @@ def own_jobs(monkeypatch) -> None:
 
 def test_a_board_is_found_until_it_is_hidden(monkeypatch):
     own_jobs(monkeypatch)
-    board = public_board()
+    page = public_page()
     ((job,), problems) = find_jobs()
     assert (job.pid, job.size, job.ranks, problems) == (os.getpid(), 1, [0], [])
     (row,) = rows_of(job.lines())
     assert (row.step, row.samples_per_s, row.doing, row.state) == (1234, 400.0, "forward_backward", "running")
-    board.hide()
+    page.hide()
     assert find_jobs() == ([], [])
 
 
 def test_the_board_of_a_part_is_not_found(monkeypatch):
     own_jobs(monkeypatch)
-    board = ProgressBoard.of_host(OneRank(), [0], 0)
-    board.describe(about_job([0], 2, 1, None))
-    assert find_jobs() == ([], []) and not board.is_public
+    page = StatusPage.of_host(OneRank(), [0], 0)
+    page.describe(job_description([0], 2, 1, None))
+    assert find_jobs() == ([], []) and not page.is_public
 
 
 def test_another_user_finds_nothing():
-    board, parent = public_board(), os.getpid()
-    assert parent in {pid for pid, _ in running_jobs._open_boards()}
+    page, parent = public_page(), os.getpid()
+    assert parent in {pid for pid, _ in running_jobs._open_pages()}
 
     def found() -> bool:
-        return parent in {pid for pid, _ in running_jobs._open_boards()}
+        return parent in {pid for pid, _ in running_jobs._open_pages()}
 
     assert not as_nobody(found)
 
@@ -99,7 +99,7 @@ def test_another_user_finds_nothing():
         return any(os.access(f"/proc/{parent}/fd/{number}", os.R_OK) for number in range(200))
 
     assert not as_nobody(opened), "nor does the kernel let it look"
-    board.hide()
+    page.hide()
 
 
 @contextmanager
@@ -112,11 +112,11 @@ def memory_file(content: bytes) -> Iterator[int]:
         os.close(descriptor)
 
 
-def content_of(board: ProgressBoard, cut_to: int | None = None, **words: int) -> bytes:
-    content = bytearray(board._common_line[0]) + bytearray(board._common_line[1])
-    for line in board._lines:
+def content_of(page: StatusPage, cut_to: int | None = None, **words: int) -> bytes:
+    content = bytearray(page._common_line[0]) + bytearray(page._common_line[1])
+    for line in page._lines:
         content += bytes(line[0]) + bytes(line[1])
-    content += bytes(board._about)
+    content += bytes(page._description)
     for index, value in words.items():
         at = 8 * int(index.removeprefix("word_"))
         content[at : at + 8] = value.to_bytes(8, sys.byteorder)
@@ -136,9 +136,9 @@ def content_of(board: ProgressBoard, cut_to: int | None = None, **words: int) ->
 )
 def test_a_board_that_cannot_be_read_is_one_line(cut_to, words, said, monkeypatch):
     own_jobs(monkeypatch)
-    board = public_board()
-    content = content_of(board, cut_to, **words)
-    board.hide()
+    page = public_page()
+    content = content_of(page, cut_to, **words)
+    page.hide()
     with memory_file(content), pytest.raises(watch.NoJobError) as caught:
         watch.choose(None)
     line = one_line(caught)
@@ -157,7 +157,7 @@ def test_no_job_is_one_line(monkeypatch):
 
 def test_of_several_jobs_one_is_chosen(monkeypatch, capsys):
     own_jobs(monkeypatch)
-    boards = [public_board(pid=pid, program=f"train{pid}.py") for pid in (11, 12)]
+    pages = [public_page(pid=pid, program=f"train{pid}.py") for pid in (11, 12)]
     with pytest.raises(ArgumentError) as caught:
         watch.choose(None)
     assert "2 jobs run here: " in one_line(caught) and "(train11.py, 1 ranks)" in one_line(caught)
@@ -166,17 +166,17 @@ def test_of_several_jobs_one_is_chosen(monkeypatch, capsys):
     with pytest.raises(ArgumentError) as caught:
         watch.choose(13)
     assert one_line(caught).startswith("--job: expected one of ")
-    for board in boards:
-        board.hide()
+    for page in pages:
+        page.hide()
 
 
 # --- what a rank does ---
 
 
-def line(rank: int, **given: Any) -> Progress:
+def line(rank: int, **given: Any) -> RankStatus:
     defaults = {"beat_ns": time.perf_counter_ns(), "key": 0, "began_ns": 0, "dumped": False, "state": "running",
                 "text": "", "place": "a.py:1 in f", "figures": FIGURES}  # fmt: skip
-    return Progress(rank, **{**defaults, **given})
+    return RankStatus(rank, **{**defaults, **given})
 
 
 def test_who_waits_long_waits_for_those_that_are_elsewhere():
@@ -207,7 +207,7 @@ def test_states_of_ranks(given, state, shown):
 
 def test_tables_fit_any_width(monkeypatch):
     own_jobs(monkeypatch)
-    board = public_board()
+    page = public_page()
     ((job,), _) = find_jobs()
     rows = rows_of([line(rank, figures={**FIGURES, "step": 10**rank}) for rank in range(12)])
     for width in (40, 80, 120, 200):
@@ -219,7 +219,7 @@ def test_tables_fit_any_width(monkeypatch):
     )
     assert "stopped" in few and "9 more ranks" in few
     assert json.loads(view.as_json(job, rows))["ranks"][3]["step"] == 1000
-    board.hide()
+    page.hide()
 
 
 def test_figures_reach_other_hosts():
@@ -273,7 +273,7 @@ def test_waits_name_the_rank_that_came_last():
 
 @pytest.mark.mpi(min_size=2)
 def test_ranks_find_their_job(auto):
-    """Each rank of a host finds the one board of its job, with all ranks; a part has none."""
+    """Each rank of a host finds the one page of its job, with all ranks; a part has none."""
     part = auto.split(auto.rank % 2)
     auto.barrier()
     mine = {os.getpid() for _ in (0,)} and set(auto.all_gather_object(os.getpid()))
@@ -281,7 +281,7 @@ def test_ranks_find_their_job(auto):
     assert [job.size for job in jobs] == [auto.size]
     assert [line.rank for line in jobs[0].lines()] == list(range(auto.size))
     auto.all_reduce(np.ones(3, np.float32))
-    assert (part is not None and not part._board) or not part._board.is_public
+    assert (part is not None and not part._status_page) or not part._status_page.is_public
 
 
 # --- whole jobs ---

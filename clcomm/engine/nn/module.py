@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.flat import FlatSpace
-from clcomm.engine.parameter import Parameter, Part
+from clcomm.engine.parameter import Parameter, ParameterPart
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
@@ -228,7 +228,7 @@ class Module:
             tensor.copy_from(values[name])
 
 
-def _part_of(tensor: Tensor) -> Part | None:
+def _part_of(tensor: Tensor) -> ParameterPart | None:
     return tensor.part if isinstance(tensor, Parameter) else None
 
 

@@ -32,7 +32,7 @@ class Cut:
 
 
 class Shard:
-    """Rank `comm.rank`'s part of a parameter: a `clcomm.engine.parameter.Part`."""
+    """Rank `comm.rank`'s part of a parameter: a `clcomm.engine.parameter.ParameterPart`."""
 
     def __init__(self, cut: Cut, comm: Communicator):
         self.cut, self.comm = cut, comm

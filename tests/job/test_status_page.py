@@ -1,4 +1,4 @@
-"""The board on which a host's ranks note what they do."""
+"""The status page on which a host's ranks note what they do."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from clcomm.job import rank_board
-from clcomm.job.rank_board import ProgressBoard
+from clcomm.job import status_page
+from clcomm.job.status_page import StatusPage
 
 BYTES = 2048
 
 
-def boards(ranks: int) -> list[ProgressBoard]:
+def pages(ranks: int) -> list[StatusPage]:
     memory = memoryview(bytearray(BYTES * (1 + ranks)))
-    return [ProgressBoard(memory, range(4, 4 + ranks), rank) for rank in range(4, 4 + ranks)]
+    return [StatusPage(memory, range(4, 4 + ranks), rank) for rank in range(4, 4 + ranks)]
 
 
 def test_lines_are_read_as_they_were_written() -> None:
-    first, second, _ = boards(3)
+    first, second, _ = pages(3)
     first.write(77, 123, "all_reduce #1", "train.py:5 in main")
     second.write(0, 0, "", "x" * 5000)
     one, two, three = second.read()
@@ -34,7 +34,7 @@ def test_lines_are_read_as_they_were_written() -> None:
 
 
 def test_what_all_have_in_common() -> None:
-    first, second = boards(2)
+    first, second = pages(2)
     assert (second.reported_ns, second.dump_folder) == (0, "")
     first.note_report()
     first.dump_folder = "/somewhere/ä"
@@ -45,28 +45,28 @@ def test_what_all_have_in_common() -> None:
 
 def test_one_of_several_ranks_says_why_the_job_ends(monkeypatch) -> None:
     for _ in range(3):
-        several = boards(4)
+        several = pages(4)
         with ThreadPoolExecutor(4) as pool:
-            assert sum(pool.map(ProgressBoard.claim_end, several)) == 1
-        assert not any(board.claim_end() for board in several)
-        monkeypatch.setattr(rank_board, "_GRANTED_S", 0.0)  # that one has not ended it
+            assert sum(pool.map(StatusPage.claim_end, several)) == 1
+        assert not any(page.claim_end() for page in several)
+        monkeypatch.setattr(status_page, "_GRANTED_S", 0.0)  # that one has not ended it
         assert several[2].claim_end()
         monkeypatch.undo()
 
 
 def test_stopped_and_dead_processes_are_known() -> None:
-    board, _ = boards(2)
+    page, _ = pages(2)
     child = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"], stdout=-1)
     assert child.stdout is not None
     child.stdout.readline()
-    words, _ = board._lines[1]
+    words, _ = page._lines[1]
     with open(f"/proc/{child.pid}/stat") as file:
         words[1], words[2] = child.pid, int(file.read().rpartition(")")[2].split()[19])
 
     def becomes(state: str) -> bool:
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
-            if board.read()[1].state == state:
+            if page.read()[1].state == state:
                 return True
             time.sleep(0.01)
         return False

@@ -1,7 +1,7 @@
-"""The progress of a host's ranks, on a board in shared memory: each rank's watchdog writes its own line.
+"""The status of a host's ranks, on a page in shared memory: each rank's watchdog writes its own line.
 
 A line is at most a second old unless its process is stopped or dead, which /proc shows. Processes of the same user find
-the board of a whole job under /proc/PID/fd of its ranks, whose mappings keep it open (`running_jobs.py`).
+the status page of a whole job under /proc/PID/fd of its ranks, whose mappings keep it open (`running_jobs.py`).
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from clcomm.job.exit_monitor_process import stat_fields
 #: and since when, the dump folder.
 _LINE_BYTES, _TEXT_START = 2048, 128
 _VERSION, _PID, _STARTED, _BEAT_NS, _KEY, _BEGAN_NS, _DUMPED, _TEXT_BYTES = range(8)
-_REPORTED_NS, _FORMAT, _RANKS, _ABOUT_BYTES, _ENDED_BY, _ENDED_NS = range(1, 7)  # in line 0
-#: The board's name in /proc, the format of its lines, and the room for what describes the job, besides that for a rank.
-NAME, FORMAT, _ABOUT_ROOM, _ABOUT_ROOM_OF_RANK = "clcomm-board", 1, 8192, 64
+_REPORTED_NS, _FORMAT, _RANKS, _DESCRIPTION_BYTES, _ENDED_BY, _ENDED_NS = range(1, 7)  # in line 0
+#: The status page's name in /proc, the format of its lines, and the room for the job's description: for any job, and
+#: for each of its ranks.
+NAME, FORMAT, _DESCRIPTION_ROOM, _DESCRIPTION_ROOM_OF_RANK = "clcomm-status", 1, 8192, 64
 #: How long a rank whose claim to end the job was granted has for that, and how long a claim takes.
 _GRANTED_S, _CLAIM_S = 2.0, 0.02
 #: Index of a process's start time in `stat_fields`.
 _START_FIELD = 19
 
 
-class Progress(NamedTuple):
+class RankStatus(NamedTuple):
     """A rank's line.
 
     Attributes:
@@ -61,16 +62,16 @@ class Progress(NamedTuple):
         return self.key != 0
 
 
-class ProgressBoard:
-    """The lines of the ranks of one host.
+class StatusPage:
+    """The lines of the ranks of one host, which its ranks share.
 
     Args:
-        memory: shared by these ranks; one line more than there are ranks, then room for what describes the job.
+        memory: shared by these ranks; one line more than there are ranks, then room for the job's description.
         ranks: their numbers in the job.
         own: this rank's number; None for a process that only reads.
 
     Attributes:
-        is_public: whether processes of this user find it, as it is the board of a whole job.
+        is_public: whether processes of this user find it, as it is the status page of a whole job.
     """
 
     def __init__(self, memory: memoryview, ranks: Sequence[int], own: int | None):
@@ -78,57 +79,57 @@ class ProgressBoard:
         end = _LINE_BYTES * (1 + len(self.ranks))
         lines = [memory[start : start + _LINE_BYTES] for start in range(0, end, _LINE_BYTES)]
         self._common_line, *self._lines = [(line[:_TEXT_START].cast("q"), line[_TEXT_START:]) for line in lines]
-        self._about = memory[end:]
+        self._description = memory[end:]
         if own is not None:
             self.own = own
             words, _ = self._own_line = self._lines[self.ranks.index(own)]
             words[_STARTED], words[_PID] = _start_time(os.getpid()), os.getpid()
 
     @classmethod
-    def of_host(cls, host: object, ranks: Sequence[int], own: int, public_size: int = 0) -> ProgressBoard:
-        """Return the board of `host`'s ranks; without shared memory, of this rank alone. Collective.
+    def of_host(cls, host: object, ranks: Sequence[int], own: int, public_size: int = 0) -> StatusPage:
+        """Return the status page of `host`'s ranks; without shared memory, of this rank alone. Collective.
 
-        public_size: the number of the job's ranks, if these are all that it has on this host; 0: it is no public board.
+        public_size: the number of the job's ranks, if these are all of them on this host; 0: the page is not public.
         """
-        about = _ABOUT_ROOM + _ABOUT_ROOM_OF_RANK * public_size if public_size else 0
+        about = _DESCRIPTION_ROOM + _DESCRIPTION_ROOM_OF_RANK * public_size if public_size else 0
         memory, descriptor = common_memory(host, NAME, _LINE_BYTES * (1 + len(ranks)) + about)
-        board = cls.alone(own) if memory is None else cls(memory, ranks, own)
-        board.is_public = memory is not None and public_size > 0
+        page = cls.alone(own) if memory is None else cls(memory, ranks, own)
+        page.is_public = memory is not None and public_size > 0
         if descriptor >= 0:
             os.close(descriptor)  # each rank's mapping has one of its own
-        return board
+        return page
 
     @classmethod
-    def alone(cls, own: int) -> ProgressBoard:
-        """Return the board of a single rank, in private memory."""
+    def alone(cls, own: int) -> StatusPage:
+        """Return the status page of a single rank, in private memory."""
         return cls(memoryview(bytearray(2 * _LINE_BYTES)), [own], own)
 
     def describe(self, about: Mapping[str, object]) -> None:
-        """Write what describes the job, for processes that find the board, if this is its host's first rank."""
+        """Write the job's description, for processes that find the status page, if this is its host's first rank."""
         encoded = json.dumps(about).encode()
-        if not self.is_public or self.own != self.ranks[0] or len(encoded) > len(self._about):
+        if not self.is_public or self.own != self.ranks[0] or len(encoded) > len(self._description):
             return
         words = self._common_line[0]
-        self._about[: len(encoded)] = encoded
-        words[_ABOUT_BYTES], words[_RANKS], words[_FORMAT] = len(encoded), len(self.ranks), FORMAT
+        self._description[: len(encoded)] = encoded
+        words[_DESCRIPTION_BYTES], words[_RANKS], words[_FORMAT] = len(encoded), len(self.ranks), FORMAT
 
     def hide(self) -> None:
-        """End a public board: its job's Communicator is closed."""
+        """End a public status page: its job's Communicator is closed."""
         self._common_line[0][_FORMAT] = 0
 
     def write(self, key: int, began_ns: int, text: str, place: str, figures: str = "") -> None:
-        """Write this rank's line; the arguments are those of Progress, the figures as JSON."""
+        """Write this rank's line; the arguments are those of RankStatus, the figures as JSON."""
         words, _ = self._own_line
         words[_VERSION] += 1  # odd: being written
         words[_BEAT_NS], words[_KEY], words[_BEGAN_NS] = perf_counter_ns(), key, began_ns
         _write_text(self._own_line, f"{text}\n{place}", f"\n{figures}" if figures else "")
         words[_VERSION] += 1
 
-    def read(self) -> list[Progress]:
+    def read(self) -> list[RankStatus]:
         """Return every rank's line, including this rank's."""
         return [self._read(rank, line) for rank, line in zip(self.ranks, self._lines, strict=True)]
 
-    def _read(self, rank: int, line: tuple[memoryview, memoryview]) -> Progress:
+    def _read(self, rank: int, line: tuple[memoryview, memoryview]) -> RankStatus:
         words, _ = line
         for _ in range(3):
             version = words[_VERSION]
@@ -136,7 +137,7 @@ class ProgressBoard:
             text, place, figures = (_read_text(line) + "\n\n").split("\n", 3)[:3]
             if version % 2 == 0 and version == words[_VERSION]:
                 break
-        return Progress(rank, beat_ns, key, began_ns, dumped, _state(words[_PID], words[_STARTED]), text, place,
+        return RankStatus(rank, beat_ns, key, began_ns, dumped, _state(words[_PID], words[_STARTED]), text, place,
                         figures_of(figures))  # fmt: skip
 
     # --- the common line ---
@@ -151,7 +152,7 @@ class ProgressBoard:
         self._common_line[0][_REPORTED_NS] = perf_counter_ns()
 
     def claim_end(self) -> bool:
-        """Return whether this rank is to say why the job ends: one of those that find that out at about the same time.
+        """Return whether this rank has to report why the job ends: one of those that notice it at about the same time.
 
         Where that rank has not ended it after a while, another one is.
         """
@@ -177,10 +178,10 @@ class ProgressBoard:
         self._own_line[0][_DUMPED] = 1
 
 
-def about_of(memory: memoryview) -> tuple[dict[str, Any], int] | None:
-    """Return what describes the job of a board, and the number of the lines of ranks; None for one that is not public.
+def read_description(memory: memoryview) -> tuple[dict[str, Any], int] | None:
+    """Return the description of a status page's job, and its number of ranks; None for a page that is not public.
 
-    Raises ValueError for a board of another format, and one that is cut off or damaged.
+    Raises ValueError for a status page of another format, and one that is cut off or damaged.
     """
     if len(memory) < _LINE_BYTES:
         raise ValueError("it is cut off")
@@ -190,8 +191,8 @@ def about_of(memory: memoryview) -> tuple[dict[str, Any], int] | None:
     if words[_FORMAT] != FORMAT:
         raise ValueError(f"its format is {words[_FORMAT]}, this clcomm reads {FORMAT}")
     start = _LINE_BYTES * (1 + words[_RANKS])
-    encoded = bytes(memory[start : start + words[_ABOUT_BYTES]]) if words[_RANKS] > 0 else b""
-    if len(encoded) != words[_ABOUT_BYTES] or not encoded:
+    encoded = bytes(memory[start : start + words[_DESCRIPTION_BYTES]]) if words[_RANKS] > 0 else b""
+    if len(encoded) != words[_DESCRIPTION_BYTES] or not encoded:
         raise ValueError("it is cut off")
     about = json.loads(encoded)
     if not isinstance(about, dict) or len(about.get("ranks", ())) != words[_RANKS]:
