@@ -56,17 +56,26 @@ class TanhOp(Activation):
 
 
 def relu(x: Tensor) -> Tensor:
-    """Return max(x, 0) of each element; NaN stays NaN."""
+    """Return max(x, 0) of each element; NaN stays NaN.
+
+    x: float32 of any shape, which the result has too.
+    """
     return Relu.apply(float_tensor("relu", x))
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """Return 1 / (1 + exp(-x)) of each element."""
+    """Return 1 / (1 + exp(-x)) of each element.
+
+    x: float32 of any shape, which the result has too.
+    """
     return SigmoidOp.apply(float_tensor("sigmoid", x))
 
 
 def tanh(x: Tensor) -> Tensor:
-    """Return the hyperbolic tangent of each element."""
+    """Return the hyperbolic tangent of each element.
+
+    x: float32 of any shape, which the result has too.
+    """
     return TanhOp.apply(float_tensor("tanh", x))
 
 
@@ -104,6 +113,7 @@ class LeakyRelu(_Gated):
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """Return x times the normal distribution's cumulative function at x, of each element.
 
+    x: float32 of any shape, which the result has too.
     `approximate` "tanh" computes that function as 0.5 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))), as GPT-2 does.
     Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016. Raises ArgumentError for another approximation.
     """
@@ -116,11 +126,15 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
 def silu(x: Tensor) -> Tensor:
     """Return x / (1 + exp(-x)) of each element.
 
+    x: float32 of any shape, which the result has too.
     Source: Elfwing, Uchibe and Doya, "Sigmoid-weighted linear units for neural network function approximation", 2018.
     """
     return Silu.apply(float_tensor("silu", x))
 
 
 def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
-    """Return x where it is positive, else `negative_slope` * x, of each element; NaN stays NaN."""
+    """Return x where it is positive, else `negative_slope` * x, of each element; NaN stays NaN.
+
+    x: float32 of any shape, which the result has too.
+    """
     return LeakyRelu.apply(float_tensor("leaky_relu", x), settings=(float(negative_slope),))

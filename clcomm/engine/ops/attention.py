@@ -150,9 +150,9 @@ def scaled_dot_product_attention(
     the shapes alone.
 
     Args:
-        query: [..., queries, length].
-        key: [..., keys, length].
-        value: [..., keys, value length].
+        query: float32 [..., queries, length].
+        key: float32 [..., keys, length].
+        value: float32 [..., keys, value length].
         attn_mask: added to the scores; of booleans or int32: nonzero where a query sees a key; its shape
             broadcasts to [..., queries, keys]. It gets no gradient. A query that sees no key gives zeros.
         is_causal: whether query i sees only the keys up to i; not with a mask.
@@ -183,7 +183,8 @@ def packed_attention(
     Nothing is copied before or after it.
 
     Args:
-        qkv: [..., tokens, 3 * width], the queries of all heads beside their keys and values, as one Linear gives them.
+        qkv: float32 [..., tokens, 3 * width], the queries of all heads beside their keys and values, as one
+            Linear gives them.
         heads: their number, which divides the width.
         attn_mask: as in `scaled_dot_product_attention`; its shape broadcasts to [..., heads, tokens, tokens].
         is_causal: as there.
@@ -220,9 +221,9 @@ def multi_head_attention(
     """Return the attention of `heads` heads that lie beside each other in each row: [..., queries, value width].
 
     Args:
-        query: [..., queries, width].
-        key: [..., keys, width].
-        value: [..., keys, value width].
+        query: float32 [..., queries, width].
+        key: float32 [..., keys, width].
+        value: float32 [..., keys, value width].
         heads: their number, which divides both widths.
         attn_mask: as in `scaled_dot_product_attention`; its shape broadcasts to [..., heads, queries, keys].
         is_causal: as there.

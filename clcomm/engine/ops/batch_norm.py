@@ -181,10 +181,11 @@ def batch_norm(
     Source: Ioffe and Szegedy, "Batch Normalization", 2015.
 
     Args:
-        running_mean, running_var: [C], both or none: the statistics that are used where not `training`; in training
-            they move towards those of the batch, with the unbiased variance.
-        weight: [C]; None: 1.
-        bias: [C], with a weight only; None: 0.
+        x: float32 [N, C, ...], the result's shape too.
+        running_mean, running_var: float32 [C], both or none: the statistics that are used where not `training`; in
+            training they move towards those of the batch, with the unbiased variance.
+        weight: float32 [C]; None: 1.
+        bias: float32 [C], with a weight only; None: 0.
         training: whether the statistics are the batch's.
         momentum: the share of the batch in the running statistics; None: 1 / `batches`, so that these are means.
         eps: is added to the variance.
@@ -233,8 +234,9 @@ def group_norm(
     Source: Wu and He, "Group Normalization", 2018.
 
     Args:
+        x: float32 [N, C, ...], the result's shape too.
         num_groups: divides the channels into so many groups of neighbours.
-        weight, bias: [C], a bias with a weight only; None: 1 and 0.
+        weight, bias: float32 [C], a bias with a weight only; None: 1 and 0.
         eps: is added to the variance.
 
     Raises ArgumentError for arguments that do not fit.

@@ -153,6 +153,7 @@ class Pad(Op):
 def take(x: Tensor, index: Index | tuple[Index, ...]) -> Tensor:
     """Return x[index] as NumPy does, as a copy: whole numbers, slices with any step, `...` and None.
 
+    x: float32 of any shape; the result has NumPy's.
     Raises ArgumentError for other indices, for one outside its dimension, for too many, and where nothing is left.
     """
     float_tensor("index", x)
@@ -205,7 +206,10 @@ def _range(entry: Any, length: int, dimension: int) -> tuple[int, int, int]:
 
 
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Return tensors one after the other along `axis`; their other dimensions are equal. ArgumentError otherwise."""
+    """Return tensors one after the other along `axis`; their other dimensions are equal. ArgumentError otherwise.
+
+    tensors: float32, at least one; the result's `axis` is as long as all of theirs.
+    """
     own = _several("concat", tensors)
     first = own[0]
     if not -first.ndim <= axis < first.ndim:
@@ -231,7 +235,10 @@ def _several(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Return tensors of one shape along a new dimension `axis`; ArgumentError for several shapes."""
+    """Return tensors of one shape along a new dimension `axis`; ArgumentError for several shapes.
+
+    tensors: float32, at least one; their number is the length of the result's `axis`.
+    """
     own = _several("stack", tensors)
     shape = own[0].shape
     if any(each.shape != shape for each in own):
@@ -245,6 +252,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     """Return the parts of x along `axis`: of `sizes`, or all of one size but for a shorter last one.
 
+    x: float32 of at least one dimension; the parts differ from its shape in `axis` alone.
     Raises ArgumentError where the sizes do not add up to the dimension.
     """
     float_tensor("split", x)
@@ -264,7 +272,10 @@ def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
 
 
 def pad(x: Tensor, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:
-    """Return x with (before, after) elements of `value` around each dimension; ArgumentError for negative widths."""
+    """Return x with (before, after) elements of `value` around each dimension; ArgumentError for negative widths.
+
+    x: float32 of any shape; the result is before + after longer in each dimension.
+    """
     float_tensor("pad", x)
     pairs = [tuple(each) for each in widths]
     if len(pairs) != x.ndim or any(len(pair) != 2 or min(pair) < 0 for pair in pairs):

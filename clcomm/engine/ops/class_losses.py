@@ -101,10 +101,10 @@ def cross_entropy(
     """Return the cross-entropy of logits against integer classes, as PyTorch's.
 
     Args:
-        logits: [rows, classes].
-        targets: a class for each row, in an int32 tensor or an integer array.
-        reduction: "mean", weighed by the rows' classes, "sum" or "none" (one loss for each row).
-        weight: of each class; None: 1.
+        logits: float32 [rows, classes].
+        targets: a class for each row, in an int32 tensor or an integer array of shape [rows].
+        reduction: "mean", weighed by the rows' classes, or "sum", with a result of shape (); "none": [rows].
+        weight: float32 [classes]; None: 1.
         ignore_index: a target whose rows count nothing; None: there is none.
         label_smoothing: the share, from 0 to 1, of a uniform distribution in the targets'; Szegedy et al., "Rethinking
             the Inception architecture for computer vision", 2016.
@@ -128,7 +128,10 @@ def nll_loss(
     weight: Tensor | None = None,
     ignore_index: int | None = None,
 ) -> Tensor:
-    """Return the negative log-likelihood of log-probabilities [rows, classes], as PyTorch's; see `cross_entropy`."""
+    """Return the negative log-likelihood of log-probabilities [rows, classes], as PyTorch's; see `cross_entropy`.
+
+    log_probabilities: float32 [rows, classes]; the others and the result are as there.
+    """
     settings = _settings("nll_loss", log_probabilities, targets, reduction, weight, ignore_index)
     return NegativeLogLikelihood.apply(log_probabilities, **settings)
 

@@ -139,16 +139,16 @@ def conv2d(
     dilation: int | tuple[int, int] = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Return the convolution of x with weight, plus bias.
+    """Return the convolution of x with weight, plus bias: [N, O, rows, columns].
 
     The result has (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1 rows and columns. Padding is left
     out of the sums, so that a weight of Inf or NaN does not make the borders NaN. Where an output's gradient has one,
     all of its weights' gradients may be NaN.
 
     Args:
-        x: [N, C, H, W].
-        weight: [O, C / groups, kernel_h, kernel_w].
-        bias: [O], or None.
+        x: float32 [N, C, H, W].
+        weight: float32 [O, C / groups, kernel_h, kernel_w].
+        bias: float32 [O], or None.
         stride: one number for both directions.
         padding: one number, or (rows, columns).
         dilation: pixels from a tap of the kernel to the next, likewise.
@@ -183,12 +183,13 @@ def conv_transpose2d(
 ) -> Tensor:
     """Return the transposed convolution of x with weight, plus bias: the gradient of conv2d for its x.
 
-    The result has (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1 rows and columns.
+    The result is [N, O, rows, columns], with (size - 1) * stride - 2 * padding + dilation * (kernel - 1) +
+    output_padding + 1 rows and columns.
 
     Args:
-        x: [N, C, H, W].
-        weight: [C, O / groups, kernel_h, kernel_w].
-        bias: [O], or None.
+        x: float32 [N, C, H, W].
+        weight: float32 [C, O / groups, kernel_h, kernel_w].
+        bias: float32 [O], or None.
         stride: one number for both directions.
         padding: one number, or (rows, columns).
         output_padding: further rows and columns at the end, likewise; below the stride or the dilation.
@@ -245,6 +246,9 @@ def conv_transpose2d(
 
 def conv_relu_pool(x: Tensor, weight: Tensor, bias: Tensor | None = None, padding: int | tuple[int, int] = 0) -> Tensor:
     """Return max_pool2d(relu(conv2d(x, weight, bias, padding=padding)), 2), in one kernel where possible.
+
+    x: float32 [N, C, H, W]; weight: float32 [O, C, kernel_h, kernel_w]; the result has half as many rows and columns as
+    conv2d's, rounded down.
 
     That is on a CPU if the convolution keeps the width, see `can_fuse_pool`, and is not computed as products. Arguments
     and errors are those of conv2d and max_pool2d.

@@ -40,6 +40,8 @@ def _masked(x: Tensor, ticket: Tensor, p: float, out: Tensor) -> Tensor:
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, stream: RandomStream | None = None) -> Tensor:
     """Return x with each element set to 0 with probability p, and divided by 1 - p else; x itself if not `training`.
 
+    x: float32 of any shape, which the result has too.
+
     The mask follows from `stream`, by default the device's RandomStream: the seed, the rank, the number of draws
     before, and the element's index; it does not depend on the device. With p of 1 all elements are 0; NaN and infinity
     become NaN where they are dropped, as in PyTorch. Source: Srivastava et al., "Dropout: a simple way to prevent

@@ -160,7 +160,10 @@ class DivideNumber(Op):
 
 
 def add(a: Tensor | float, b: Tensor | float) -> Tensor:
-    """Return a + b; tensors broadcast as in NumPy, and one operand may be a number."""
+    """Return a + b; tensors broadcast as in NumPy, and one operand may be a number.
+
+    a, b: float32, or one of them a number; the result has the shape to which they broadcast.
+    """
     if isinstance(b, Real):
         return Affine.apply(float_tensor("add", a), scale=1.0, shift=float(b))
     if isinstance(a, Real):
@@ -169,7 +172,10 @@ def add(a: Tensor | float, b: Tensor | float) -> Tensor:
 
 
 def sub(a: Tensor | float, b: Tensor | float) -> Tensor:
-    """Return a - b; tensors broadcast as in NumPy, and one operand may be a number."""
+    """Return a - b; tensors broadcast as in NumPy, and one operand may be a number.
+
+    a, b: float32, or one of them a number; the result has the shape to which they broadcast.
+    """
     if isinstance(b, Real):
         return Affine.apply(float_tensor("sub", a), scale=1.0, shift=-float(b))
     if isinstance(a, Real):
@@ -178,7 +184,10 @@ def sub(a: Tensor | float, b: Tensor | float) -> Tensor:
 
 
 def mul(a: Tensor | float, b: Tensor | float) -> Tensor:
-    """Return a * b, element by element; tensors broadcast as in NumPy, and one operand may be a number."""
+    """Return a * b, element by element; tensors broadcast as in NumPy, and one operand may be a number.
+
+    a, b: float32, or one of them a number; the result has the shape to which they broadcast.
+    """
     if isinstance(b, Real):
         return Affine.apply(float_tensor("mul", a), scale=float(b), shift=_NOTHING)
     if isinstance(a, Real):
@@ -187,7 +196,10 @@ def mul(a: Tensor | float, b: Tensor | float) -> Tensor:
 
 
 def div(a: Tensor | float, b: Tensor | float) -> Tensor:
-    """Return a / b, element by element; tensors broadcast as in NumPy, and one operand may be a number."""
+    """Return a / b, element by element; tensors broadcast as in NumPy, and one operand may be a number.
+
+    a, b: float32, or one of them a number; the result has the shape to which they broadcast.
+    """
     if isinstance(b, Real):
         with np.errstate(divide="ignore"):
             reciprocal = float(np.divide(1.0, float(b)))

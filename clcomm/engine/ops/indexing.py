@@ -42,7 +42,7 @@ def gather(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
     """Return a tensor of `index`'s shape with y[i, j, k] = x[i, index[i, j, k], k] for `axis` 1, as PyTorch's.
 
     Args:
-        x: of any shape.
+        x: float32 of any shape.
         axis: the dimension of x that the indices are of.
         index: as many dimensions as x, and no larger than x in the others than `axis`; an int32 tensor, or integers. Of
             a tensor an index outside the dimension gives NaN.
@@ -67,7 +67,7 @@ def index_select(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
     """Return x's slices along `axis` at the indices, as PyTorch's: y[i, j, k] = x[i, index[j], k] for `axis` 1.
 
     Args:
-        x: of any shape.
+        x: float32 of any shape.
         axis: the dimension of x that the indices are of.
         index: one dimension; an int32 tensor, or integers. Of a tensor an index outside the dimension gives NaN.
 

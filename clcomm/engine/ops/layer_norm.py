@@ -81,9 +81,10 @@ def layer_norm(
     Source: Ba, Kiros and Hinton, "Layer Normalization", 2016.
 
     Args:
+        x: float32 [..., *normalized_shape], the result's shape too.
         normalized_shape: those last dimensions.
-        weight: of that shape; None: 1.
-        bias: of that shape, with a weight only; None: 0.
+        weight: float32 of that shape; None: 1.
+        bias: float32 of that shape, with a weight only; None: 0.
         eps: is added to the variance, the mean of the squared differences from the mean.
 
     Raises ArgumentError for other shapes, for a bias without a weight, and for an `eps` that is negative.

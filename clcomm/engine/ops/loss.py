@@ -95,9 +95,9 @@ def cross_entropy(logits: Tensor, targets: Tensor | np.ndarray, reduction: str =
     """Return the cross-entropy of logits against integer classes.
 
     Args:
-        logits: [rows, classes].
-        targets: a class for each row, in an int32 tensor or an integer array.
-        reduction: "mean", "sum" or "none" (one loss for each row).
+        logits: float32 [rows, classes].
+        targets: a class for each row, in an int32 tensor or an integer array of shape [rows].
+        reduction: "mean" or "sum", with a result of shape (); "none": [rows].
 
     Raises:
         ArgumentError: shapes or dtypes do not fit, or a target is not a class; for one that only the device knows, when
@@ -183,9 +183,10 @@ class LogitsBinaryCrossEntropy(_ElementLoss):
 
 
 def mse_loss(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the squared error of two tensors of one shape.
+    """Return the squared error of two float32 tensors of one shape.
 
-    `reduction` is "mean", "sum" or "none" (one error for each element). Raises ArgumentError if the shapes differ.
+    `reduction` is "mean" or "sum", with a result of shape (), or "none": an error for each element.
+    Raises ArgumentError if the shapes differ.
     """
     _check_pair("mse_loss", prediction, target, reduction)
     return SquaredError.apply(prediction, target, reduction=reduction)
@@ -197,7 +198,8 @@ def smooth_l1_loss(prediction: Tensor, target: Tensor, reduction: str = "mean", 
     Source: Girshick, "Fast R-CNN", 2015.
 
     Args:
-        reduction: "mean", "sum" or "none" (one loss for each element).
+        prediction, target: float32 of any one shape.
+        reduction: "mean" or "sum", with a result of shape (); "none": a loss for each element.
         beta: from 0, with which it is |d|.
 
     Raises ArgumentError if the shapes differ, and for a negative `beta`.
@@ -219,10 +221,11 @@ def binary_cross_entropy_with_logits(
     """Return the binary cross-entropy of sigmoid(logits) against probabilities of the same shape, as PyTorch's.
 
     Args:
-        target: from 0 to 1; it gets no gradient.
-        reduction: "mean", "sum" or "none" (one loss for each element).
-        weight: of each loss; its shape broadcasts to that of the logits. None: 1.
-        pos_weight: of the targets' positive part; its shape broadcasts too. None: 1.
+        logits: float32 of any shape.
+        target: float32 of the same shape, from 0 to 1; it gets no gradient.
+        reduction: "mean" or "sum", with a result of shape (); "none": a loss for each element.
+        weight: float32, of each loss; its shape broadcasts to that of the logits. None: 1.
+        pos_weight: float32, of the targets' positive part; its shape broadcasts too. None: 1.
 
     Raises ArgumentError if the shapes do not fit, and for a target or weight that needs a gradient.
     """

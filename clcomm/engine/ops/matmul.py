@@ -85,7 +85,7 @@ class LinearOp(Op):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
-    """Return x[..., in] weight[out, in]^T + bias[out], followed by ReLU when `relu` is set.
+    """Return x[..., in] weight[out, in]^T + bias[out], followed by ReLU when `relu` is set: float32 [..., out].
 
     Raises ArgumentError unless the shapes fit and all are float32 tensors on one device, and for the weight of a layer
     that tensor-parallel ranks divide: only the layer itself exchanges what its gradients need.

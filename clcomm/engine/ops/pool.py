@@ -85,7 +85,7 @@ def max_pool2d(
     is NaN.
 
     Args:
-        x: [N, C, H, W].
+        x: float32 [N, C, H, W].
         kernel_size: of a window: one number, or (rows, columns).
         stride: from window to window, likewise; None: the kernel size.
         padding: likewise, at most half of the kernel size.
@@ -102,7 +102,10 @@ def avg_pool2d(
     stride: int | tuple[int, int] | None = None,
     padding: int | tuple[int, int] = 0,
 ) -> Tensor:
-    """Return the means of the windows of x [N, C, H, W], padding counted as zeros; sizes as for max_pool2d."""
+    """Return the means of the windows of x [N, C, H, W], padding counted as zeros; sizes as for max_pool2d.
+
+    x: float32 [N, C, H, W]; the result is [N, C, out_h, out_w].
+    """
     return AvgPool2dOp.apply(x, window=_window("avg_pool2d", x, kernel_size, stride, padding))
 
 
@@ -112,6 +115,7 @@ def adaptive_avg_pool2d(x: Tensor, output_size: int | tuple[int | None, int | No
     Window i of n in a direction goes from i * size / n, rounded down, to (i + 1) * size / n, rounded up.
 
     Args:
+        x: float32 [N, C, H, W]; the result is [N, C, *output_size].
         output_size: one number, or (rows, columns); None: as many as x has.
 
     Raises ArgumentError for sizes below 1, and where x has other dimensions.

@@ -85,13 +85,19 @@ def _sum_run(x: Tensor, outer: int, axis: int, inner: int, shape: Shape, scale: 
 
 
 def sum(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Return the sum of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1."""
+    """Return the sum of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1.
+
+    x: float32 of any shape; of all dimensions the result has the shape ().
+    """
     axes, shape = reduced("sum", x, axis, keepdims)
     return SumOp.apply(x, axes=axes, shape=shape, scale=1.0)
 
 
 def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Return the mean of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1."""
+    """Return the mean of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1.
+
+    x: float32 of any shape; of all dimensions the result has the shape ().
+    """
     axes, shape = reduced("mean", x, axis, keepdims)
     return SumOp.apply(x, axes=axes, shape=shape, scale=1.0 / math.prod([x.shape[d] for d in axes]))
 
@@ -109,7 +115,10 @@ def reduced(name: str, x: Tensor, axis: int | Sequence[int] | None, keepdims: bo
 
 
 def argmax(x: Tensor) -> Tensor:
-    """Return the int32 index of the largest element along the last dimension, the first of equals."""
+    """Return the int32 index of the largest element along the last dimension, the first of equals.
+
+    x: float32 [..., columns]; the result is int32 [...].
+    """
     float_tensor("argmax", x)
     whole_rows("argmax", x)
     if not x.ndim:

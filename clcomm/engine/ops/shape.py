@@ -71,7 +71,10 @@ def permuted(x: Tensor, axes: Shape, out: Tensor) -> Tensor:
 
 
 def reshape(x: Tensor, shape: Shape) -> Tensor:
-    """Return x in another shape, one dimension of which may be -1; shares memory."""
+    """Return x in another shape, one dimension of which may be -1; shares memory.
+
+    x: float32 or int32 of any shape.
+    """
     known = math.prod([n for n in shape if n != -1])
     resolved = tuple([x.size // known if n == -1 and known > 0 else n for n in shape])
     if shape.count(-1) > 1 or min(resolved, default=1) < 1 or math.prod(resolved) != x.size:
@@ -80,7 +83,10 @@ def reshape(x: Tensor, shape: Shape) -> Tensor:
 
 
 def flatten(x: Tensor, start_dim: int = 0) -> Tensor:
-    """Return x with the dimensions from `start_dim` on merged into one; shares memory."""
+    """Return x with the dimensions from `start_dim` on merged into one; shares memory.
+
+    x: float32 or int32 of any shape.
+    """
     first = start_dim + x.ndim if start_dim < 0 else start_dim
     if not 0 <= first <= x.ndim or (first == x.ndim and first):
         raise ArgumentError(f"flatten: start_dim {start_dim} does not fit a tensor of shape {x.shape}")
@@ -88,7 +94,10 @@ def flatten(x: Tensor, start_dim: int = 0) -> Tensor:
 
 
 def transpose(x: Tensor, axes: Shape | None = None) -> Tensor:
-    """Return x with its dimensions in the order of `axes`, reversed by default."""
+    """Return x with its dimensions in the order of `axes`, reversed by default.
+
+    x: float32 of any shape; the result is a copy.
+    """
     float_tensor("transpose", x)
     order = tuple(range(x.ndim))[::-1] if axes is None else tuple([a + x.ndim if a < 0 else a for a in axes])
     if sorted(order) != list(range(x.ndim)):

@@ -70,6 +70,7 @@ class LogSumExp(Op):
 def logsumexp(x: Tensor, axis: int | Sequence[int] = -1, keepdims: bool = False) -> Tensor:
     """Return log(sum(exp(x))) over the dimensions `axis`, which `keepdims` keeps with size 1.
 
+    x: float32 of at least one dimension.
     Raises ArgumentError for dimensions that x does not have.
     """
     float_tensor("logsumexp", x)
@@ -87,12 +88,18 @@ def logsumexp(x: Tensor, axis: int | Sequence[int] = -1, keepdims: bool = False)
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """Return exp(x) / sum(exp(x)) along `axis`."""
+    """Return exp(x) / sum(exp(x)) along `axis`.
+
+    x: float32 of at least one dimension; the result has its shape.
+    """
     return _along(SoftmaxOp, "softmax", x, axis)
 
 
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """Return x - log(sum(exp(x))) along `axis`."""
+    """Return x - log(sum(exp(x))) along `axis`.
+
+    x: float32 of at least one dimension; the result has its shape.
+    """
     return _along(LogSoftmaxOp, "log_softmax", x, axis)
 
 

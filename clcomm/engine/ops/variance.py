@@ -15,6 +15,7 @@ def var(x: Tensor, axis: int | Sequence[int] | None = None, correction: int = 1,
     """Return the variance of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1.
 
     Args:
+        x: float32 of any shape; of all dimensions the result has the shape ().
         correction: is subtracted from the number n of elements in the divisor: 1 for the unbiased estimate, 0 for the
             mean of the squared differences from the mean.
 
