@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from docs.extensions import public_names
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in path.parts]
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
@@ -131,6 +133,17 @@ def test_links_lead_somewhere(page: Path) -> None:
             linked = page.parent / path if path else page
             assert linked.is_file(), f"{page.name}: {target}"
             assert not heading or heading in headings(linked), f"{page.name}: {target}"
+
+
+def test_public_names_are_those_of_the_list() -> None:
+    """A name that comes or goes is a decision: it is seen in the change, and in the CHANGELOG if one goes."""
+    listed = (ROOT / "docs" / "reference" / "names.txt").read_text().splitlines()
+    found = public_names.listing()
+    assert [line.partition(":")[0] for line in listed] == public_names.public_modules()
+    missing = {*public_names.public_modules()} - {line.partition(":")[0] for line in found}
+    assert [line for line in listed if line.partition(":")[0] not in missing] == found, (
+        "with all extras installed: python -m docs.extensions.public_names > docs/reference/names.txt"
+    )
 
 
 SOURCES = [

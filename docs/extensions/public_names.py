@@ -11,11 +11,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from clcomm.errors import ClcommError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 #: Public modules without `__all__`: each of their functions and classes is public.
@@ -62,6 +65,15 @@ def public_modules() -> list[str]:
 def _assigns_all(statement: ast.stmt) -> bool:
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     return any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets)
+
+
+def listing() -> list[str]:
+    """Return lines of a module and its public names, without the modules for which a package is missing."""
+    lines = []
+    for module in public_modules():
+        with suppress(ImportError, ClcommError):
+            lines.append(f"{module}: {' '.join(sorted(public_names(module)))}")
+    return lines
 
 
 @cache
@@ -185,3 +197,7 @@ def setup(app: Any) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", after_napoleon, priority=900)
     app.connect("env-check-consistency", on_consistency)
     return {"parallel_read_safe": True}
+
+
+if __name__ == "__main__":
+    print("\n".join(listing()))
