@@ -1,6 +1,6 @@
 """The page of benchmarks: benchmarks/RESULTS.md by subject, each table of ratios with a chart, the latest run first.
 
-`<!-- results -->` stands for all of it.
+`<!-- results -->` stands for all of it, older runs of a command folded, `<!-- results in short -->` for some ratios.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from docs.extensions import drawings
 from docs.extensions.svg import BLUE, FONT, GREEN, LINE, PURPLE, VERMILLION, legend, line, svg
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MARKER = "<!-- results -->"
+MARKER, SHORT = "<!-- results -->", "<!-- results in short -->"
 WIDTH = 720
 _FIRST = (
     "images per second",
@@ -28,6 +28,18 @@ _FIRST = (
     "kernels",
     "convolutions",
 )
+#: What the page shows in short: a name, a part of the command, the start of a table's caption, a row, a column.
+IN_SHORT = (
+    ("ConvNet, 4 ranks, to DDP", "peers --model convnet mlp", "convnet", "PyTorch DDP, gloo", "clcomm is (range)"),
+    ("MLP, 4 ranks, to DDP", "peers --model convnet mlp", "mlp", "PyTorch DDP, gloo", "clcomm is (range)"),
+    ("ResNet, 4 ranks, to DDP", "networks --model resnet", "resnet", "PyTorch DDP, gloo", "clcomm is (range)"),
+    ("GPT, 4 ranks, to DDP", "networks --model gpt", "gpt", "PyTorch DDP, gloo", "clcomm is (range)"),
+    ("DDP's MLP on clcomm, 2 ranks, to gloo", "torch_ddp --ranks 2", "A training step", "mlp", "of gloo's"),
+    ("all-reduce of 1 MiB, 2 ranks, to MPI's", "all_reduce", "all-reduce, 2 ranks", "1 MiB", "to MPI Allreduce"),
+    ("all-reduce of 4 KiB, 2 ranks, to DeepSpeed's", "all_reduce", "all-reduce, 2 ranks", "4 KiB", "to DeepSpeed"),
+    ("4096³ product on an H200, to PyTorch", "kernels --device gpu", "GFLOP/s, gemm", "GEMM NN 4096 x 4096 x 4096",
+     "to PyTorch"),
+)  # fmt: skip
 #: The most characters of a row's name.
 _NAME = 44
 _COLOURS = (BLUE, VERMILLION, GREEN, PURPLE)
@@ -64,10 +76,43 @@ def page(results: str) -> str:
     lines = []
     for subject, all_runs in sorted(by_subject.items(), key=lambda item: _rank(item[0])):
         lines.append(f"## {subject[0].upper()}{subject[1:]}\n")
+        shown: set[str] = set()
         for number, run in enumerate(all_runs, 1):
             which = f", {len(all_runs) + 1 - number} of {len(all_runs)}" if len(all_runs) > 1 else ""
-            lines.append(f"### Run of {run.date}{which}\n\n{with_charts(run.body)}\n")
+            title, body = f"Run of {run.date}{which}", with_charts(run.body)
+            if command_of(run) in shown:
+                lines.append(f"<details>\n<summary>{title}</summary>\n\n{body}\n\n</details>\n")
+            else:
+                lines.append(f"### {title}\n\n{body}\n")
+            shown.add(command_of(run))
     return "\n".join(lines)
+
+
+def command_of(run: Run) -> str:
+    """Return the command at the top of a section, without --record."""
+    return run.body.partition("\n")[0].strip("`").replace(" --record", "")
+
+
+def in_short(results: str) -> str:
+    """Return a chart, as Markdown, of the latest ratio of each line of IN_SHORT."""
+    found = runs(results)
+    bars = [Bar(name, [_latest(found, *where)]) for name, *where in IN_SHORT]
+    drawn = drawings.inline(ratios(bars, ["clcomm to the other"]), "Chart of the ratios of some results")
+    return f"```{{raw}} html\n{drawn}\n```"
+
+
+def _latest(found: list[Run], command: str, caption: str, row: str, column: str) -> tuple[float, float, float]:
+    """Return a ratio and its range, of the latest run that has it; raises LookupError if none does."""
+    for run in found:
+        if f"benchmarks.{command}" not in command_of(run):
+            continue
+        for head, table in re.findall(r"^\*\*(.+?)\*\*\n\n((?:^\|.*\|\n?)+)", run.body, re.MULTILINE):
+            names, _, *rows = [[cell.strip() for cell in each.strip("|").split("|")] for each in table.splitlines()]
+            cells = next((cells for cells in rows if cells[0] == row), None)
+            ratio = _ratio(cells[names.index(column)]) if head.startswith(caption) and cells else None
+            if ratio is not None:
+                return ratio
+    raise LookupError(f"{command}: no {row!r} with {column!r} in a table {caption!r}")
 
 
 def _rank(subject: str) -> int:
@@ -140,7 +185,7 @@ def setup(app: Any) -> dict[str, Any]:
     def on_source_read(app: Any, docname: str, source: list[str]) -> None:
         if MARKER in source[0]:
             results = (ROOT / "benchmarks" / "RESULTS.md").read_text()
-            source[0] = source[0].replace(MARKER, page(results))
+            source[0] = source[0].replace(SHORT, in_short(results)).replace(MARKER, page(results))
 
     app.connect("source-read", on_source_read)
     return {"parallel_read_safe": True}

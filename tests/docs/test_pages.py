@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from html import unescape
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -130,6 +131,13 @@ RESULTS = """# Results
 | clcomm | 10 |  |
 | other & co | 5 | 2.00x (1.50-2.50) |
 
+## 2026-01-02: speed
+`python -m benchmarks.peers --record`
+
+| system | images/s |
+| --- | ---: |
+| clcomm | 11 |
+
 ## 2026-01-02: memory
 | memory | median |
 | --- | ---: |
@@ -140,9 +148,19 @@ RESULTS = """# Results
 def test_results_become_sections_with_charts() -> None:
     page = results.page(RESULTS)
     assert re.findall("^#+ .*", page, re.MULTILINE) == [
-        "## Memory", "### Run of 2026-01-02", "## Speed", "### Run of 2026-01-01",
+        "## Memory", "### Run of 2026-01-02", "## Speed", "### Run of 2026-01-02, 2 of 2",
     ]  # fmt: skip
+    folded = page.partition("<summary>Run of 2026-01-01, 1 of 2</summary>")[2]
+    assert page.count("<details>") == page.count("</details>") == 1 and "other & co | 5" in folded
     assert page.count("<svg ") == 1 and "other &amp; co" in page and "2x (1.5 to 2.5)" in page
+
+
+def test_results_in_short_are_in_the_results() -> None:
+    drawn = unescape(results.in_short((ROOT / "benchmarks" / "RESULTS.md").read_text()))
+    assert all(name in drawn for name, *_ in results.IN_SHORT)
+    assert "MLP, 4 ranks, to DDP, clcomm to the other: 6.55x (6.32 to 7.71)" in drawn
+    with pytest.raises(LookupError, match="peers --model convnet mlp: no 'PyTorch DDP, gloo'"):
+        results.in_short(RESULTS)
 
 
 def test_drawings_name_what_their_pages_name() -> None:
