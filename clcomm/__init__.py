@@ -7,7 +7,7 @@ from clcomm._version import __version__
 
 if TYPE_CHECKING:
     from clcomm.clipping import clip_grad_norm
-    from clcomm.collectives.handle import Handle
+    from clcomm.collectives.in_flight import Handle
     from clcomm.communicator import Communicator
     from clcomm.errors import ClcommError
     from clcomm.parallel import DistributedDataParallel, Mesh
@@ -33,7 +33,7 @@ __all__ = [
 #: The module of each name, imported at the first access, so that `clcomm --help` does not load NumPy.
 _MODULES = {
     "ClcommError": "errors", "Collective": "stats", "CommStats": "stats", "Communicator": "communicator",
-    "DistributedDataParallel": "parallel", "GradScaler": "parallel.loss_scaling", "Handle": "collectives.handle",
+    "DistributedDataParallel": "parallel", "GradScaler": "parallel.loss_scaling", "Handle": "collectives.in_flight",
     "Mesh": "parallel", "Observer": "stats", "Synchronizer": "synchronizer", "clip_grad_norm": "clipping",
 }  # fmt: skip
 

@@ -5,37 +5,36 @@ Each collective is one short method: check the arguments, let a transport move t
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from clcomm.collectives.all_reduce import AllReduces
-from clcomm.collectives.arguments import address_of, agreed_size, size_or_error
-from clcomm.collectives.arrays import ArrayCollectives
+from clcomm.collectives.all_reduce import AllReduces, Plans
+from clcomm.collectives.arrays import OtherCollectives
 from clcomm.collectives.lizardist import LizarDistCalls, by_position
-from clcomm.collectives.world import NO_ROOM, World
-from clcomm.errors import MismatchError, RankNames
+from clcomm.collectives.memory import CommunicatorMemory
+from clcomm.collectives.notifier import Notifier
+from clcomm.collectives.runner import CollectiveRunner
+from clcomm.collectives.world import World
+from clcomm.errors import RankNames, no_copy
 from clcomm.host import variables
-from clcomm.host.arrays import aligned_zeros
 from clcomm.job.time_limits import Limits
-from clcomm.stats.comm_stats import CommStats, Observer
+from clcomm.stats.call import Call
+from clcomm.stats.comm_stats import CommStats
+from clcomm.stats.events import Observer, Phase, TimedPhase
 from clcomm.transport import mpi_communicators, mpi_runtime
 from clcomm.transport.mpi_runtime import Intracomm
-from clcomm.units import format_size, parse_size
+from clcomm.units import parse_size
 
 if TYPE_CHECKING:
     from clcomm.job.collective_watchdog import Watchdog
-    from clcomm.transport.mapped_files import MappedFile
-    from clcomm.transport.memory_transport import MemoryTransport
+    from clcomm.transport.mpi_resources import MpiResources
 
 #: In place of a bucket size: the Synchronizer looks for the fastest.
 AUTO = "auto"
 _DEFAULT_BUCKET_SIZE = "1MiB"
 _ABANDON = "abandon()"
-_log = logging.getLogger("clcomm")
 
 if mpi_runtime.is_one_of_several():
     from clcomm.job.exits import hook_job
@@ -43,7 +42,7 @@ if mpi_runtime.is_one_of_several():
     hook_job()  # now, so that a rank that fails before it has a Communicator ends the others too
 
 
-class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
+class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
     """The ranks of a job and the collectives between them.
 
     Creating one is collective. A private duplicate of the MPI communicator carries its traffic.
@@ -62,6 +61,14 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         timeout_s: seconds in one collective after which a rank ends the job (docs/robustness.md); 0: never.
             CLCOMM_TIMEOUT_S overrides it.
         name: what messages and tables call these ranks, such as a mesh's axis; "": they are named by number alone.
+
+    Attributes:
+        world: the ranks, and the transports between them.
+        runner: runs every collective.
+        notifier: notifies the observers, and counts the time in collectives.
+        memory: allocates shared memory.
+        plans: of all-reduces.
+        stats: the statistics of this rank's collectives.
 
     Raises:
         ArgumentError: an argument is invalid.
@@ -91,28 +98,35 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         self.use_bucketing = use_bucketing
         self.transport, self.name = transport, name
         self._given_observers = tuple(observers)
-        self._warned_fallback = False
         variables.require_valid()
         self.limits = limits = Limits.of(stall_warning_s, timeout_s)
-        world = World()
+        self.world = world = World()
         if transport != "solo":
             from clcomm.collectives.connection import open_world  # here, as one rank alone needs no transports
 
             compared = {"bucket_size": bucket_size, "use_bucketing": bool(use_bucketing), "name": name}
-            world = open_world(comm, transport, limits, compared)
+            self.world = world = open_world(comm, transport, limits, compared)
+        self.comm, self.cores = world.comm, world.cores
+        self.rank, self.size = world.base.rank, world.base.world_size
+        self.local_rank, self.local_size = world.local_rank, world.local_size
+        self.host, self.hosts = world.host, world.hosts
+        #: Names these ranks in messages.
+        self.name_ranks = RankNames(name, world.members())
+        self.stats = CommStats(self.size, name)
+        self.notifier = Notifier([self.stats, *self._given_observers])
+        self.runner = CollectiveRunner(world, self.notifier, self.name_ranks)
+        self.plans = Plans()
+        self.memory = CommunicatorMemory(world, self.runner, self.plans.of.clear)
         self._parts: list[Communicator] = []
-        self._resources = None
+        self.resources: MpiResources | None = None
         if world.comm is not None:
             from clcomm.job.job import this_job
             from clcomm.transport.mpi_resources import MpiResources
 
             held = [each for each in (world.shared, world.base) if each is not None]
             everyone = this_job().communicators
-            self._resources = MpiResources(self, world.comm, held, world.pending, world.number, everyone, name)
-        names = RankNames(name) if self._resources is None else self._resources.names
-        super().__init__(world, self._given_observers, names)
-        self._elsewhere, self._status_page = world.elsewhere, world.status_page
-        self._watchdog: Watchdog | None = None
+            self.resources = MpiResources(self, world.comm, held, world.pending, world.number, everyone, name)
+        self.watchdog: Watchdog | None = None
         #: Raises a collective's time-out in the program, which may catch it; None: the job ends. See Watchdog.
         self.interrupt: Callable[[str, float, Callable[[], None]], bool] | None = None
         if self.size > 1:
@@ -121,15 +135,17 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
 
     def _watch(self) -> None:
         """Start the watchdog where there is something to watch, or let it have the present limits."""
-        if self._watchdog is not None:
-            self._watchdog.limits = self.limits
-        elif self.size > 1 and self._status_page is not None and self.limits:
+        if self.watchdog is not None:
+            self.watchdog.limits = self.limits
+        elif self.size > 1 and self.world.status_page is not None and self.limits:
             from clcomm.job.collective_watchdog import Watchdog
             from clcomm.stats.flight_recorder import FlightRecorder
 
             recorder = FlightRecorder()
             self.add_observer(recorder)
-            self._watchdog = Watchdog(self, self._status_page, self.limits, recorder, self._elsewhere, self._resources)
+            self.watchdog = Watchdog(
+                self, self.world.status_page, self.limits, recorder, self.world.elsewhere, self.resources
+            )
 
     def set_timeout(self, timeout_s: float) -> None:
         """Set after how many seconds in one collective this rank ends the job, 0: never; also in one that runs now.
@@ -137,7 +153,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         The parts that `split` made keep theirs. CLCOMM_TIMEOUT_S overrides it. Raises ArgumentError for what is no
         number of seconds.
         """
-        self._require_open()
+        self.runner.require_open()
         self.limits = Limits.of(self.limits.stall_warning_s, timeout_s)
         self._watch()
 
@@ -167,6 +183,9 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
             "name": self.name,
         }
 
+    def __reduce__(self) -> NoReturn:
+        raise no_copy("Communicator", "make another where one is needed")
+
     # --- parts ---
 
     def split(self, color: int | None, key: int | None = None, *, name: str = "") -> Communicator | None:
@@ -188,18 +207,18 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         from clcomm.collectives.parts import PartEvents, Wanted, members_of
 
         wanted = Wanted.of(color, self.rank if key is None else key, name)
-        everyone = self._run_uncounted("split", self._allgather, wanted)
+        everyone = self.runner.run_uncounted("split", self.world.allgather, wanted)
         members = members_of(everyone, self.rank, self.name_ranks)
         settings = self.settings() | {"observers": (), "name": name}
         if self.comm is None:
             part = Communicator(**settings) if members else None
         else:
             part = self._split_off(members, settings)
-        self._parts = [each for each in self._parts if not each._finalized]
+        self._parts = [each for each in self._parts if not each.runner.closed_by]
         if part is not None:
             self._parts.append(part)
             if name:
-                part.add_observer(PartEvents(self, name, members))
+                part.add_observer(PartEvents(self.notifier, name, members))
         if self.size > 1:
             self._hooks.opened(self)  # the latest again, as it keeps its parts
         return part
@@ -218,147 +237,115 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         finally:
             lane.Free()
 
-    @property
-    def collectives_begun(self) -> int:
-        """How many collectives this rank has begun, in the Communicator's parts too."""
-        return self._sequence + sum(part.collectives_begun for part in self._parts)
-
     # --- memory ---
 
     @property
     def shares_memory(self) -> bool:
         """Whether `allocate` returns shared memory, as long as there is room."""
-        return self._shared is not None
+        return self.world.shared is not None
 
     def holds(self, array: np.ndarray) -> bool:
         """Return whether an array is in memory of `allocate` or `allocate_common`, where collectives need no copy."""
-        return self._shared is not None and self._shared.holds(array)
-
-    def holds_at(self, address: int, nbytes: int) -> bool:
-        """Return whether these bytes of the process are in such memory."""
-        return self._shared is not None and self._shared.holds_at(address, nbytes)
-
-    def all_agree(self, answer: bool, purpose: str) -> bool:
-        """Return whether all ranks answer True; collective, the same on every rank, and not counted.
-
-        purpose: what messages call it where ranks differ in their collectives.
-        """
-        if self._shared is None:
-            return all(self._run_uncounted(purpose, self._allgather, answer))
-        self._complete_in_flight()
-        call = self._call(purpose, self._shared, is_counted=False)
-        return self._compare_and_move(call, self._sequence, time.perf_counter(), self._shared.all_agree, (answer,))
+        return self.memory.holds(array)
 
     def allocate(self, nbytes: int, *, purpose: str = "allocate") -> np.ndarray:
         """Return a zeroed uint8 array of this rank, in shared memory where available. Collective.
 
         purpose: what messages call it where ranks differ in their collectives.
         """
-        return self._allocate(nbytes, common=False, purpose=purpose)
+        return self.memory.allocate(nbytes, False, purpose)
 
     def allocate_common(self, nbytes: int) -> np.ndarray:
         """Return a zeroed uint8 array, in memory common to all ranks of a host where available. Collective.
 
         As `out` of an all-reduce it makes ranks write each byte of the result once. Elsewhere it is an ordinary array.
         """
-        return self._allocate(nbytes, common=True)
+        return self.memory.allocate(nbytes, True, "allocate")
 
-    def _allocate(self, nbytes: int, common: bool, purpose: str = "allocate") -> np.ndarray:
-        self._planned.clear()
-        nbytes = agreed_size(self._run_uncounted(purpose, self._allgather, size_or_error(nbytes, "nbytes")))
-        if self._shared is not None:
-            if self._has_room(self._shared, nbytes, common):
-                with mpi_communicators.taking_communicators():
-                    return self._shared.allocate_common(nbytes) if common else self._shared.allocate(nbytes)
-            self._warn_fallback(nbytes)
-        return aligned_zeros(nbytes)
+    # --- what runs, and who is notified of it ---
 
-    def adopt(
-        self,
-        sizes: Sequence[int],
-        move: Callable[[], Sequence[MappedFile]],
-        *,
-        purpose: str = "adopt",
-        require_equal: bool = False,
-    ) -> bool:
-        """Let the other ranks of the host use blocks of this rank in place, like memory of `allocate`. Collective.
+    @property
+    def current(self) -> tuple[Call, int, float] | None:
+        """The collective that this rank is in: call, sequence number, begin (perf_counter); None: in none."""
+        return self.runner.current
 
-        Args:
-            sizes: of the blocks, in bytes.
-            move: moves the blocks into mapped files. It is called where all ranks gave the same sizes and have room.
-            purpose: what messages call it where ranks differ in their collectives.
-            require_equal: raise MismatchError, on every rank, where sizes differ.
+    @property
+    def sequence(self) -> int:
+        """Number of collectives that have begun, the same on every rank between two of them."""
+        return self.runner.sequence
 
-        Returns:
-            Whether the blocks are now such memory, the same on every rank of a host.
+    @property
+    def collectives_begun(self) -> int:
+        """How many collectives this rank has begun, in the Communicator's parts too."""
+        return self.sequence + sum(part.collectives_begun for part in self._parts)
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Raise ArgumentError on every rank, in the collective in which the others meet this one; collective."""
+        self.runner.refuse(reason)
+
+    def add_observer(self, observer: Observer) -> None:
+        """Notify an observer of collectives that finish from now on, and of phases if it has `phase_finished`."""
+        self.notifier.add_observer(observer)
+
+    def remove_observer(self, observer: Observer) -> None:
+        """Stop notifying an observer; no-op if it was never added."""
+        self.notifier.remove_observer(observer)
+
+    def notify_phase(self, phase: Phase) -> None:
+        """Notify the observers that have a method `phase_finished` of a finished phase."""
+        self.notifier.notify_phase(phase)
+
+    def phase(self, name: str, label: str = "", bucket: int = -1, **figures: float) -> TimedPhase:
+        """Return a context manager that reports its block as a phase: "step", "forward_backward" or any name.
+
+        figures: shown with it in a timeline, such as step=7 and epoch=1.
         """
-        everyone = self._run_uncounted(purpose, self._allgather, tuple(sizes))
-        other = next((rank for rank, each in enumerate(everyone) if each != everyone[0]), 0)
-        if other and require_equal:
-            raise MismatchError(
-                f"{purpose}: expected the same sizes on every rank, got {list(everyone[0])} bytes on rank 0, "
-                f"{list(everyone[other])} on rank {other}"
-            )
-        if self._shared is None or not sizes or other:
-            return False
-        self._planned.clear()
-        return self._has_room(self._shared, sum(sizes), common=False) and self._shared.adopt(move())
+        return self.notifier.phase(name, label, bucket, figures)
 
-    def free_unused(self) -> None:
-        """Free shared memory in which no rank has an array left, as `allocate` does first; collective."""
-        free = (lambda: None) if self._shared is None else self._shared.memory.free_unused
-        self._run_uncounted("free_unused", free)
+    def communicated(self) -> float:
+        """Return the seconds that this rank has spent blocked in collectives and packing for them."""
+        return self.notifier.communicated()
 
-    def _has_room(self, shared: MemoryTransport, nbytes: int, common: bool) -> bool:
-        """Return whether there is room for an allocation, after freeing dropped Communicators if needed."""
-        if shared.make_room(nbytes, common):
-            return True
-        from clcomm.job.job import this_job
-
-        this_job().communicators.free_dropped(self.comm, is_short=True)
-        return shared.make_room(nbytes, common)
-
-    def _warn_fallback(self, nbytes: int) -> None:
-        if self.rank == 0 and not self._warned_fallback:
-            _log.warning(NO_ROOM, f"{format_size(nbytes)} a rank", self.size)
-        self._warned_fallback = True
-
-    # --- stats and the end ---
+    def in_collectives(self) -> float:
+        """Return the seconds that this rank has spent blocked in collectives, without packing for them."""
+        return self.notifier.in_collectives()
 
     def merged_stats(self) -> CommStats:
         """Return the stats of a mean rank, on every rank; collective."""
-        states = self._run_uncounted("merged_stats", self._allgather, self.stats.state())
+        states = self.runner.run_uncounted("merged_stats", self.world.allgather, self.stats.state())
         return CommStats.merged(states, self.size, self.name)
+
+    # --- the end ---
 
     def finalize(self) -> None:
         """Free communicators, and shared memory without arrays; collective, and no other call may follow.
 
         Parts that `split` made are closed first. A second `finalize()` does nothing; the stats remain readable.
         """
-        if self._finalized:
+        if self.runner.closed_by:
             return
         for part in self._parts:
             part.finalize()
-        self._run_uncounted("finalize", lambda: None)
+        self.runner.run_uncounted("finalize", lambda: None)
         self._leave("finalize()")
-        if self._resources is not None:
-            self._resources.free()
+        if self.resources is not None:
+            self.resources.free()
 
     def abandon(self) -> None:
         """Close the Communicator without the other ranks, after some have failed; no other call may follow.
 
         Ranks that block in one of its collectives get MPI's error. Its memory stays until the process ends.
         """
-        if self._finalized:
+        if self.runner.closed_by:
             return
         for part in self._parts:
             part.abandon()
-        transports = self._shared, self._base
+        transports = self.world.shared, self.world.base
         self._leave(_ABANDON)
-        while self._pending:
-            self._pending[0].fail(mpi_runtime.closed(_ABANDON))
-        if self._resources is not None:
-            self._resources.forget()
+        while self.runner.pending:
+            self.runner.pending[0].fail(mpi_runtime.closed(_ABANDON))
+        if self.resources is not None:
+            self.resources.forget()
         for transport in transports:
             if transport is not None:
                 transport.revoke()
@@ -366,35 +353,35 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
     @property
     def is_abandoned(self) -> bool:
         """Whether `abandon` has closed it, so that what was begun will never be complete."""
-        return self._closed_by == _ABANDON
+        return self.runner.closed_by == _ABANDON
 
     def leave_program(self) -> None:
         """Notify the other ranks that this rank's program has ended."""
-        if self._watchdog is not None:
-            self._watchdog.leave(self._sequence)
+        if self.watchdog is not None:
+            self.watchdog.leave(self.sequence)
 
     def look_back(self, deadline: float) -> str:
         """Return the collective in which another rank waits for this one, whose program has ended; "" for none.
 
         deadline: until when to look, by time.perf_counter().
         """
-        return "" if self._watchdog is None else self._watchdog.look_back(self._sequence, deadline)
+        return "" if self.watchdog is None else self.watchdog.look_back(self.sequence, deadline)
 
     def leave_mpi(self) -> None:
         """Close the Communicator because the program calls MPI.Finalize(); no other call may follow."""
         self._leave(mpi_runtime.FINALIZE)
 
     def _leave(self, closed_by: str) -> None:
-        self._finalized, self._closed_by = True, closed_by
-        self._shared, self.comm = None, None
-        self._address = address_of  # MPI's function may not be called after MPI.Finalize
+        self.runner.closed_by = closed_by
+        self.comm = None
+        self.world.close()
         self._hooks.closed(self)
-        if self._watchdog is not None:
-            self._watchdog.stop()
-        if self._status_page is not None:
-            self._status_page.hide()
-        if self._elsewhere is not None:
-            self._elsewhere.close()
+        if self.watchdog is not None:
+            self.watchdog.stop()
+        if self.world.status_page is not None:
+            self.world.status_page.hide()
+        if self.world.elsewhere is not None:
+            self.world.elsewhere.close()
 
     def __enter__(self) -> Communicator:
         return self

@@ -266,7 +266,7 @@ def test_windows_of_dropped_arrays_are_freed(auto):
     regions = []  # some may be windows of earlier tests' models, which devices keep until they are used again
     for _ in range(5):
         auto.allocate(1 << 20)
-        regions.append(len(auto._shared.memory._regions))
+        regions.append(len(auto.world.shared.memory.regions))
     assert regions[-1] <= regions[0]
 
 
@@ -296,7 +296,7 @@ class Holder:
 
 def held_bytes(comm: Communicator) -> int:
     """Return the bytes of all windows, those of earlier tests' models that something still keeps among them."""
-    return sum(region.nbytes for region in comm._shared.memory._regions)
+    return comm.world.shared.memory.held_bytes()
 
 
 @pytest.fixture
@@ -325,4 +325,4 @@ def test_windows_that_garbage_holds_are_freed_before_memory_counts_as_short(auto
 
     monkeypatch.setattr(memory_module, "_free_shared_memory", room)
     for _ in range(3):
-        assert auto._shared.holds(Holder(auto, 1 << 20).memory)
+        assert auto.world.shared.holds(Holder(auto, 1 << 20).memory)

@@ -30,6 +30,8 @@ WAITING = {
     "collectives/notifier.py",
     *(f"transport/{name}.py" for name in ("bell", "meeting", "fused", "shared_work")),
 }
+#: What completes an all-reduce in which the rank waited in Python.
+COMPLETING = {"collectives/runner.py"}
 #: How many files docs/architecture.md says that other calls cross.
 ARCHITECTURE = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
 FILES = {call: int(count) for call, count in re.findall(r"^\| `([\w.]+)` \| (\d+) \|", ARCHITECTURE, re.MULTILINE)}
@@ -165,7 +167,7 @@ def steps_of(sync: Synchronizer, device, within: str = "", late_s: float = 0.0) 
 def test_the_hot_path_is_the_pages(auto, device, shares_cores):
     if not device.runs_in_caller:
         pytest.skip("this device computes by itself")
-    auto._shared._point.polls = not shares_cores
+    auto.world.shared.meeting.polls = not shares_cores
     path, beside = hops("The hot path"), {file for file, _ in hops("Beside it")}
     backward, synchronisation, step = steps_of(Synchronizer(auto), device, "engine/ops/matmul.py: LinearOp.backward")
     first, *middle, last = [file for file, _ in path]
@@ -174,7 +176,7 @@ def test_the_hot_path_is_the_pages(auto, device, shares_cores):
     everything = Traced([], backward.functions | synchronisation.functions | step.functions)
     crossed = {*backward.files, *synchronisation.files, *step.files}
     assert crossed - beside == {first, *middle, last}
-    others = WAITING | ({LAUNCHING} if device.takes_addresses else set())
+    others = WAITING | COMPLETING | ({LAUNCHING} if device.takes_addresses else set())
     assert beside - crossed <= others
     assert everything.misses([*path, *(hop for hop in hops("Beside it") if hop.file not in others)]) == []
 
@@ -184,7 +186,7 @@ def test_the_hot_path_is_the_pages(auto, device, shares_cores):
 def test_ranks_that_wait_for_a_late_one_run_the_functions_of_the_page(auto, device, shares_cores):
     if not device.runs_in_caller:
         pytest.skip("this device computes by itself")
-    auto._shared._point.polls = not shares_cores
+    auto.world.shared.meeting.polls = not shares_cores
     _, synchronisation, _ = steps_of(Synchronizer(auto), device, late_s=0.1 if auto.rank == 0 else 0.0)
     waiting = {hop.file: hop for hop in hops("Beside it")}
     own = waiting["transport/shared_work.py" if shares_cores else "transport/fused.py"]

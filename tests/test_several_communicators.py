@@ -189,7 +189,7 @@ def test_one_in_the_making_waits_in_nothing(monkeypatch):
 
         def look(*given, **named) -> None:
             made(*given, **named)
-            seen.append(first._resources.others_wait())
+            seen.append(first.resources.others_wait())
 
         monkeypatch.setattr(MpiResources, "__init__", look)
         with Communicator():
@@ -202,7 +202,7 @@ def test_the_stall_message_names_what_the_others_wait_for(capfd):
 
     def come_late() -> None:
         deadline = time.monotonic() + 60
-        while not first._watchdog._page.reported_ns and time.monotonic() < deadline:
+        while not first.world.status_page.reported_ns and time.monotonic() < deadline:
             time.sleep(0.01)
         second.all_reduce_async(np.ones(9), label="theirs").wait()
 

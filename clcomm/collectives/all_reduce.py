@@ -3,34 +3,51 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from clcomm.collectives.arguments import address_of, check_op, flat, writable
-from clcomm.collectives.handle import Handle, T
+from clcomm.collectives.in_flight import Handle
+from clcomm.collectives.prepared import PreparedBackgroundCollective, PreparedCollective
 from clcomm.collectives.runner import KEPT_CALLS, CollectiveRunner
 from clcomm.collectives.world import World
-from clcomm.errors import ArgumentError, RankNames
+from clcomm.errors import ArgumentError
 from clcomm.stats.call import Call
-from clcomm.stats.comm_stats import Collective, Observer, Phase
+from clcomm.stats.comm_stats import Collective, Phase
 from clcomm.transport import Transport
 from clcomm.transport.reduction import Fold
 
 if TYPE_CHECKING:
+    from clcomm.transport.fused import FusedReduction
     from clcomm.transport.scheduled import Round, ScheduledAllReduce
 
 
-class AllReduces(CollectiveRunner):
+class Plans:
+    """What the all-reduces of a Communicator keep from call to call.
+
+    Attributes:
+        of: the call and transport for a call's arguments; valid until memory is allocated.
+        scheduled: by algorithm.
+        prepared: how many were prepared so far.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[tuple[object, ...], tuple[Call, Transport]] = {}
+        self.scheduled: dict[str, ScheduledAllReduce] = {}
+        self.prepared = 0
+
+
+class AllReduces:
     """The Communicator's all-reduces (a base class of it)."""
 
-    def __init__(self, world: World, observers: Iterable[Observer], name_ranks: RankNames):
-        super().__init__(world, observers, name_ranks)
-        self._prepared = 0  # all-reduces prepared so far
-        self._scheduled: dict[str, ScheduledAllReduce] = {}  # by algorithm
-        self._planned: dict[tuple[object, ...], tuple[Call, Transport]] = {}  # valid until memory is allocated
+    rank: int
+    size: int
+    world: World
+    runner: CollectiveRunner
+    plans: Plans
 
     def fold_with(self, fold: Fold | None) -> None:
         """Reduce in shared memory with `fold` where it supports the arrays, from the next call on; None: with NumPy.
@@ -38,13 +55,13 @@ class AllReduces(CollectiveRunner):
         The Synchronizer sets the device of its latest model: see `clcomm.engine.fold`. The bits are the same, so this
         is not collective, and ranks may differ in it.
         """
-        if self._shared is not None:
-            self._shared.fold_with(fold)
+        if self.world.shared is not None:
+            self.world.shared.fold_with(fold)
 
     @property
     def sums(self) -> str:
         """What sums float32 in shared memory on this rank: "device", or "numpy" without `fold_with`."""
-        return "numpy" if self._shared is None or self._shared.fold is None else "device"
+        return "numpy" if self.world.shared is None or self.world.shared.fold is None else "device"
 
     def all_reduce(
         self,
@@ -79,48 +96,42 @@ class AllReduces(CollectiveRunner):
             return self._all_reduce_by(algorithm, array, op, out, label, nbytes, bucket)
         into = array if out is None else out
         key = self._key_of(array, into, op, label, nbytes, bucket, compared)
-        planned = None if key is None else self._planned.get(key)
+        planned = None if key is None else self.plans.of.get(key)
         if planned is None:
             source, target, finish = self._reduction_operands(array, op, out)
             call, chosen = self._plan(array, source, target, op, label, nbytes, bucket, compared=compared)
             if key is not None:
-                if len(self._planned) >= KEPT_CALLS:
-                    self._planned.clear()
-                self._planned[key] = call, chosen
-            self._run_counted(call, chosen.all_reduce, source, target, op)
+                if len(self.plans.of) >= KEPT_CALLS:
+                    self.plans.of.clear()
+                self.plans.of[key] = call, chosen
+            self.runner.run(call, chosen.all_reduce, source, target, op)
             return finish()
         call, chosen = planned
-        self._run_counted(call, chosen.all_reduce, array.reshape(-1), into.reshape(-1), op)
+        self.runner.run(call, chosen.all_reduce, array.reshape(-1), into.reshape(-1), op)
         return into
 
     def _all_reduce_by(
         self, algorithm: str, array: np.ndarray, op: str, out: np.ndarray | None, label: str, nbytes: int | None,
         bucket: int,
     ) -> np.ndarray:  # fmt: skip
-        self._require_open()
-        scheduled = self._scheduled.get(algorithm)
+        self.runner.require_open()
+        scheduled = self.plans.scheduled.get(algorithm)
         if scheduled is None:
             from clcomm.schedules import schedule_of
             from clcomm.transport.scheduled import ScheduledAllReduce
 
             schedule = schedule_of(algorithm, self.size)
-            scheduled = ScheduledAllReduce(self.comm, self.rank, schedule, partial(self._round_finished, algorithm))
-            self._scheduled[algorithm] = scheduled
+            scheduled = ScheduledAllReduce(
+                self.world.comm, self.rank, schedule, partial(_round_finished, self.runner, algorithm)
+            )
+            self.plans.scheduled[algorithm] = scheduled
         source, target, finish = self._reduction_operands(array, op, out)
-        call = self._call(
+        call = self.runner.call(
             "all_reduce", scheduled, label, array=array, nbytes=nbytes, op=op, bucket=bucket,
             is_aligned=source.flags.aligned and target.flags.aligned,
         )  # fmt: skip
-        self._run_counted(call, scheduled.all_reduce, source, target, op)
+        self.runner.run(call, scheduled.all_reduce, source, target, op)
         return finish()
-
-    def _round_finished(self, algorithm: str, done: Round) -> None:
-        messages, nbytes = self._sent
-        self._sent = messages + done.messages, nbytes + done.nbytes
-        if done.messages:
-            self.notify_phase(
-                Phase("round", done.began_s, done.seconds, algorithm, -1, done.seconds, (("round", done.number),))
-            )
 
     def all_reduce_init(
         self,
@@ -138,13 +149,14 @@ class AllReduces(CollectiveRunner):
         are not repeated. Preparing is collective, and so is each call. Calls in different orders on different ranks
         raise MismatchError where memory is shared.
         """
-        source, target = self._contiguous_operands(array, op, out, "prepared")
-        self._complete_in_flight()
-        self._prepared += 1
-        call, chosen = self._plan(array, source, target, op, label, nbytes, bucket, self._prepared)
-        prepare = partial(chosen.prepare_all_reduce, source, target, op)
-        move = self._compare_and_move(call, self._sequence, time.perf_counter(), prepare, ())
-        return _with_references(self._repeatable(call, move), source, target)
+        source, target, call, chosen = self._prepare(array, op, out, label, nbytes, bucket, "prepared")
+        prepared = self.runner.prepare(call, chosen.prepare_all_reduce, source, target, op)
+        keeps = self, source, target
+        if prepared.launch is None or not self.runner.checked:
+            return PreparedCollective(self.runner, call, prepared.run, keeps).run
+        from clcomm.collectives.one_kernel import OneKernelAllReduce  # here, as most programs' modules need none
+
+        return OneKernelAllReduce(self.runner, call, cast("FusedReduction", prepared), keeps).run
 
     def all_reduce_async(
         self,
@@ -167,7 +179,8 @@ class AllReduces(CollectiveRunner):
         source, target = self._contiguous_operands(array, op, out, "non-blocking")
         call, chosen = self._plan(array, source, target, op, label, nbytes, bucket, compared=compared)
         result = array if out is None else out
-        return self._start(call, partial(chosen.start_all_reduce, source, target, op), result)
+        start = partial(chosen.start_all_reduce, source, target, op)
+        return self.runner.start(call, start, result, keeps=self)
 
     def all_reduce_async_init(
         self,
@@ -185,18 +198,23 @@ class AllReduces(CollectiveRunner):
         the same order, and wait for one before they start it again. The returned function takes an optional function
         that returns whether the caller's device is computing; the caller's time in calls then counts as hidden.
         """
-        source, target = self._contiguous_operands(array, op, out, "non-blocking")
-        self._complete_in_flight()
-        self._prepared += 1
-        call, chosen = self._plan(array, source, target, op, label, nbytes, bucket, self._prepared)
-        prepare = partial(chosen.prepare_start, source, target, op)
-        start = self._compare_and_move(call, self._sequence, time.perf_counter(), prepare, ())
-        return _with_references(partial(self._start, call, start, array if out is None else out), source, target)
+        source, target, call, chosen = self._prepare(array, op, out, label, nbytes, bucket, "non-blocking")
+        prepared = self.runner.prepare(call, chosen.prepare_start, source, target, op)
+        result, keeps = array if out is None else out, (self, source, target)
+        return PreparedBackgroundCollective(self.runner, call, prepared, result, keeps).start
+
+    def _prepare(
+        self, array: np.ndarray, op: str, out: np.ndarray | None, label: str, nbytes: int | None, bucket: int, kind: str
+    ) -> tuple[np.ndarray, np.ndarray, Call, Transport]:
+        source, target = self._contiguous_operands(array, op, out, kind)
+        self.runner.complete_in_flight()
+        self.plans.prepared += 1
+        return source, target, *self._plan(array, source, target, op, label, nbytes, bucket, self.plans.prepared)
 
     def _contiguous_operands(
         self, array: np.ndarray, op: str, out: np.ndarray | None, kind: str
     ) -> tuple[np.ndarray, np.ndarray]:
-        self._require_open()
+        self.runner.require_open()
         for name, value in (("array", array), ("out", out)):
             if isinstance(value, np.ndarray) and not value.flags.c_contiguous:
                 raise ArgumentError(f"{name}: expected a C-contiguous array for a {kind} all-reduce")
@@ -206,7 +224,7 @@ class AllReduces(CollectiveRunner):
         """Return whether an all-reduce of `array` to `out` reduces within each host before hosts exchange data."""
         from clcomm.transport.hierarchical import HierarchicalTransport
 
-        shared = self._shared
+        shared = self.world.shared
         return isinstance(shared, HierarchicalTransport) and shared.holds(array) and shared.is_common(out)
 
     def all_reduce_between_hosts_init(
@@ -224,16 +242,10 @@ class AllReduces(CollectiveRunner):
         """
         from clcomm.transport.hierarchical import HierarchicalTransport
 
-        source, target = self._contiguous_operands(array, "sum", out, "prepared")
-        self._complete_in_flight()
-        self._prepared += 1
-        call, chosen = self._plan(array, source, target, "sum", label, None, -1, self._prepared)
+        source, target, call, chosen = self._prepare(array, "sum", out, label, None, -1, "prepared")
         assert isinstance(chosen, HierarchicalTransport)
-        prepare = partial(chosen.prepare_between_hosts, source, target, between)
-        run = partial(
-            self._run_counted, call, self._compare_and_move(call, self._sequence, time.perf_counter(), prepare, ())
-        )
-        return _with_references(run, source, target)
+        prepared = self.runner.prepare(call, chosen.prepare_between_hosts, source, target, between)
+        return PreparedCollective(self.runner, call, prepared.run, (self, source, target)).run
 
     def run_as_all_reduce(
         self, reduce: Callable[[], int | None], *, label: str = "", nbytes: int, bucket: int = -1
@@ -242,25 +254,26 @@ class AllReduces(CollectiveRunner):
 
         The bytes that this rank sent count as `wire_nbytes`, unless `reduce` returns another number.
         """
-        self._complete_in_flight()
+        runner, notifier = self.runner, self.runner.notifier
+        runner.complete_in_flight()
         parts: list[Collective] = []
-        self._sequence = sequence = self._sequence + 1
+        runner.sequence = sequence = runner.sequence + 1
         failed, wire = True, None
-        begin, before_s = time.perf_counter(), self.communicated()
-        outer, self._finished = self._finished, [parts.append]
+        begin, before_s = time.perf_counter(), notifier.communicated()
+        outer, notifier.finished = notifier.finished, [parts.append]
         try:
             wire = reduce()
-            if self._pending:
-                self._complete_in_flight()  # what `reduce` started is part of it
+            if runner.pending:
+                runner.complete_in_flight()  # what `reduce` started is part of it
             failed = False
         finally:
-            self._finished = outer
+            notifier.finished = outer
             seconds = time.perf_counter() - begin
-            self._blocked_s += seconds - (self.communicated() - before_s)  # without the parts, counted already
+            notifier.blocked_s += seconds - (notifier.communicated() - before_s)  # without the parts, counted already
             # nccl-tests count the gathered whole, of which a rank sends one world_size-th.
             if wire is None:
                 wire = sum(p.nbytes // (self.size if "gather" in p.operation else 1) for p in parts)
-            transport = "+".join(sorted({part.transport for part in parts}) or [self._base.name])
+            transport = "+".join(sorted({part.transport for part in parts}) or [self.world.base.name])
             event = Collective(
                 "all_reduce", label, nbytes, seconds, transport, sequence, failed, wire, bucket, begin,
                 None if any(part.wait_s is None for part in parts) else sum(part.wait_s or 0.0 for part in parts),
@@ -269,7 +282,7 @@ class AllReduces(CollectiveRunner):
             )  # fmt: skip
             if parts:
                 event = event._replace(last_rank=parts[0].last_rank, late_s=parts[0].late_s)
-            self._notify(event)
+            notifier.notify(event)
 
     # --- plans, kept for equal arguments ---
 
@@ -284,7 +297,8 @@ class AllReduces(CollectiveRunner):
             and array.shape == into.shape
             and array.dtype == into.dtype
         ):
-            return self._address(array), self._address(into), array.shape, array.dtype, op, *others
+            address = self.world.address
+            return address(array), address(into), array.shape, array.dtype, op, *others
         return None
 
     def _plan(
@@ -299,8 +313,8 @@ class AllReduces(CollectiveRunner):
         prepared: int = 0,
         compared: str | None = None,
     ) -> tuple[Call, Transport]:
-        chosen, is_aligned = self._transport_for(source, target), source.flags.aligned and target.flags.aligned
-        call = self._call(
+        chosen, is_aligned = self.world.transport_for(source, target), source.flags.aligned and target.flags.aligned
+        call = self.runner.call(
             "all_reduce", chosen, label, array=array, nbytes=nbytes, op=op, bucket=bucket, prepared=prepared,
             compared=compared, is_aligned=is_aligned,
         )  # fmt: skip
@@ -323,12 +337,14 @@ class AllReduces(CollectiveRunner):
                 )
             if np.may_share_memory(source, target) and address_of(source) != address_of(target):
                 raise ArgumentError("out: expected array itself or separate memory, got memory that overlaps it")
-        if self._shared is not None and self._shared.is_common(source):
+        if self.world.is_common(source):
             raise ArgumentError("array: expected memory of this rank, got memory that is common to all ranks")
         return source, target, finish
 
 
-def _with_references(prepared: Callable[..., T], *arrays: np.ndarray) -> Callable[..., T]:
-    """Keep references to a prepared call's arrays: shared memory is freed when no array refers to it."""
-    prepared.arrays = arrays  # type: ignore[attr-defined]
-    return prepared
+def _round_finished(runner: CollectiveRunner, algorithm: str, done: Round) -> None:
+    runner.count_sent(done.messages, done.nbytes)
+    if done.messages:
+        runner.notifier.notify_phase(
+            Phase("round", done.began_s, done.seconds, algorithm, -1, done.seconds, (("round", done.number),))
+        )

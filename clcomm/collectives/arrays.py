@@ -1,4 +1,4 @@
-"""Collectives on NumPy arrays other than all-reduce: each checks its arguments and calls a transport."""
+"""Collectives other than all-reduce, on NumPy arrays and objects: each checks its arguments and calls a transport."""
 
 from __future__ import annotations
 
@@ -9,33 +9,43 @@ from typing import Any
 import numpy as np
 
 from clcomm.collectives.arguments import check_op, check_root, flat, scatter_header, shape_and_dtype, writable
-from clcomm.collectives.handle import Handle
-from clcomm.collectives.objects import ObjectCollectives
+from clcomm.collectives.in_flight import Handle, T
+from clcomm.collectives.prepared import GatherInPlace, MeetAndReduce, PreparedCollective
+from clcomm.collectives.runner import CollectiveRunner
+from clcomm.collectives.world import World
 from clcomm.errors import ArgumentError
 from clcomm.transport import mpi_communicators
 from clcomm.transport.reduction import prepared_reduction
 
 
-class ArrayCollectives(ObjectCollectives):
-    """The Communicator's other collectives on arrays (a base class of it).
+class OtherCollectives:
+    """The Communicator's collectives other than all-reduce (a base class of it).
 
-    Arguments that are not numeric arrays are pickled as objects.
+    Arguments that are not numeric arrays are pickled as objects, by mpi4py.
     """
+
+    rank: int
+    size: int
+    hosts: int
+    world: World
+    runner: CollectiveRunner
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
-        transport = self._base if self._shared is None else self._shared
-        self._run_counted(self._call("barrier", transport), transport.barrier)
+        transport = self.world.base if self.world.shared is None else self.world.shared
+        self.runner.run(self.runner.call("barrier", transport), transport.barrier)
 
     def rendezvous(self) -> None:
         """Return when every rank has called it: a barrier for long waits, which leaves the cores to working ranks.
 
         Other collectives respond within microseconds but poll; this one sleeps for milliseconds. It is not counted.
         """
-        self._complete_in_flight()
-        if self.comm is not None:
-            with self._shown_as_current(self._call("rendezvous", self._base, is_counted=False), self._sequence):
-                mpi_communicators.wait_patiently(self.comm.Ibarrier())
+        self.runner.complete_in_flight()
+        if self.world.comm is not None:
+            with self.runner.shown_as_current(
+                self.runner.call("rendezvous", self.world.base, is_counted=False), self.runner.sequence
+            ):
+                mpi_communicators.wait_patiently(self.world.comm.Ibarrier())
 
     def broadcast(self, array: np.ndarray, root: int = 0, *, label: str = "", nbytes: int | None = None) -> np.ndarray:
         """Copy root's array into every rank's array of the same shape and dtype, in place, and return it.
@@ -44,9 +54,9 @@ class ArrayCollectives(ObjectCollectives):
         """
         check_root(root, self.size)
         values, finish = writable(array, "array")
-        chosen = self._transport_for(values)
-        call = self._call("broadcast", chosen, label, array=array, nbytes=nbytes, root=root)
-        self._run_counted(call, chosen.broadcast, values, root)
+        chosen = self.world.transport_for(values)
+        call = self.runner.call("broadcast", chosen, label, array=array, nbytes=nbytes, root=root)
+        self.runner.run(call, chosen.broadcast, values, root)
         return finish()
 
     def all_gather(
@@ -71,9 +81,9 @@ class ArrayCollectives(ObjectCollectives):
                 f"out: expected a C-contiguous array of {self.size * array.size:,} {array.dtype}, "
                 f"got {out.size:,} {out.dtype}"
             )
-        chosen = self._transport_for(source)
-        call = self._call(operation, chosen, label, array=array, nbytes=out.nbytes, bucket=bucket)
-        self._run_counted(call, chosen.all_gather, source, out.reshape(-1))
+        chosen = self.world.transport_for(source)
+        call = self.runner.call(operation, chosen, label, array=array, nbytes=out.nbytes, bucket=bucket)
+        self.runner.run(call, chosen.all_gather, source, out.reshape(-1))
         return out
 
     def all_gather_async(self, array: np.ndarray, *, out: np.ndarray, label: str = "", bucket: int = -1) -> Handle:
@@ -82,15 +92,16 @@ class ArrayCollectives(ObjectCollectives):
         Neither array may be accessed before `wait()` of the handle returns. Like `all_reduce_async` it makes progress
         in calls to the Communicator's handles.
         """
-        self._require_open()
+        self.runner.require_open()
         source = flat(array, "array")
         if out.size != self.size * array.size or out.dtype != array.dtype or not out.flags.carray:
             raise ArgumentError(
                 f"out: expected a C-contiguous array of {self.size * array.size:,} {array.dtype}, "
                 f"got {out.size:,} {out.dtype}"
             )
-        call = self._call("all_gather", self._base, label, array=array, nbytes=out.nbytes, bucket=bucket)
-        return self._start(call, partial(self._base.start_all_gather, source, out.reshape(-1)), out)
+        call = self.runner.call("all_gather", self.world.base, label, array=array, nbytes=out.nbytes, bucket=bucket)
+        start = partial(self.world.base.start_all_gather, source, out.reshape(-1))
+        return self.runner.start(call, start, out, keeps=self)
 
     def all_gather_rows_async(
         self, array: np.ndarray, *, label: str = "", operation: str = "all_gather", **compared: object
@@ -104,10 +115,11 @@ class ArrayCollectives(ObjectCollectives):
             operation: the collective that this one implements.
             compared: what else ranks compare: `dtype`, `shape` and `root`, as in a Call.
         """
-        self._require_open()
+        self.runner.require_open()
         rows: list[np.ndarray] = []
-        call = self._call(operation, self._base, label, nbytes=array.nbytes, **compared)
-        return self._start(call, partial(self._base.start_gather_rows, array, rows), rows)
+        call = self.runner.call(operation, self.world.base, label, nbytes=array.nbytes, **compared)
+        start = partial(self.world.base.start_gather_rows, array, rows)
+        return self.runner.start(call, start, rows, keeps=self)
 
     def all_gather_in_place(self, array: np.ndarray, *, label: str = "", nbytes: int | None = None) -> np.ndarray:
         """Gather, in place, an array of which rank r has written block r, and return it.
@@ -123,7 +135,7 @@ class ArrayCollectives(ObjectCollectives):
         self, array: np.ndarray, *, label: str = "", nbytes: int | None = None
     ) -> Callable[[], None]:
         """Return a prepared `all_gather_in_place` of this memory, to be called repeatedly."""
-        self._require_open()
+        self.runner.require_open()
         if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
             raise ArgumentError("array: expected a C-contiguous array to gather in place")
         values, _ = writable(array, "array")
@@ -131,17 +143,11 @@ class ArrayCollectives(ObjectCollectives):
             raise ArgumentError(f"array: expected a number of elements that {self.size} divides, got {values.size}")
         count = values.size // self.size
         block = values[self.rank * count : (self.rank + 1) * count]
-        chosen = self._transport_for(values)
-        if self.is_common(values):
-            move: Callable[[], None] = chosen.barrier
-        elif chosen is self._shared:
-            move = partial(chosen.all_gather, block, values)
-        else:
-            # MPI requires separate source and target.
-            def move() -> None:
-                chosen.all_gather(block.copy(), values)
-
-        return partial(self._run_counted, self._call("all_gather", chosen, label, array=array, nbytes=nbytes), move)
+        chosen = self.world.transport_for(values)
+        gather = GatherInPlace(chosen, block, values, copies=chosen is not self.world.shared)
+        move = chosen.barrier if self.is_common(values) else gather.run
+        call = self.runner.call("all_gather", chosen, label, array=array, nbytes=nbytes)
+        return PreparedCollective(self.runner, call, move, self).run
 
     def is_common(self, array: np.ndarray) -> bool:
         """Return whether an array is memory common to all ranks."""
@@ -149,7 +155,7 @@ class ArrayCollectives(ObjectCollectives):
 
     def is_common_on_host(self, array: np.ndarray) -> bool:
         """Return whether an array is memory common to all ranks of this host."""
-        return self._shared is not None and self._shared.is_common(array)
+        return self.world.is_common(array)
 
     def reduce_scatter(
         self,
@@ -181,9 +187,9 @@ class ArrayCollectives(ObjectCollectives):
                 f"got {out.shape} and {out.dtype}"
             )
         target, finish = writable(out, "out")
-        chosen = self._transport_for(source)
-        call = self._call("reduce_scatter", chosen, label, array=array, nbytes=nbytes, op=op, bucket=bucket)
-        self._run_counted(call, chosen.reduce_scatter, source, target, op)
+        chosen = self.world.transport_for(source)
+        call = self.runner.call("reduce_scatter", chosen, label, array=array, nbytes=nbytes, op=op, bucket=bucket)
+        self.runner.run(call, chosen.reduce_scatter, source, target, op)
         return finish()
 
     def reduce_scatter_init(
@@ -201,7 +207,7 @@ class ArrayCollectives(ObjectCollectives):
             nbytes: the size to count.
             bucket: index of the gradients' bucket, for observers.
         """
-        self._require_open()
+        self.runner.require_open()
         check_op(op, rows)
         if rows.shape != (self.size, self.size * out.size) or rows.dtype != out.dtype or not self.is_common(rows):
             raise ArgumentError(
@@ -209,16 +215,11 @@ class ArrayCollectives(ObjectCollectives):
                 f"got {rows.shape} of {rows.dtype}"
             )
         target, _ = writable(out, "out")
-        shared, block = self._shared, slice(self.rank * out.size, (self.rank + 1) * out.size)
+        shared, block = self.world.shared, slice(self.rank * out.size, (self.rank + 1) * out.size)
         assert shared is not None, "common memory without a transport"
         reduce = prepared_reduction([row[block] for row in rows], target, op, fold=shared.fold)
-
-        def meet_and_reduce() -> None:
-            shared.barrier()
-            reduce()
-
-        call = self._call("reduce_scatter", shared, label, array=rows[0], nbytes=nbytes, op=op, bucket=bucket)
-        return partial(self._run_counted, call, meet_and_reduce)
+        call = self.runner.call("reduce_scatter", shared, label, array=rows[0], nbytes=nbytes, op=op, bucket=bucket)
+        return PreparedCollective(self.runner, call, MeetAndReduce(shared, reduce).run, self).run
 
     def all_to_all(
         self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray], *, label: str = "", operation: str = ""
@@ -243,8 +244,8 @@ class ArrayCollectives(ObjectCollectives):
         nbytes = sum(array.nbytes for array in receives)
         dtypes = {array.dtype for array in (*sends, *receives)}
         dtype = dtypes.pop() if len(dtypes) == 1 else None
-        call = self._call(operation or "all_to_all", self._base, label, nbytes=nbytes, dtype=dtype)
-        self._run_counted(call, self._base.all_to_all, sends, receives)
+        call = self.runner.call(operation or "all_to_all", self.world.base, label, nbytes=nbytes, dtype=dtype)
+        self.runner.run(call, self.world.base.all_to_all, sends, receives)
 
     def gather(self, data: Any, root: int = 0, *, label: str = "") -> list[Any] | None:
         """Return the list of all ranks' data on root, None elsewhere.
@@ -252,15 +253,15 @@ class ArrayCollectives(ObjectCollectives):
         Arrays of equal shape and dtype are sent as buffers; other arrays and objects are pickled.
         """
         check_root(root, self.size)
-        kinds = self._run_uncounted("gather", self._allgather, shape_and_dtype(data))
+        kinds = self.runner.run_uncounted("gather", self.world.allgather, shape_and_dtype(data))
         if kinds[0] is None or len(set(kinds)) > 1:
             return self.gather_object(data, root, label=label)
         source = flat(data, "data")
         out = np.empty((self.size, *data.shape), data.dtype) if self.rank == root else None
         flat_out = None if out is None else out.reshape(-1)
-        chosen = self._transport_for(source)
-        call = self._call("gather", chosen, label, array=source, nbytes=source.nbytes * self.size, root=root)
-        self._run_counted(call, chosen.gather, source, flat_out, root)
+        chosen = self.world.transport_for(source)
+        call = self.runner.call("gather", chosen, label, array=source, nbytes=source.nbytes * self.size, root=root)
+        self.runner.run(call, chosen.gather, source, flat_out, root)
         return None if out is None else list(out)
 
     def scatter(self, data: Any, root: int = 0, *, label: str = "") -> Any:
@@ -271,13 +272,51 @@ class ArrayCollectives(ObjectCollectives):
         """
         check_root(root, self.size)
         mine = scatter_header(data, self.size) if self.rank == root else None
-        shape, dtype, problem = self._run_uncounted("scatter", self._bcast, mine, root)
+        shape, dtype, problem = self.runner.run_uncounted("scatter", self.world.bcast, mine, root)
         if problem:
             raise ArgumentError(f"data: {problem} on rank {root}")
         if shape is None:
             return self._scatter_items(data, root, label)
         out = np.empty(shape[1:], dtype)
         source = flat(data, "data") if self.rank == root else None
-        call = self._call("scatter", self._base, label, array=out, nbytes=out.nbytes * self.size, root=root)
-        self._run_counted(call, self._base.scatter, source, out.reshape(-1), root)
+        call = self.runner.call("scatter", self.world.base, label, array=out, nbytes=out.nbytes * self.size, root=root)
+        self.runner.run(call, self.world.base.scatter, source, out.reshape(-1), root)
         return out
+
+    # --- objects, for small ones ---
+
+    def broadcast_object(self, obj: object, root: int = 0, *, label: str = "") -> Any:
+        """Return root's object on every rank; it is pickled."""
+        check_root(root, self.size)
+        return self.runner.run(
+            self.runner.call("broadcast_object", self.world.base, label, root=root), self.world.bcast, obj, root
+        )
+
+    def all_gather_object(self, obj: T, *, label: str = "") -> list[T]:
+        """Return every rank's object, in rank order; they are pickled."""
+        return self.runner.run(self.runner.call("all_gather_object", self.world.base, label), self.world.allgather, obj)
+
+    def gather_object(self, obj: T, root: int = 0, *, label: str = "") -> list[T] | None:
+        """Return every rank's object on root, None elsewhere; they are pickled."""
+        check_root(root, self.size)
+        move: Callable[[], list[T] | None] = (
+            (lambda: [obj]) if self.world.comm is None else (lambda: self.world.comm.gather(obj, root))
+        )
+        return self.runner.run(self.runner.call("gather_object", self.world.base, label, root=root), move)
+
+    def scatter_object(self, items: Sequence[object] | None, root: int = 0, *, label: str = "") -> Any:
+        """Return item `rank` of root's sequence of world_size items; they are pickled.
+
+        Every rank raises ArgumentError when root's sequence has another length.
+        """
+        check_root(root, self.size)
+        header = scatter_header(items, self.size)[-1] if self.rank == root else None
+        problem = self.runner.run_uncounted("scatter_object", self.world.bcast, header, root)
+        if problem:
+            raise ArgumentError(f"items: {problem} on rank {root}")
+        return self._scatter_items(items, root, label)
+
+    def _scatter_items(self, items: Sequence[object] | None, root: int, label: str) -> Any:
+        ordered = list(items) if self.rank == root and items is not None else None
+        move = (lambda: ordered[0]) if self.world.comm is None else (lambda: self.world.comm.scatter(ordered, root))  # type: ignore[index]
+        return self.runner.run(self.runner.call("scatter_object", self.world.base, label, root=root), move)

@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from clcomm.collectives.in_flight import InFlightTimes
-from clcomm.stats.comm_stats import CommStats
 from clcomm.stats.events import PACKING, Collective, Observer, Phase, TimedPhase
 
 
 class Notifier:
-    """Notifies the Communicator's observers, of which its statistics are the first (a base class of it)."""
+    """Notifies a Communicator's observers, of which its statistics are the first.
 
-    def __init__(self, stats: CommStats, observers: Iterable[Observer]):
-        self._in_flight = InFlightTimes()
-        self._exposed = self._in_flight.exposed
-        self._blocked_s = self._packed_s = 0.0  # time in blocking collectives, and in packing for them
-        self.stats = stats
-        self._observe([stats, *observers])
+    `Communicator` describes the methods that have the names of its own.
+
+    Args:
+        observers: the first ones, in this order.
+
+    Attributes:
+        in_flight: the collectives in the background.
+        blocked_s: time in blocking collectives.
+        finished: the observers' functions for a finished collective.
+    """
+
+    def __init__(self, observers: Iterable[Observer]):
+        self.in_flight = InFlightTimes()
+        self._exposed = self.in_flight.exposed
+        self.blocked_s = 0.0
+        self._packed_s = 0.0  # time in packing for collectives
+        self._observe([*observers])
 
     def add_observer(self, observer: Observer) -> None:
-        """Notify an observer of collectives that finish from now on, and of phases if it has `phase_finished`."""
+        """See `Communicator.add_observer`."""
         self._observe([*self._observers, observer])
 
     def remove_observer(self, observer: Observer) -> None:
-        """Stop notifying an observer; no-op if it was never added."""
+        """See `Communicator.remove_observer`."""
         self._observe([other for other in self._observers if other is not observer])
 
     def _observe(self, observers: list[Observer]) -> None:
         self._observers = observers
-        self._finished: list[Callable[[Collective], object]] = [each.collective_finished for each in observers]
+        self.finished: list[Callable[[Collective], object]] = [each.collective_finished for each in observers]
         self._phase_finished = [each.phase_finished for each in observers if hasattr(each, "phase_finished")]
 
     def notify_phase(self, phase: Phase) -> None:
-        """Notify the observers that have a method `phase_finished` of a finished phase."""
+        """See `Communicator.notify_phase`."""
         if phase[0] in PACKING:
             self._packed_s += phase[2]
         for finished in self._phase_finished:
@@ -44,30 +54,28 @@ class Notifier:
 
         blocked_s: how long this thread could do nothing else, to be counted in `communicated`.
         """
-        self._blocked_s += blocked_s
-        self._notify(event)
+        self.blocked_s += blocked_s
+        self.notify(event)
 
     def notify_message(self, event: Collective) -> None:
         """Notify the observers of a message from rank to rank; its exposed time counts as communication."""
-        self._blocked_s += event.exposed_s or 0.0
-        self._notify(event)
+        self.blocked_s += event.exposed_s or 0.0
+        self.notify(event)
 
-    def phase(self, name: str, label: str = "", bucket: int = -1, **figures: float) -> TimedPhase:
-        """Return a context manager that reports its block as a phase: "step", "forward_backward" or any name.
-
-        figures: shown with it in a timeline, such as step=7 and epoch=1.
-        """
+    def phase(self, name: str, label: str, bucket: int, figures: Mapping[str, float]) -> TimedPhase:
+        """See `Communicator.phase`."""
         shown = tuple(figures.items()) if figures else ()
         return TimedPhase(self.notify_phase, self.communicated, name, label, bucket, shown)
 
     def communicated(self) -> float:
-        """Return the seconds that this rank has spent blocked in collectives and packing for them."""
-        return self._blocked_s + self._packed_s + self._exposed.seconds
+        """See `Communicator.communicated`."""
+        return self.blocked_s + self._packed_s + self._exposed.seconds
 
     def in_collectives(self) -> float:
-        """Return the seconds that this rank has spent blocked in collectives, without packing for them."""
-        return self._blocked_s + self._exposed.seconds
+        """See `Communicator.in_collectives`."""
+        return self.blocked_s + self._exposed.seconds
 
-    def _notify(self, event: Collective) -> None:
-        for finished in self._finished:
+    def notify(self, event: Collective) -> None:
+        """Notify the observers of a finished collective."""
+        for finished in self.finished:
             finished(event)

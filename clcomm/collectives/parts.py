@@ -5,8 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from numbers import Integral
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from clcomm.collectives.notifier import Notifier
 from clcomm.errors import ArgumentError, RankNames
 from clcomm.stats.events import Collective, Phase
 
@@ -45,23 +46,16 @@ def members_of(everyone: Sequence[Wanted | ArgumentError], rank: int, name_of: R
                                          key=lambda r: (found[r].key, r))  # fmt: skip
 
 
-class Whole(Protocol):
-    """The Communicator whose observers are notified of a part's events."""
-
-    def notify_collective(self, event: Collective, *, blocked_s: float) -> None: ...
-    def notify_phase(self, phase: Phase) -> None: ...
-
-
 class PartEvents:
     """An observer of a part: passes its events on to the whole, with the part's name and the whole's ranks.
 
     Args:
-        whole: is not kept alive.
+        whole: notifies the observers of the whole; it is not kept alive.
         name: the part's.
         members: its ranks' numbers in the whole.
     """
 
-    def __init__(self, whole: Whole, name: str, members: Sequence[int]):
+    def __init__(self, whole: Notifier, name: str, members: Sequence[int]):
         self._whole, self._name, self._members = weakref.ref(whole), name, tuple(members)
 
     def collective_finished(self, event: Collective) -> None:

@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pickle import UnpicklingError
-from time import perf_counter, perf_counter_ns
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
-import numpy as np
-
-from clcomm.collectives.arguments import address_of
-from clcomm.collectives.handle import Handle, T
-from clcomm.collectives.in_flight import StartGuard
+from clcomm.collectives.in_flight import Handle, StartGuard, T
 from clcomm.collectives.notifier import Notifier
 from clcomm.collectives.world import World
-from clcomm.errors import ArgumentError, RankNames, no_copy
+from clcomm.errors import ArgumentError, RankNames
 from clcomm.stats.call import Call, disagreement
-from clcomm.stats.comm_stats import CommStats
-from clcomm.stats.events import Collective, Observer
+from clcomm.stats.events import Collective
 from clcomm.transport import Pending, Transport, mpi_failures
 from clcomm.transport.base import misaligned
 from clcomm.transport.meeting import DifferentOperations, Meeting, NoMeeting
-from clcomm.transport.mpi_communicators import address_function
 from clcomm.transport.mpi_runtime import closed
 from clcomm.transport.pending import complete_started
 
 if TYPE_CHECKING:
-    from clcomm.transport.fused import FusedReduction
-    from clcomm.transport.host_memory import HostMemory
     from clcomm.transport.mpi_transport import MpiTransport
 
 #: Bounds the memory for different calls; no program makes so many.
 KEPT_CALLS = 4096
 
 Arguments = tuple[object, ...]
-
-_new = tuple.__new__  # makes a named tuple of all its fields, in half the time
 
 
 class Named(Protocol):
@@ -46,51 +36,45 @@ class Named(Protocol):
     name: str
 
 
-class CollectiveRunner(Notifier):
-    """Runs every collective of the Communicator (a base class of it)."""
+class CollectiveRunner:
+    """Runs every collective of a Communicator, which holds it.
 
-    #: The collective that this rank is in: call, sequence number, begin (perf_counter); None: in none. Other threads
-    #: read it, of a Communicator in the making too.
-    current: tuple[Call, int, float] | None = None
+    Args:
+        world: the ranks.
+        notifier: is told of every collective.
+        name_ranks: names the ranks in messages.
 
-    def __init__(self, world: World, observers: Iterable[Observer], name_ranks: RankNames):
-        self.comm, self._base, self._shared = world.comm, world.base, world.shared
-        self.local_rank, self.local_size = world.local_rank, world.local_size
-        self.host, self.hosts, self.cores = world.host, world.hosts, world.cores
-        self.rank, self.size = self._base.rank, self._base.world_size
-        self._pending = world.pending
-        self._finalized, self._closed_by = False, ""
-        self._sequence = 0
+    Attributes:
+        current: the collective that this rank is in: call, sequence number, begin (perf_counter); None: in none. Other
+            threads read it.
+        sequence: the number of collectives that have begun, the same on every rank between two of them.
+        closed_by: what has closed the Communicator; "": it is open.
+        pending: what was started and is not finished.
+        unraised: the error of ranks in different collectives that only a poll has met.
+        completes_first: whether other Communicators' operations are completed before a blocking call.
+        checked: whether ranks compare their calls.
+    """
+
+    def __init__(self, world: World, notifier: Notifier, name_ranks: RankNames):
+        self._world, self.notifier, self._name_ranks = world, notifier, name_ranks
+        self.current: tuple[Call, int, float] | None = None
+        self.sequence = 0
+        self.closed_by = ""
+        self.pending = world.pending
+        self.unraised: Exception | None = None
         self._sent = 0, 0  # messages and their bytes in the collective that runs, where they are counted
-        self._unraised: Exception | None = None  # of ranks in different collectives, found while this one polled
         self._refusal = ""  # the reason for which `refuse` ends the others' collective; "" if none
-        self._calls: dict[Arguments, Call] = {}
-        self._address = address_of if self.comm is None else address_function()
+        self.calls: dict[Arguments, Call] = {}
         self._meeting: Meeting = world.meeting
-        self._checked = not isinstance(self._meeting, NoMeeting)
-        self._measures_wait = self._checked or self.size == 1
+        self.checked = not isinstance(self._meeting, NoMeeting)
+        several = world.base.world_size > 1
+        self._measures_wait = self.checked or not several
         # Ranks in a meeting progress other Communicators' operations; without meetings these are completed first.
-        self._completes_first = not self._checked and self.size > 1
-        #: Names ranks of this Communicator in messages: `RankNames`.
-        self.name_ranks = name_ranks
-        super().__init__(CommStats(self.size, name_ranks.name), observers)
-
-    def __reduce__(self) -> NoReturn:
-        raise no_copy("Communicator", "make another where one is needed")
-
-    @property
-    def host_memory(self) -> HostMemory | None:
-        """The memory that the ranks of this host share, with their meeting point; None where they share none."""
-        return None if self._shared is None else self._shared.memory
-
-    @property
-    def sequence(self) -> int:
-        """Number of collectives that have begun, the same on every rank between two of them."""
-        return self._sequence
+        self.completes_first = several and not self.checked
 
     # --- a collective ---
 
-    def _call(self, operation: str, transport: Named, label: str = "", **details: Any) -> Call:
+    def call(self, operation: str, transport: Named, label: str = "", **details: Any) -> Call:
         """Return the Call with these fields; `array` gives count, dtype, shape and, unless given, nbytes.
 
         Calls are cached: creating one takes ten times as long as a look-up.
@@ -103,123 +87,90 @@ class CollectiveRunner(Notifier):
             if details.get("nbytes") is None:
                 details["nbytes"] = array.nbytes
         key = (operation, label, transport.name, *details.items())
-        call = self._calls.get(key)
+        call = self.calls.get(key)
         if call is None:
-            if len(self._calls) >= KEPT_CALLS:
-                self._calls.clear()
-            through_mpi = self._checked and transport is not self._shared
-            call = self._calls[key] = Call(operation, label, transport.name, through_mpi=through_mpi, **details)
+            if len(self.calls) >= KEPT_CALLS:
+                self.calls.clear()
+            through_mpi = self.checked and transport is not self._world.shared
+            call = self.calls[key] = Call(operation, label, transport.name, through_mpi=through_mpi, **details)
         return call
 
-    def _run_counted(self, call: Call, move: Callable[..., T], *args: object) -> T:
+    def run(self, call: Call, move: Callable[..., T], *args: object) -> T:
         """Run a collective, notify the observers and return what `move` returns."""
-        if self._pending or self._finalized or self._completes_first or self._unraised is not None:
-            self._complete_in_flight()
-        self._sequence = sequence = self._sequence + 1
-        return self._run_numbered(call, sequence, perf_counter(), move, args)
+        if self.pending or self.closed_by or self.completes_first or self.unraised is not None:
+            self.complete_in_flight()
+        self.sequence = sequence = self.sequence + 1
+        return self.run_numbered(call, sequence, perf_counter(), move, args)
 
-    def _run_numbered(self, call: Call, sequence: int, begin: float, move: Callable[..., T], args: Arguments) -> T:
+    def run_numbered(self, call: Call, sequence: int, begin: float, move: Callable[..., T], args: Arguments) -> T:
+        """Run a collective that has its number and has begun (perf_counter), and notify the observers."""
         try:
-            result = self._compare_and_move(call, sequence, begin, move, args)
+            result = self.compare_and_move(call, sequence, begin, move, args)
         except BaseException:
             self._report(call, sequence, begin, failed=True)
             raise
         self._report(call, sequence, begin)
         return result
 
-    def _start(
+    def start(
         self,
         call: Call,
         start: Callable[[], Pending],
         result: object,
         computes: Callable[[], bool] | None = None,
+        *,
+        keeps: object,
     ) -> Handle:
-        self._require_open()
+        """Start a collective in the background and return its handle.
+
+        Args:
+            call: what ranks compare.
+            start: starts it on a transport.
+            result: what `wait` of the handle returns.
+            computes: returns whether the caller's device is computing.
+            keeps: what lives as long as the handle: the Communicator and the arrays.
+        """
+        self.require_open()
         self._require_agreement()
-        self._sequence = sequence = self._sequence + 1
+        self.sequence = sequence = self.sequence + 1
         begin = perf_counter()
         guard = self._guard(call, sequence)
         pending = start()
         if guard is not None:
             pending.guard_with(guard)
-        self._in_flight.add(call, sequence, begin, pending, self._notify)
-        waiting = partial(self._shown_as_current, call, sequence)
-        return Handle(pending, result, begin, self._in_flight, waiting, computes)
+        self.notifier.in_flight.add(call, sequence, begin, pending, self.notifier.notify)
+        waiting = partial(self.shown_as_current, call, sequence)
+        return Handle(pending, result, begin, self.notifier.in_flight, waiting, computes, keeps=keeps)
 
     def _guard(self, call: Call, sequence: int) -> StartGuard | None:
         """Announce an operation that is about to start, and return what watches it; None: nothing is compared."""
         tag = call.tag + sequence
         self._meeting.announce(tag)
-        if not self._checked:
+        if not self.checked:
             return None
-        order = None if self._shared is None else self._shared.start_order
+        order = None if self._world.shared is None else self._world.shared.start_order
         if order is not None:
             order.note(sequence, tag)
         settle = partial(self._disagreement, call, sequence, " in the background")
         return StartGuard(self._meeting, order, sequence, tag, settle)
 
-    def _repeatable(self, call: Call, move: Callable[[], T]) -> Callable[[], T | None]:
-        """Return a function that runs a prepared collective: `_run_counted` with these arguments."""
-        launch = getattr(move, "launch", None)
-        if launch is not None and self._checked:
-            return self._fused(call, cast("FusedReduction", move), launch)
-        return partial(self._run_counted, call, move)
+    def run_uncounted(
+        self, operation: str, move: Callable[..., T], *args: object, transport: Transport | None = None
+    ) -> T:
+        """Run a collective that precedes `operation`, such as a comparison of arguments; it is not counted.
 
-    def _fused(self, call: Call, move: FusedReduction, launch: Callable[[], object]) -> Callable[[], None]:
-        """Return a function that runs an all-reduce that one kernel does, meetings included.
-
-        One that the kernel cannot complete ends as others do. The function is `_run_counted` for small arrays, where
-        look-ups and calls in Python took longer than the sum.
+        transport: moves its data; None: MPI.
         """
-        from clcomm.transport.fused import ARRIVED_NS, COMPLETE, LAST_RANK, LATE_NS, STATE, TAG, WAITED_NS
-
-        tag, words = call.tag, move.words
-        operation, label, nbytes = call.operation, call.label, call.nbytes
-        transport, bucket = call.transport, call.bucket
-
-        def run() -> None:
-            if self._pending or self._finalized or self._unraised is not None:
-                self._complete_in_flight()
-            self._sequence = sequence = self._sequence + 1
-            begin_ns = perf_counter_ns()
-            begin = begin_ns * 1e-9
-            self.current = call, sequence, begin
-            words[TAG] = tag + sequence
-            words[ARRIVED_NS] = begin_ns
-            try:
-                launch()
-            except BaseException:
-                self.current = None
-                self._meeting.announce(tag + sequence)  # without a wait or a last rank
-                self._report(call, sequence, begin, failed=True)
-                raise
-            if words[STATE] != COMPLETE:
-                self._run_numbered(call, sequence, begin, move.complete, ())
-                return
-            self.current = None
-            seconds = perf_counter() - begin
-            self._blocked_s += seconds
-            event = _new(Collective, (
-                operation, label, nbytes, seconds, transport, sequence, False, None, bucket, begin,
-                words[WAITED_NS] * 1e-9, None, words[LAST_RANK], words[LATE_NS] * 1e-9, 0.0, (), (), "", 0, 0, 0,
-            ))  # fmt: skip
-            for finished in self._finished:
-                finished(event)
-
-        return run
-
-    def _run_uncounted(self, operation: str, move: Callable[..., T], *args: object) -> T:
-        """Run a collective that precedes `operation`, such as a comparison of arguments; it is not counted."""
-        self._complete_in_flight()
-        call = self._call(operation, self._base, is_counted=False)
-        return self._compare_and_move(call, self._sequence, perf_counter(), move, args)
+        self.complete_in_flight()
+        call = self.call(operation, transport or self._world.base, is_counted=False)
+        return self.compare_and_move(call, self.sequence, perf_counter(), move, args)
 
     def refuse(self, reason: str) -> NoReturn:
-        """Raise ArgumentError on every rank, in the collective in which the others meet this one; collective."""
-        self._complete_in_flight()
-        call = self._call("refusal", self._base, reason, is_counted=False)
+        """See `Communicator.refuse`."""
+        self.complete_in_flight()
+        call = self.call("refusal", self._world.base, reason, is_counted=False)
         with self.refusing(reason):
-            self._compare_and_move(call, self._sequence, perf_counter(), lambda: None, ())
+            self.compare_and_move(call, self.sequence, perf_counter(), lambda: None, ())
         raise ArgumentError(reason)  # on all ranks alike
 
     @contextmanager
@@ -231,7 +182,12 @@ class CollectiveRunner(Notifier):
         finally:
             self._refusal = ""
 
-    def _compare_and_move(self, call: Call, sequence: int, begin: float, move: Callable[..., T], args: Arguments) -> T:
+    def prepare(self, call: Call, prepare: Callable[..., T], *args: object) -> T:
+        """Return what `prepare` returns, a transport's prepared collective; ranks compare the call, uncounted."""
+        return self.compare_and_move(call, self.sequence, perf_counter(), prepare, args)
+
+    def compare_and_move(self, call: Call, sequence: int, begin: float, move: Callable[..., T], args: Arguments) -> T:
+        """Announce the call, compare it where the transport does not, and return what `move` returns."""
         meeting = self._meeting
         meeting.announce(call.tag + sequence)
         self.current = call, sequence, begin
@@ -254,28 +210,38 @@ class CollectiveRunner(Notifier):
 
         It ends all that this rank has in the background, which others may never start. how: appended to the call.
         """
-        for pending in self._pending:
+        for pending in self.pending:
             pending.take_back()
-        calls = cast("MpiTransport", self._base).comparisons.exchange(
-            (self._sequence, call.describe(sequence) + how, self._refusal)
+        calls = cast("MpiTransport", self._world.base).comparisons.exchange(
+            (self.sequence, call.describe(sequence) + how, self._refusal)
         )
-        self._sequence = max(number for number, *_ in calls)
+        self.sequence = max(number for number, *_ in calls)
         refused = [(rank, refusal) for rank, (*_, refusal) in enumerate(calls) if refusal]
         error: Exception
         if refused:
             rank, refusal = refused[0]
-            error = ArgumentError(f"{refusal} (on {self.name_ranks([rank])})")
+            error = ArgumentError(f"{refusal} (on {self._name_ranks([rank])})")
         else:
-            error = disagreement([text for _, text, _ in calls], self.name_ranks)
-        while self._pending:
-            self._pending[0].withdraw(error)
+            error = disagreement([text for _, text, _ in calls], self._name_ranks)
+        while self.pending:
+            self.pending[0].withdraw(error)
         if how:
-            self._unraised = error
+            self.unraised = error
         return error
+
+    def count_sent(self, messages: int, nbytes: int) -> None:
+        """Count messages that this rank has sent in the collective that runs."""
+        self._sent = self._sent[0] + messages, self._sent[1] + nbytes
+
+    def fail_unannounced(self, call: Call, sequence: int, begin: float) -> None:
+        """Notify the observers of a collective that failed before it came to a meeting."""
+        self.current = None
+        self._meeting.announce(call.tag + sequence)  # without a wait or a last rank
+        self._report(call, sequence, begin, failed=True)
 
     def _report(self, call: Call, sequence: int, begin: float, failed: bool = False) -> None:
         seconds = perf_counter() - begin
-        self._blocked_s += seconds
+        self.notifier.blocked_s += seconds
         meeting = self._meeting
         last_rank, late_s = meeting.last
         wait_s = meeting.waited_ns * 1e-9 if self._measures_wait else None
@@ -284,11 +250,11 @@ class CollectiveRunner(Notifier):
             call.operation, call.label, call.nbytes, seconds, call.transport, sequence, failed, None, call.bucket,
             begin, wait_s, None, last_rank, late_s, messages=messages, message_nbytes=message_nbytes,
         )  # fmt: skip
-        self._notify(event)
+        self.notifier.notify(event)
 
     @contextmanager
-    def _shown_as_current(self, call: Call, sequence: int) -> Iterator[None]:
-        """Set `current` within the block, for collectives that do not run through `_compare_and_move`."""
+    def shown_as_current(self, call: Call, sequence: int) -> Iterator[None]:
+        """Set `current` within the block, for collectives that do not run through `compare_and_move`."""
         self.current, outer = (call, sequence, perf_counter()), self.current
         try:
             yield
@@ -310,8 +276,8 @@ class CollectiveRunner(Notifier):
                 none.
         """
         whose = {"takes_any": True} if peer is None else {"peer": peer}
-        call = self._call(operation, self._base, label, is_counted=before_next, **whose)
-        mine = call, self._sequence + before_next, perf_counter()
+        call = self.call(operation, self._world.base, label, is_counted=before_next, **whose)
+        mine = call, self.sequence + before_next, perf_counter()
         if self.current is None:
             self.current = mine
         try:
@@ -322,36 +288,32 @@ class CollectiveRunner(Notifier):
 
     # --- what was started before ---
 
-    def _complete_in_flight(self) -> None:
+    def complete_in_flight(self) -> None:
         """Complete all started operations before a blocking call.
 
         A started all-reduce has a second stage that each rank begins while it waits for it. If this rank blocked in
         another call first, ranks that wait for the all-reduce before that call would deadlock with it.
         """
-        self._require_open()
+        self.require_open()
         self._require_agreement()
-        if self._completes_first:
+        if self.completes_first:
             complete_started()
-        if self._pending:
+        if self.pending:
             begin = perf_counter()
-            with self._shown_as_current(
-                self._call("wait for started all-reduces", self._base, is_counted=False), self._sequence
+            with self.shown_as_current(
+                self.call("wait for started all-reduces", self._world.base, is_counted=False), self.sequence
             ):
-                while self._pending:
-                    self._pending[0].wait()
-            self._in_flight.add_call(begin, perf_counter())
+                while self.pending:
+                    self.pending[0].wait()
+            self.notifier.in_flight.add_call(begin, perf_counter())
 
     def _require_agreement(self) -> None:
         """Raise the error of ranks in different collectives that only a poll has met; the others have raised it."""
-        found, self._unraised = self._unraised, None
+        found, self.unraised = self.unraised, None
         if found is not None and found.__traceback__ is None:  # no handle has raised it
             raise found
 
-    def _require_open(self) -> None:
-        if self._finalized:
-            raise closed(self._closed_by)
-
-    def _transport_for(self, *arrays: np.ndarray) -> Transport:
-        if self._shared is not None and self._shared.holds(*arrays):
-            return self._shared
-        return self._base
+    def require_open(self) -> None:
+        """Raise the error of a closed Communicator."""
+        if self.closed_by:
+            raise closed(self.closed_by)

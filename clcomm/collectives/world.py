@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
+from clcomm.collectives.arguments import address_of
 from clcomm.host import usable_cores
-from clcomm.transport import Pending, SoloTransport, Transport
+from clcomm.transport import Pending, SoloTransport, Transport, mpi_communicators
 from clcomm.transport.meeting import Meeting, NoMeeting
 from clcomm.transport.mpi_runtime import Intracomm
 
@@ -15,6 +19,8 @@ if TYPE_CHECKING:
     from clcomm.job.other_hosts import OtherHosts
     from clcomm.job.status_page import StatusPage
     from clcomm.transport.memory_transport import MemoryTransport
+
+T = TypeVar("T")
 
 TRANSPORTS = ("auto", "shared", "mpi", "solo")
 
@@ -54,3 +60,32 @@ class World:
     status_page: StatusPage | None = None
     #: Reports what the ranks of other hosts are doing; None on a single host.
     elsewhere: OtherHosts | None = None
+    #: Returns the address of an array's first element.
+    address: Callable[[np.ndarray], int] = address_of
+
+    def members(self) -> tuple[int, ...]:
+        """Return the ranks' numbers in COMM_WORLD; empty where they are not known."""
+        return () if self.comm is None else mpi_communicators.world_ranks(self.comm)
+
+    def transport_for(self, *arrays: np.ndarray) -> Transport:
+        """Return what moves these arrays: `shared` where it holds them all, else `base`."""
+        if self.shared is not None and self.shared.holds(*arrays):
+            return self.shared
+        return self.base
+
+    def is_common(self, array: np.ndarray) -> bool:
+        """Return whether an array is memory common to all ranks of this host."""
+        return self.shared is not None and self.shared.is_common(array)
+
+    def bcast(self, obj: object, root: int) -> Any:
+        """Return root's object, pickled; collective, and neither compared nor counted."""
+        return obj if self.comm is None else self.comm.bcast(obj, root)
+
+    def allgather(self, obj: T) -> list[T]:
+        """Return every rank's object, pickled; collective, and neither compared nor counted."""
+        return [obj] if self.comm is None else self.comm.allgather(obj)
+
+    def close(self) -> None:
+        """Forget the memory and MPI's communicator, which somebody else frees."""
+        self.shared, self.comm = None, None
+        self.address = address_of  # MPI's function may not be called after MPI.Finalize

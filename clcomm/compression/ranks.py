@@ -57,7 +57,7 @@ class FirstRanks:
         return array
 
     def all_reduce_init(self, array: np.ndarray, *, out: np.ndarray) -> Callable[[], None]:
-        reduce = self._transport.prepare_all_reduce(array, out, "sum")
+        reduce = self._transport.prepare_all_reduce(array, out, "sum").run
 
         def run() -> None:
             self.handed_over += array.nbytes

@@ -68,7 +68,7 @@ class _Forwarding:
         self._comm = comm
 
     def collective_finished(self, event: Collective) -> None:
-        self._comm.notify_collective(event)
+        self._comm.notifier.notify_collective(event)
 
     def phase_finished(self, phase: Phase) -> None:
         self._comm.notify_phase(phase)

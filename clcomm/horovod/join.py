@@ -89,7 +89,7 @@ def _follow(only: GradientBuckets | None, is_announced: bool) -> tuple[int, int]
 def _comes_first(only: GradientBuckets, told: Any) -> bool:
     """Wait for a step of the other ranks, or for what they say; return whether it is a step."""
     only.begin_without()
-    with world.communicator().waiting_for("join"):
+    with world.communicator().runner.waiting_for("join"):
         while not told.done():
             if only.is_complete():
                 return True

@@ -32,7 +32,7 @@ def tell(number: int) -> Any:
 
 def waiting(comm: Communicator) -> Any:
     """Return a block in which this rank has joined: operations that the others have not announced raise its notice."""
-    return comm.refusing(_NOTICE)
+    return comm.runner.refusing(_NOTICE)
 
 
 def is_notice(error: Exception) -> bool:

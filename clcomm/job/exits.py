@@ -114,7 +114,7 @@ class ExitHooks:
         communicators = list(self._communicators)
         if self._is_looking_back or any(communicator.current for communicator in communicators):
             return None
-        return sum(int(communicator._sequence) for communicator in communicators)
+        return sum(int(communicator.sequence) for communicator in communicators)
 
     # --- the end ---
 

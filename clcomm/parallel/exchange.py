@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from clcomm.collectives.handle import Handle
+from clcomm.collectives.in_flight import Handle
 from clcomm.communicator import Communicator
 from clcomm.engine.device import Device
 from clcomm.engine.fold import DeviceFold

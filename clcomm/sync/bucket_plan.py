@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from clcomm.adapters.adapter import FlatArrays, GradientMoves, Mark
-from clcomm.collectives.handle import Handle
+from clcomm.collectives.in_flight import Handle
 from clcomm.communicator import Communicator
 from clcomm.compression import CommHook
 from clcomm.compression.task import PreparedHook, Task

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 
 from clcomm.adapters.adapter import Mark
-from clcomm.collectives.handle import Handle
+from clcomm.collectives.in_flight import Handle
 from clcomm.sync.bucket_plan import BucketPlan
 
 

@@ -68,7 +68,7 @@ class PersistentBuffers:
         lasting, self._lasting = self._lasting, {}
         found = [storage_of_address(each.cdata) for each in lasting.values()]
         storages = [storage for storage in found if storage is not None and _is_movable(storage)]
-        if self._comm.adopt([each.nbytes() for each in storages], partial(_mapped, storages), purpose=purpose):
+        if self._comm.memory.adopt([each.nbytes() for each in storages], partial(_mapped, storages), purpose=purpose):
             for storage in storages:
                 del self._seen[storage_address(storage)]
         # Behind what raises errors: then ranks that were elsewhere are due at the same number as this one.
@@ -85,7 +85,7 @@ def share(comm: Communicator, tensors: Sequence[torch.Tensor]) -> bool:
         storage = tensor.untyped_storage()
         if storage.nbytes():
             storages.setdefault(storage_address(storage), storage)
-    return comm.adopt(
+    return comm.memory.adopt(
         [each.nbytes() for each in storages.values()],
         partial(_mapped, list(storages.values())),
         purpose="share",

@@ -60,7 +60,7 @@ class Staging:
 
         pair = self.pair(count * summed.itemsize, summed, purpose)
         row, total, row_array, sum_array = pair.row, pair.sum, pair.row_array, pair.sum_array
-        in_place = source is target and source.dtype is summed and self._comm.holds_at(source.data_ptr(), nbytes)
+        in_place = source is target and source.dtype is summed and self._comm.memory.holds_at(source.data_ptr(), nbytes)
 
         def reduce(part: torch.Tensor, into: torch.Tensor) -> None:
             if in_place:
@@ -77,7 +77,7 @@ class Staging:
                 reduce(part, into)
             return nbytes
 
-        if count <= pair.count or self._comm.all_agree(in_place, purpose()):
+        if count <= pair.count or self._comm.memory.all_agree(in_place, purpose()):
             reduce(source, target)
         else:
             self._comm.run_as_all_reduce(reduce_pieces, label=label, nbytes=nbytes, bucket=bucket)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from clcomm.collectives.handle import Handle
+from clcomm.collectives.in_flight import Handle
 
 _Result = TypeVar("_Result")
 _Changed = TypeVar("_Changed")

@@ -71,7 +71,7 @@ class CountedMessages:
         while self._finished and self._notifies.acquire(blocking=False):
             try:
                 while self._finished:
-                    self.comm.notify_message(self._finished.popleft())
+                    self.comm.notifier.notify_message(self._finished.popleft())
             finally:
                 self._notifies.release()
 
@@ -108,7 +108,7 @@ class MessageWork(OwnWork):
         """Block until it is complete, and raise its error; a timeout above 0 raises one too."""
         if not self.is_completed():
             self._waits_from_s = time.perf_counter()
-            with self._counted.comm.waiting_for(self._name, peer=self._peer):
+            with self._counted.comm.runner.waiting_for(self._name, peer=self._peer):
                 self._run(partial(self._wait, timeout.total_seconds()))
         if self._error is not None:
             raise self._error

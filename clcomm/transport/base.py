@@ -1,14 +1,33 @@
-"""The interface of all transports."""
+"""The interface of all transports, and of what they prepare."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from clcomm.errors import ArgumentError
 from clcomm.transport.pending import Pending
+
+
+class PreparedAllReduce(ABC):
+    """An all-reduce on fixed memory."""
+
+    #: The function of the kernel that does it all; None: several steps do.
+    launch: Callable[[], object] | None = None
+
+    @abstractmethod
+    def run(self) -> None:
+        """Reduce, with the other ranks."""
+
+
+class PreparedStart(Protocol):
+    """A collective on fixed memory that is started in the background."""
+
+    def start(self) -> Pending:
+        """Start it; the caller must not touch the memory before the Pending's wait() returns."""
 
 
 class Transport(ABC):
@@ -31,17 +50,17 @@ class Transport(ABC):
     def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         """Reduce `source` over the ranks into `out` on every rank; they may be the same array."""
 
-    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
-        """Return a function that performs this all-reduce on the same memory at each call; collective."""
-        return lambda: self.all_reduce(source, out, op)
+    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedAllReduce:
+        """Return this all-reduce on the same memory at each `run`; collective."""
+        return _UnpreparedAllReduce(self, source, out, op)
 
     @abstractmethod
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
         """Start an all-reduce; the caller must not touch `source` and `out` before the Pending's wait() returns."""
 
-    def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], Pending]:
-        """Return a function that starts this all-reduce on the same memory at each call; collective."""
-        return lambda: self.start_all_reduce(source, out, op)
+    def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedStart:
+        """Return this all-reduce on the same memory, to be started in the background; collective."""
+        return _UnpreparedAllReduce(self, source, out, op)
 
     @abstractmethod
     def broadcast(self, array: np.ndarray, root: int) -> None:
@@ -80,6 +99,20 @@ class Transport(ABC):
 
     def revoke(self) -> None:  # noqa: B027 - optional
         """Revoke the transport's communicators, locally: ranks that wait in it get MPI's error (ERR_REVOKED)."""
+
+
+class _UnpreparedAllReduce(PreparedAllReduce):
+    """An all-reduce for which a transport prepares nothing."""
+
+    def __init__(self, transport: Transport, source: np.ndarray, out: np.ndarray, op: str):
+        self._transport, self._operands = transport, (source, out, op)
+
+    def run(self) -> None:
+        self._transport.all_reduce(*self._operands)
+
+    def start(self) -> Pending:
+        """Start it in the background."""
+        return self._transport.start_all_reduce(*self._operands)
 
 
 def require_aligned(*arrays: np.ndarray) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from clcomm.host.arrays import aligned_empty
+from clcomm.transport.base import PreparedAllReduce
 from clcomm.transport.meeting import DifferentOperations, MeetingPoint
 
 #: Words (int64) of a call, as kernels/fold.cl has them. The caller sets tag, time of arrival and how often to poll, and
@@ -55,7 +56,7 @@ class MeetingFold(Protocol):
         """
 
 
-class FusedReduction:
+class FusedReduction(PreparedAllReduce):
     """A prepared all-reduce: `launch` runs the kernel on `words`, then `complete` does what the kernel has left.
 
     Args:
@@ -69,7 +70,7 @@ class FusedReduction:
         self.words, self.launch = words.data, launch
         self._point, self._kind = point, kind
 
-    def __call__(self) -> None:
+    def run(self) -> None:
         """Run it as part of the operation that was announced last."""
         words = self.words
         words[TAG], words[ARRIVED_NS] = self._point.tag + self._kind, perf_counter_ns()

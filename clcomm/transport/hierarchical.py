@@ -19,10 +19,10 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from clcomm.transport.base import Transport, require_aligned
+from clcomm.transport.base import PreparedAllReduce, Transport, require_aligned
 from clcomm.transport.host_memory import HostMemory
 from clcomm.transport.hosts import Hosts
-from clcomm.transport.meeting import MeetingPoint, WorldMeeting, length_and_dtype
+from clcomm.transport.meeting import Meeting, MeetingPoint, WorldMeeting, length_and_dtype
 from clcomm.transport.memory_transport import MemoryTransport
 from clcomm.transport.mpi_communicators import comparison_between_hosts, lane_of
 from clcomm.transport.mpi_failures import revoke
@@ -42,6 +42,11 @@ class HierarchicalTransport(MemoryTransport):
         host: an mpi4py communicator of this host's ranks, in rank order, which this transport takes over.
         hosts: the ranks of each host.
 
+    Attributes:
+        lane: the index of this rank's part of what hosts exchange; None: it takes no part.
+        peers: connects the ranks of this lane; None as `lane`.
+        second_host: the host's ranks, for the later phases of pending operations.
+
     Raises:
         MismatchError: on every rank, if lengths or dtypes differ or ranks call different prepared operations.
     """
@@ -53,12 +58,12 @@ class HierarchicalTransport(MemoryTransport):
         self.rank, self.world_size = base.rank, base.world_size
         self.memory = HostMemory(host)
         self._neighbours = list(hosts.ranks[hosts.host_of(self.rank)])  # on this host, this rank among them
-        self._lane = self.memory.rank if self.memory.rank < hosts.fewest else None
-        peers = lane_of(base.comm, self._lane, hosts.host_of(self.rank))
+        self.lane = self.memory.rank if self.memory.rank < hosts.fewest else None
+        peers = lane_of(base.comm, self.lane, hosts.host_of(self.rank))
         # A mean divides by the number of all ranks once the hosts' sums are added.
         fold = partial(prepared_reduction, ranks=self.world_size)
-        self._peers = None if peers is None else MpiTransport(peers, base.pending, fold)
-        self._second_host = host.Dup()
+        self.peers = None if peers is None else MpiTransport(peers, base.pending, fold)
+        self.second_host = host.Dup()
         self.meeting = WorldMeeting(comparison_between_hosts(base.comm), self.memory.fence)
 
     @staticmethod
@@ -83,80 +88,51 @@ class HierarchicalTransport(MemoryTransport):
 
     def _reduction(self, arrays: tuple[np.ndarray, np.ndarray], everyone: np.ndarray, op: str) -> _Reduction:
         """Return the cached reduction of these arrays: for a device, building one takes longer than running it."""
-
-        def make() -> _Reduction:
-            sources, targets = self.memory.counterparts(arrays, everyone)
-            return _Reduction(self, sources, targets, op)
-
+        make = partial(self._make_reduction, arrays, everyone, op)
         return self.memory.kept((op, everyone.tobytes()), make)
 
-    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
+    def _make_reduction(self, arrays: tuple[np.ndarray, np.ndarray], everyone: np.ndarray, op: str) -> _Reduction:
+        sources, targets = self.memory.counterparts(arrays, everyone)
+        return _Reduction(self, sources, targets, op)
+
+    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedAllReduce:
         kind = length_and_dtype(source)
         self.meeting.barrier(kind)
         sources, targets = self.memory.meet(source, out)
-        reduce = _Reduction(self, sources, targets, op).run
-
-        def run() -> None:
-            self.meeting.barrier(kind)
-            reduce()
-
-        return run
+        return _HierarchicalAllReduce(self.meeting, kind, _Reduction(self, sources, targets, op))
 
     def prepare_between_hosts(
         self, source: np.ndarray, out: np.ndarray, between: Callable[[Transport], int]
-    ) -> Callable[[], int]:
-        """Return an all-reduce in which `between` combines the hosts' sums; collective, and so is each call.
+    ) -> BetweenHosts:
+        """Return an all-reduce in which `between` combines the hosts' sums; collective, and so is each run.
 
         Args:
             source: this rank's array.
             out: common to the host; holds the host's sum when `between` is called and the result when it returns.
             between: called on the first rank of each host with a transport of these ranks, in the order of the hosts;
-                each call returns its return value on every rank of the host.
+                each run returns its return value on every rank of the host.
         """
         kind = length_and_dtype(source)
         self.meeting.barrier(kind)
         sources, _ = self.memory.meet(source, out)
         shard = shards(out, self.memory.ranks)[self.memory.rank]
         fold = prepared_reduction([row[shard] for row in sources], out[shard], "sum", fold=self.fold)
-        point, leaders = self.memory.point, self._peers if self.memory.rank == 0 else None
-
-        def run() -> int:
-            self.meeting.barrier(kind)
-            fold()
-            point.barrier()
-            agreed = 0 if leaders is None else between(leaders)
-            return int(point.exchange([agreed])[0, 0])
-
-        return run
+        leaders = self.peers if self.memory.rank == 0 else None
+        return BetweenHosts(self.meeting, kind, self.memory.point, fold, leaders, between)
 
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
-        places = self.memory.places(source, out)
-        first, everyone = self.base.comparisons.begin(self.meeting.tag, places)
+        return _BackgroundAllReduce(self, source, out, op).start()
 
-        def fold() -> None:
-            require_alike(everyone, arrays=2)
-            require_aligned(source, out)
-            reductions.append(self._reduction((source, out), everyone[self._neighbours, 1:], op))
-            reductions[0].fold()
+    def reduction_at(self, arrays: tuple[np.ndarray, np.ndarray], everyone: np.ndarray, op: str) -> _Reduction:
+        """Return the reduction of these arrays on this host, from the `places` of all ranks."""
+        return self._reduction(arrays, everyone[self._neighbours], op)
 
-        reductions: list[_Reduction] = []
-        return Pending(self.base.pending, first, fold, *self._later_phases(reductions, source), meets=True)
-
-    def _later_phases(self, reductions: list[_Reduction], source: np.ndarray) -> list[Callable[[], Request]]:
-        """Return the phases after the fold, which appends its reduction to the list."""
-        phases: list[Callable[[], Request]] = []
-        if not self.hosts.even:
-            phases.append(self._second_host.Ibarrier)
-        if self._peers is not None and self._lane is not None:
-            cut = shards(source, self.hosts.fewest)[self._lane]
-            count = self._peers.count_phases(source[cut].size, source.itemsize)
-            phases += [partial(lambda at: reductions[0].exchange_phases[at](), at) for at in range(count)]
-
-        def publish() -> Request:
-            reductions[0].publish()
-            return self._second_host.Ibarrier()
-
-        return [*phases, publish]
+    def phases_between_hosts(self, array: np.ndarray) -> int:
+        """Return in how many phases this rank's lane of such an array is exchanged between hosts."""
+        if self.peers is None or self.lane is None:
+            return 0
+        cut = shards(array, self.hosts.fewest)[self.lane]
+        return self.peers.count_phases(array[cut].size, array.itemsize)
 
     # --- other collectives: through MPI, which is aware of hosts itself ---
 
@@ -196,15 +172,83 @@ class HierarchicalTransport(MemoryTransport):
 
     def close(self) -> None:
         self.memory.close()
-        self._second_host.Free()
-        if self._peers is not None:
-            self._peers.close()
-            self._peers.comm.Free()
+        self.second_host.Free()
+        if self.peers is not None:
+            self.peers.close()
+            self.peers.comm.Free()
 
     def revoke(self) -> None:
-        revoke(self.memory.comm, self._second_host)
-        if self._peers is not None:
-            self._peers.revoke()
+        revoke(self.memory.comm, self.second_host)
+        if self.peers is not None:
+            self.peers.revoke()
+
+
+class _HierarchicalAllReduce(PreparedAllReduce):
+    """A meeting of all ranks, and the reduction."""
+
+    def __init__(self, meeting: Meeting, kind: int, reduction: _Reduction):
+        self._meet, self._kind, self._reduce = meeting.barrier, kind, reduction.run
+
+    def run(self) -> None:
+        self._meet(self._kind)
+        self._reduce()
+
+
+class BetweenHosts:
+    """An all-reduce in which `between` combines the hosts' sums; see `HierarchicalTransport.prepare_between_hosts`."""
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        kind: int,
+        point: MeetingPoint,
+        fold: Callable[[], None],
+        leaders: Transport | None,
+        between: Callable[[Transport], int],
+    ):
+        self._meeting, self._kind, self._point = meeting, kind, point
+        self._fold, self._leaders, self._between = fold, leaders, between
+
+    def run(self) -> int:
+        """Reduce; return the first rank's return value of `between`."""
+        self._meeting.barrier(self._kind)
+        self._fold()
+        self._point.barrier()
+        agreed = 0 if self._leaders is None else self._between(self._leaders)
+        return int(self._point.exchange([agreed])[0, 0])
+
+
+class _BackgroundAllReduce:
+    """An all-reduce in the background: its reduction is known once all ranks have started it."""
+
+    _reduction: _Reduction
+
+    def __init__(self, transport: HierarchicalTransport, source: np.ndarray, out: np.ndarray, op: str):
+        self._transport, self._arrays, self._op = transport, (source, out), op
+
+    def start(self) -> Pending:
+        """Start it, for the operation that was announced last."""
+        transport, places = self._transport, self._transport.memory.places(*self._arrays)
+        first, self._everyone = transport.base.comparisons.begin(transport.meeting.tag, places)
+        count = transport.phases_between_hosts(self._arrays[0])
+        phases: list[Callable[[], Request | None]] = [self._fold]
+        if not transport.hosts.even:
+            phases.append(transport.second_host.Ibarrier)
+        phases += [partial(self._exchange, at) for at in range(count)]
+        return Pending(transport.base.pending, first, *phases, self._publish, meets=True)
+
+    def _fold(self) -> None:
+        require_alike(self._everyone, arrays=2)
+        require_aligned(*self._arrays)
+        self._reduction = self._transport.reduction_at(self._arrays, self._everyone[:, 1:], self._op)
+        self._reduction.fold()
+
+    def _exchange(self, at: int) -> Request:
+        return self._reduction.exchange_phases[at]()
+
+    def _publish(self) -> Request:
+        self._reduction.publish()
+        return self._transport.second_host.Ibarrier()
 
 
 class _Reduction:
@@ -222,11 +266,11 @@ class _Reduction:
         self._leave = memory.point.barrier
         self._exchange: Callable[[], None] | None = None
         self._copies: list[tuple[np.ndarray, np.ndarray]] = []
-        peers, lane = transport._peers, transport._lane
+        peers, lane = transport.peers, transport.lane
         if peers is not None and lane is not None:
             cut = shards(first, hosts.fewest)[lane]
             mine = first[cut]
-            self._exchange = peers.prepare_all_reduce(mine, mine, op)
+            self._exchange = peers.prepare_all_reduce(mine, mine, op).run
             self._make_phases = partial(peers.later_phases, mine, mine, op)
             self._copies = [(other[cut], mine) for other in others]
 

@@ -100,6 +100,9 @@ class HostMemory:
     Args:
         comm: an mpi4py communicator of ranks on one host, which this object takes over; `rank` and `ranks` refer to it.
         desk_bytes: the size of `desk`.
+
+    Attributes:
+        regions: the memory that was allocated or adopted, and is not freed.
     """
 
     def __init__(self, comm: Intracomm, desk_bytes: int = 0):
@@ -107,7 +110,7 @@ class HostMemory:
         self.rank, self.ranks = comm.Get_rank(), comm.Get_size()
         self._address = address_function()
         self._members = world_ranks(comm)
-        self._regions: list[_Region] = process_mpi().windows_in_use.pop(self._members, [])
+        self.regions: list[_Region] = process_mpi().windows_in_use.pop(self._members, [])
         self._used_bytes = 0  # at the last garbage collection
         self._kept: dict[tuple[object, ...], Any] = {}
         nbytes = desk_bytes + MeetingPoint.nbytes(self.ranks)
@@ -154,7 +157,7 @@ class HostMemory:
         mine = _pages(window, 0 if common else self.rank, nbytes)
         start, handed_out = self._address(mine), weakref.ref(mine)
         free = partial(self._windows.free, window)
-        self._regions.append(_Region(parts, common, start, start + nbytes, lambda: handed_out() is not None, free))
+        self.regions.append(_Region(parts, common, start, start + nbytes, lambda: handed_out() is not None, free))
         return mine
 
     def adopt(self, files: Sequence[MappedFile]) -> bool:
@@ -175,18 +178,18 @@ class HostMemory:
             return False
         for file, parts in zip(files, mapped, strict=True):
             stop = file.address + file.nbytes
-            self._regions.append(_Region(parts, False, file.address, stop, file.is_used, lambda: None))
+            self.regions.append(_Region(parts, False, file.address, stop, file.is_used, lambda: None))
         self._kept.clear()
         return True
 
     def free_unused(self) -> None:
         """Free the memory in which no rank has an array left; collective."""
-        used = np.any(self.comm.allgather([region.is_used() for region in self._regions]), axis=0)
-        regions, self._regions = self._regions, []
+        used = np.any(self.comm.allgather([region.is_used() for region in self.regions]), axis=0)
+        regions, self.regions = self.regions, []
         self._kept.clear()
         for region, is_used in zip(regions, used, strict=True):
             if is_used:
-                self._regions.append(region)
+                self.regions.append(region)
             else:
                 region.free()
 
@@ -194,21 +197,22 @@ class HostMemory:
         """Collect garbage, which can take tenths of a second, then free unused windows; collective."""
         gc.collect()
         self.free_unused()
-        self._used_bytes = self._held_bytes()
+        self._used_bytes = self.held_bytes()
 
     def may_hold_garbage(self) -> bool:
         """Return whether the windows are far larger than at the last `collect`; the same on all ranks of the host."""
-        return self._held_bytes() > 2 * self._used_bytes + _GARBAGE_BYTES
+        return self.held_bytes() > 2 * self._used_bytes + _GARBAGE_BYTES
 
-    def _held_bytes(self) -> int:
-        return sum(region.nbytes for region in self._regions)
+    def held_bytes(self) -> int:
+        """Return the bytes of all memory that was allocated and is not freed."""
+        return sum(region.nbytes for region in self.regions)
 
     def close(self) -> None:
         """Free the communicator and the windows; the next HostMemory of these ranks adopts windows still in use."""
         self.free_unused()
         if self._members:
-            process_mpi().windows_in_use.setdefault(self._members, []).extend(self._regions)
-        self._regions = []
+            process_mpi().windows_in_use.setdefault(self._members, []).extend(self.regions)
+        self.regions = []
         self._kept.clear()
         self._window.Unlock_all()
         self._windows.free(self._window)
@@ -223,7 +227,7 @@ class HostMemory:
     def is_common(self, array: np.ndarray) -> bool:
         """Return whether the array is in memory common to all ranks."""
         located = self._locate(array)
-        return located is not None and self._regions[located[0]].common
+        return located is not None and self.regions[located[0]].common
 
     def _locate(self, array: np.ndarray) -> tuple[int, int] | None:
         """Return the region's index and the offset in it; None for other memory and for empty arrays."""
@@ -232,7 +236,7 @@ class HostMemory:
     def locate_bytes(self, address: int, nbytes: int) -> tuple[int, int] | None:
         """Return the region's index and the offset in it of these bytes of the process, as `_locate`."""
         if nbytes:
-            for index, region in enumerate(self._regions):
+            for index, region in enumerate(self.regions):
                 if region.start <= address and address + nbytes <= region.stop:
                     return index, address - region.start
         return None
@@ -292,7 +296,7 @@ class HostMemory:
             if [place[2:] for place in other] != [place[2:] for place in places[0]]:
                 raise mismatch([place[0][2:] for place in places])
         return [
-            [self._regions[region].view(rank, offset, array) for rank, (region, offset, *_) in enumerate(column)]
+            [self.regions[region].view(rank, offset, array) for rank, (region, offset, *_) in enumerate(column)]
             if array.nbytes
             else [array] * self.ranks
             for array, column in zip(arrays, zip(*places, strict=True), strict=True)

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from clcomm.transport import mpi_communicators, mpi_failures
-from clcomm.transport.base import Transport, require_aligned
+from clcomm.transport.base import PreparedAllReduce, PreparedStart, Transport, require_aligned
 from clcomm.transport.comparisons import Comparisons
 from clcomm.transport.meeting import Meeting, NoMeeting
 from clcomm.transport.mpi_messages import exchange_arrays
@@ -41,6 +41,10 @@ class MpiTransport(Transport):
         comm: the communicator, still owned by the caller.
         pending: the queue of unfinished operations; the transports of one Communicator share it.
         prepare_fold: `prepare_fold(rows, out, op)` returns a reduction of the ranks' rows; by default in rank order.
+
+    Attributes:
+        background: the communicator of pending operations' later phases.
+        byte: MPI's datatype of a byte.
     """
 
     name = "mpi"
@@ -54,67 +58,35 @@ class MpiTransport(Transport):
         pending: deque[Pending] | None = None,
         prepare_fold: Callable[[list[np.ndarray], np.ndarray, str], Callable[[], None]] = prepared_reduction,
     ):
-        self._byte = mpi_communicators.byte()
+        self.byte = mpi_communicators.byte()
         self.comm, self.prepare_fold = comm, prepare_fold
         self.rank, self.world_size = comm.Get_rank(), comm.Get_size()
         # Later phases of pending operations start in another order than calls on `comm`, so they need their own.
-        self._second_comm = comm.Dup()
-        self.comparisons = Comparisons(comm, self._second_comm)
+        self.background = comm.Dup()
+        self.comparisons = Comparisons(comm, self.background)
         self.pending: deque[Pending] = deque() if pending is None else pending
 
     def barrier(self) -> None:
         self.comm.Barrier()
 
     def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
-        self.prepare_all_reduce(source, out, op)()
+        self.prepare_all_reduce(source, out, op).run()
 
-    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
+    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedAllReduce:
         if source.nbytes * self.world_size <= GATHER_LIMIT_BYTES:
-            return self._prepare_gathered_reduction(source, out, op)
-        comm, exchanges = self.comm, self._exchanges(source, out, op)
-
-        def reduce() -> None:
-            for exchange in exchanges:
-                comm.Alltoallv(exchange.sent, exchange.received)
-                exchange.fold()
-                comm.Allgatherv(exchange.shard, exchange.gathered)
-
-        return reduce
-
-    def _prepare_gathered_reduction(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
-        comm, rows = self.comm, np.empty((self.world_size, source.size), source.dtype)
-        sent, received = [source, self._byte], [rows, self._byte]
-        fold, result = self.prepare_fold(list(rows), rows[0], op), rows[0]
-
-        def reduce() -> None:
-            comm.Allgather(sent, received)
-            fold()
-            np.copyto(out, result)  # `out` may be common to all ranks: write final values only, no partial sums
-
-        return reduce
+            return _GatheredAllReduce(self, source, out, op)
+        return _ExchangedAllReduce(self.comm, self._exchanges(source, out, op))
 
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
-        return self.prepare_start(source, out, op)()
+        return self.prepare_start(source, out, op).start()
 
-    def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], Pending]:
-        places = places_elsewhere(source, out)
-        first, *others = self.later_phases(source, out, op)
-
-        def start() -> Pending:
-            compared, everyone = self.comparisons.begin(self.meeting.tag, places)
-
-            def compare_and_begin() -> Request:
-                require_alike(everyone, arrays=2)
-                require_aligned(source, out)
-                return first()
-
-            return Pending(self.pending, compared, compare_and_begin, *others, meets=True)
-
-        return start
+    def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedStart:
+        return _StartedExchange(self, source, out, op)
 
     def later_phases(self, source: np.ndarray, out: np.ndarray, op: str) -> list[Callable[[], Request]]:
         """Return the phases of an all-reduce that is part of another pending operation."""
-        return self._phases(self._exchanges(source, out, op))
+        exchanges = self._exchanges(source, out, op)
+        return [phase for exchange in exchanges for phase in (exchange.scatter, exchange.gather_shards)]
 
     def count_phases(self, size: int, itemsize: int) -> int:
         """Return the number of `later_phases` of an array of `size` elements."""
@@ -123,19 +95,6 @@ class MpiTransport(Transport):
     def _exchanges(self, source: np.ndarray, out: np.ndarray, op: str) -> list[_ShardExchange]:
         pieces = self._pieces(source.size, source.itemsize)
         return [_ShardExchange(self, source[piece], out[piece], op) for piece in pieces]
-
-    def _phases(self, exchanges: list[_ShardExchange]) -> list[Callable[[], Request]]:
-        phases: list[Callable[[], Request]] = []
-        for exchange in exchanges:
-            phases += partial(self._scatter, exchange), partial(self._gather_shards, exchange)
-        return phases
-
-    def _scatter(self, exchange: _ShardExchange) -> Request:
-        return self._second_comm.Ialltoallv(exchange.sent, exchange.received)
-
-    def _gather_shards(self, exchange: _ShardExchange) -> Request:
-        exchange.fold()
-        return self._second_comm.Iallgatherv(exchange.shard, exchange.gathered)
 
     def _pieces(self, size: int, itemsize: int) -> list[slice]:
         """Return the slices, at least one, in which `size` elements are moved.
@@ -149,70 +108,68 @@ class MpiTransport(Transport):
 
     def broadcast(self, array: np.ndarray, root: int) -> None:
         for piece in self._pieces(array.size, array.itemsize):
-            self.comm.Bcast([array[piece], self._byte], root)
+            self.comm.Bcast([array[piece], self.byte], root)
 
     def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
         blocks = out.reshape(self.world_size, -1)
         for piece in self._pieces(source.size, source.itemsize * self.world_size):
             rows = np.require(blocks[:, piece], requirements="C")
-            self.comm.Allgather([source[piece], self._byte], [rows, self._byte])
+            self.comm.Allgather([source[piece], self.byte], [rows, self.byte])
             _put(rows, blocks[:, piece])
 
     def start_all_gather(self, source: np.ndarray, out: np.ndarray) -> Pending:
         compared, everyone = self.comparisons.begin(self.meeting.tag, places_elsewhere(source, source))
+        return Pending(self.pending, compared, partial(self._begin_all_gather, source, out, everyone), meets=True)
 
-        def compare_and_begin() -> Request:
-            require_alike(everyone, arrays=2)
-            return self._second_comm.Iallgather([source, self._byte], [out, self._byte])
-
-        return Pending(self.pending, compared, compare_and_begin, meets=True)
+    def _begin_all_gather(self, source: np.ndarray, out: np.ndarray, everyone: np.ndarray) -> Request:
+        require_alike(everyone, arrays=2)
+        return self.background.Iallgather([source, self.byte], [out, self.byte])
 
     def start_gather_rows(self, source: np.ndarray, rows: list[np.ndarray]) -> Pending:
         compared, everyone = self.comparisons.begin(self.meeting.tag, places_elsewhere(source, source))
+        return Pending(self.pending, compared, partial(self._begin_gather_rows, source, rows, everyone), meets=True)
 
-        def compare_and_begin() -> Request:
-            counts = everyone[:, _LENGTHS[0]].tolist()
-            everyone[:, _LENGTHS] = 0  # these may differ
-            require_alike(everyone, arrays=2)
-            starts = np.cumsum([0, *(count + -count % ROW_ALIGNMENT_BYTES for count in counts)]).tolist()
-            whole = np.empty(starts.pop(), np.uint8)
-            rows.extend(whole[start : start + count] for start, count in zip(starts, counts, strict=True))
-            return self._second_comm.Iallgatherv([source, self._byte], [whole, counts, starts, self._byte])
-
-        return Pending(self.pending, compared, compare_and_begin, meets=True)
+    def _begin_gather_rows(self, source: np.ndarray, rows: list[np.ndarray], everyone: np.ndarray) -> Request:
+        counts = everyone[:, _LENGTHS[0]].tolist()
+        everyone[:, _LENGTHS] = 0  # these may differ
+        require_alike(everyone, arrays=2)
+        starts = np.cumsum([0, *(count + -count % ROW_ALIGNMENT_BYTES for count in counts)]).tolist()
+        whole = np.empty(starts.pop(), np.uint8)
+        rows.extend(whole[start : start + count] for start, count in zip(starts, counts, strict=True))
+        return self.background.Iallgatherv([source, self.byte], [whole, counts, starts, self.byte])
 
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         blocks = source.reshape(self.world_size, -1)
         for piece in self._pieces(out.size, out.itemsize * self.world_size):
             sent = np.ascontiguousarray(blocks[:, piece])
             rows = np.empty_like(sent)
-            self.comm.Alltoall([sent, self._byte], [rows, self._byte])
+            self.comm.Alltoall([sent, self.byte], [rows, self.byte])
             self.prepare_fold(list(rows), out[piece], op)()
 
     def gather(self, source: np.ndarray, out: np.ndarray | None, root: int) -> None:
         blocks = None if out is None else out.reshape(self.world_size, -1)
         for piece in self._pieces(source.size, source.itemsize * self.world_size):
             if blocks is None:
-                self.comm.Gather([source[piece], self._byte], None, root)
+                self.comm.Gather([source[piece], self.byte], None, root)
             else:
                 rows = np.require(blocks[:, piece], requirements="C")
-                self.comm.Gather([source[piece], self._byte], [rows, self._byte], root)
+                self.comm.Gather([source[piece], self.byte], [rows, self.byte], root)
                 _put(rows, blocks[:, piece])
 
     def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
         blocks = None if source is None else source.reshape(self.world_size, -1)
         for piece in self._pieces(out.size, out.itemsize * self.world_size):
             sent = None if blocks is None else np.ascontiguousarray(blocks[:, piece])
-            self.comm.Scatter(None if sent is None else [sent, self._byte], [out[piece], self._byte], root)
+            self.comm.Scatter(None if sent is None else [sent, self.byte], [out[piece], self.byte], root)
 
     def all_to_all(self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
         exchange_arrays(self.comm, sends, receives)
 
     def revoke(self) -> None:
-        mpi_failures.revoke(self.comm, self._second_comm)
+        mpi_failures.revoke(self.comm, self.background)
 
     def close(self) -> None:
-        self._second_comm.Free()
+        self.background.Free()
 
 
 def _put(rows: np.ndarray, target: np.ndarray) -> None:
@@ -221,11 +178,59 @@ def _put(rows: np.ndarray, target: np.ndarray) -> None:
         np.copyto(target, rows)
 
 
+class _GatheredAllReduce(PreparedAllReduce):
+    """An all-reduce of few bytes: every rank gets all arrays, and folds them."""
+
+    def __init__(self, transport: MpiTransport, source: np.ndarray, out: np.ndarray, op: str):
+        rows = np.empty((transport.world_size, source.size), source.dtype)
+        self._comm, self._result, self._out = transport.comm, rows[0], out
+        self._sent, self._received = [source, transport.byte], [rows, transport.byte]
+        self._fold = transport.prepare_fold(list(rows), rows[0], op)
+
+    def run(self) -> None:
+        self._comm.Allgather(self._sent, self._received)
+        self._fold()
+        np.copyto(self._out, self._result)  # `out` may be common to all ranks: it gets final values, no partial sums
+
+
+class _ExchangedAllReduce(PreparedAllReduce):
+    """An all-reduce in two phases for each piece of the array."""
+
+    def __init__(self, comm: Intracomm, exchanges: list[_ShardExchange]):
+        self._comm, self._exchanges = comm, exchanges
+
+    def run(self) -> None:
+        for exchange in self._exchanges:
+            self._comm.Alltoallv(exchange.sent, exchange.received)
+            exchange.fold()
+            self._comm.Allgatherv(exchange.shard, exchange.gathered)
+
+
+class _StartedExchange:
+    """The same in the background; ranks first compare their arrays."""
+
+    def __init__(self, transport: MpiTransport, source: np.ndarray, out: np.ndarray, op: str):
+        self._transport, self._source, self._out = transport, source, out
+        self._places = places_elsewhere(source, out)
+        self._first, *self._others = transport.later_phases(source, out, op)
+
+    def start(self) -> Pending:
+        """Start it, for the operation that was announced last."""
+        compared, everyone = self._transport.comparisons.begin(self._transport.meeting.tag, self._places)
+        begin = partial(self._compare_and_begin, everyone)
+        return Pending(self._transport.pending, compared, begin, *self._others, meets=True)
+
+    def _compare_and_begin(self, everyone: np.ndarray) -> Request:
+        require_alike(everyone, arrays=2)
+        require_aligned(self._source, self._out)
+        return self._first()
+
+
 class _ShardExchange:
     """The buffers of one all-reduce: each rank receives its shard from all ranks, folds it, and sends it to all."""
 
     def __init__(self, transport: MpiTransport, source: np.ndarray, out: np.ndarray, op: str):
-        world_size, rank, itemsize, byte = transport.world_size, transport.rank, source.itemsize, transport._byte
+        world_size, rank, itemsize, byte = transport.world_size, transport.rank, source.itemsize, transport.byte
         cuts = shards(source, world_size)
         counts = [(cut.stop - cut.start) * itemsize for cut in cuts]
         starts = [cut.start * itemsize for cut in cuts]
@@ -237,3 +242,13 @@ class _ShardExchange:
         self.fold = transport.prepare_fold(list(rows), rows[0], op)
         self.shard = [rows[0], byte]
         self.gathered = [out, counts, starts, byte]
+        self._background = transport.background
+
+    def scatter(self) -> Request:
+        """Begin to receive this rank's shard from all ranks: the first phase in the background."""
+        return self._background.Ialltoallv(self.sent, self.received)
+
+    def gather_shards(self) -> Request:
+        """Fold this rank's shard, and begin to send it to all: the second phase."""
+        self.fold()
+        return self._background.Iallgatherv(self.shard, self.gathered)

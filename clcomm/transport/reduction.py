@@ -73,12 +73,7 @@ def prepared_reduction_by_hosts(
         for total, ranks in zip(totals, hosts, strict=True)
     ]
     parts.append(prepared_reduction(totals, out, op, len(rows)))
-
-    def reduce() -> None:
-        for part in parts:
-            part()
-
-    return reduce
+    return _Sequence(parts).run
 
 
 def partial_op(op: str) -> str:
@@ -114,12 +109,18 @@ def prepared_reduction(
     for cut in cuts:
         parts += _parts_of_piece([row[cut] for row in rows], out[cut], FOLDS[op], divisor)
         parts += [partial(np.copyto, copy[cut], out[cut]) for copy in copies]
+    return without_warnings(_Sequence(parts).run)
 
-    def reduce() -> None:
-        for part in parts:
+
+class _Sequence:
+    """Calls, one after another."""
+
+    def __init__(self, parts: Sequence[Callable[[], object]]):
+        self._parts = parts
+
+    def run(self) -> None:
+        for part in self._parts:
             part()
-
-    return without_warnings(reduce)
 
 
 def _fold_and_copy(fold: Callable[[], None], out: np.ndarray, copies: Sequence[np.ndarray]) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from clcomm.host.arrays import PAGE, aligned_empty
-from clcomm.transport.base import require_aligned
+from clcomm.transport.base import PreparedAllReduce, PreparedStart, require_aligned
 from clcomm.transport.comparisons import Comparisons
 from clcomm.transport.fused import MOST_POLLS, FusedReduction, OwnPart, words_of
 from clcomm.transport.host_memory import KEPT, HostMemory
@@ -61,8 +61,8 @@ class SharedTransport(MemoryTransport):
         self.memory = HostMemory(comm, _desk_bytes(self.world_size))
         self.meeting = self._point = self.memory.point
         self._meet = self.memory.meet
-        self._second_comm = comm.Dup()
-        self._comparisons = comparisons or Comparisons(comm, self._second_comm)
+        self.background = comm.Dup()
+        self._comparisons = comparisons or Comparisons(comm, self.background)
         self._pending: deque[Pending] = deque() if pending is None else pending
         self._counters = Counters(self.memory)
         slots, notes = np.split(self.memory.desk, [_slots_bytes(self.world_size)])
@@ -70,7 +70,7 @@ class SharedTransport(MemoryTransport):
         # Two slots for each rank, used in turn.
         self._slots = slots.reshape(2, self.world_size, _slot_bytes(self.world_size))
         self._small_bytes = SMALL_ARRAY_BYTES if self._point.polls else self._slots.shape[2]
-        self._slot_reductions: dict[tuple[object, ...], Callable[[np.ndarray, np.ndarray], None]] = {}
+        self._slot_reductions: dict[tuple[object, ...], _SlotReduction] = {}
 
     @staticmethod
     def can_open(comm: Intracomm) -> bool:
@@ -89,28 +89,20 @@ class SharedTransport(MemoryTransport):
 
     def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         if 0 < source.nbytes <= self._small_bytes:
-            self._slot_reduction(source, op)(source, out)
+            self._slot_reduction(source, op).reduce(source, out)
             return
         everyone = self._point.exchange(self.memory.places(source, out), length_and_dtype(source))
         self._kept_reduction(source, out, op, everyone)()
         self._point.leave()
 
-    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
+    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedAllReduce:
         everyone = self._point.exchange(self.memory.places(source, out), length_and_dtype(source))
         fused = self._fused_reduction(source, out, op, everyone)
         if fused is not None:
             return fused
         if 0 < source.nbytes <= self._small_bytes:
-            return partial(self._slot_reduction(source, op), source, out)
-        meet, leave = self._point.barrier, self._point.leave
-        reduce = self._shard_reduction(source, out, op, everyone)
-
-        def run() -> None:
-            meet()
-            reduce()
-            leave()
-
-        return run
+            return _SlotAllReduce(self._slot_reduction(source, op), source, out)
+        return _ShardAllReduce(self._point, self._shard_reduction(source, out, op, everyone))
 
     def _fused_reduction(
         self, source: np.ndarray, out: np.ndarray, op: str, everyone: np.ndarray
@@ -132,53 +124,36 @@ class SharedTransport(MemoryTransport):
         works = fused is not None and fused.launch is not None
         return fused if self._point.exchange([works])[:, 0].all() else None
 
-    def _slot_reduction(self, like: np.ndarray, op: str) -> Callable[[np.ndarray, np.ndarray], None]:
-        """Return a function that reduces small arrays like this one with a single meeting; each rank folds all slots.
-
-        The next call uses the other slots, so a late rank may still read these. Only final values are written to
-        `out`, which a neighbour may already be reading.
-        """
+    def _slot_reduction(self, like: np.ndarray, op: str) -> _SlotReduction:
+        """Return the cached reduction of small arrays like this one."""
         key = (like.nbytes, like.dtype, op)
         found = self._slot_reductions.get(key)
         if found is None:
             if len(self._slot_reductions) >= KEPT:
                 self._slot_reductions.clear()
-            found = self._slot_reductions[key] = self._make_slot_reduction(like, op)
+            found = self._slot_reductions[key] = _SlotReduction(self._point, self._slots, like, op, self.fold)
         return found
-
-    def _make_slot_reduction(self, like: np.ndarray, op: str) -> Callable[[np.ndarray, np.ndarray], None]:
-        point, result, kind = self._point, aligned_empty(like.shape, like.dtype), length_and_dtype(like)
-        sides = [[slot[: like.nbytes].view(like.dtype) for slot in side] for side in self._slots]
-        own = [rows[self.rank] for rows in sides]
-        folds = [prepared_reduction(rows, result, op, fold=self.fold) for rows in sides]
-
-        def reduce(source: np.ndarray, out: np.ndarray) -> None:
-            parity = point.parity
-            own[parity][...] = source
-            point.barrier(kind)
-            folds[parity]()
-            out[...] = result
-
-        return reduce
 
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
         compared, everyone = self._comparisons.begin(self.meeting.tag, self.memory.places(source, out))
 
-        def fold() -> Request:
-            require_alike(everyone, arrays=2)
-            require_aligned(source, out)
-            self._kept_reduction(source, out, op, everyone[:, 1:])()
-            return self._second_comm.Ibarrier()
-
+        fold = partial(self._compare_and_fold, source, out, op, everyone)
         return Pending(self._pending, compared, fold, meets=True)
 
-    def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], Pending]:
+    def _compare_and_fold(self, source: np.ndarray, out: np.ndarray, op: str, everyone: np.ndarray) -> Request:
+        """Reduce once all ranks have come, whose rows of the comparison these are; the request is for their end."""
+        require_alike(everyone, arrays=2)
+        require_aligned(source, out)
+        self._kept_reduction(source, out, op, everyone[:, 1:])()
+        return self.background.Ibarrier()
+
+    def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedStart:
         everyone = self._point.exchange(self.memory.places(source, out), length_and_dtype(source))
         counters = self._counters.take()
         if counters is None:
             return super().prepare_start(source, out, op)
         fold = self._shard_reduction(source, out, op, everyone)
-        return StartedReduction(self.memory, counters, self._pending, fold).start
+        return StartedReduction(self.memory, counters, self._pending, fold)
 
     def _kept_reduction(self, source: np.ndarray, out: np.ndarray, op: str, everyone: np.ndarray) -> Callable[[], None]:
         """Return the cached `_shard_reduction` of these places."""
@@ -234,10 +209,62 @@ class SharedTransport(MemoryTransport):
     def close(self) -> None:
         self._counters.close()
         self.memory.close()
-        self._second_comm.Free()
+        self.background.Free()
 
     def revoke(self) -> None:
-        revoke(self.memory.comm, self._second_comm)
+        revoke(self.memory.comm, self.background)
+
+
+class _ShardAllReduce(PreparedAllReduce):
+    """Each rank folds its own shard, between two meetings."""
+
+    def __init__(self, point: MeetingPoint, fold: Callable[[], None]):
+        self._meet, self._fold, self._leave = point.barrier, fold, point.leave
+
+    def run(self) -> None:
+        self._meet()
+        self._fold()
+        self._leave()
+
+
+class _SlotReduction:
+    """Small arrays of one kind, reduced with a single meeting: each rank folds all slots.
+
+    The next call uses the other slots, so a late rank may still read these. Only final values are written to the
+    result, which a neighbour may already be reading.
+
+    Args:
+        point: the ranks' meeting point.
+        slots: two of each rank: (2, ranks, bytes).
+        like: an array of that kind.
+        op: a key of FOLDS.
+        fold: sums what it supports.
+    """
+
+    def __init__(self, point: MeetingPoint, slots: np.ndarray, like: np.ndarray, op: str, fold: Fold | None):
+        sides = [[slot[: like.nbytes].view(like.dtype) for slot in side] for side in slots]
+        self._own = [rows[point.rank] for rows in sides]
+        self._result = aligned_empty(like.shape, like.dtype)
+        self._folds = [prepared_reduction(rows, self._result, op, fold=fold) for rows in sides]
+        self._point, self._kind = point, length_and_dtype(like)
+
+    def reduce(self, source: np.ndarray, out: np.ndarray) -> None:
+        """Reduce `source` over the ranks into `out`."""
+        parity = self._point.parity
+        self._own[parity][...] = source
+        self._point.barrier(self._kind)
+        self._folds[parity]()
+        out[...] = self._result
+
+
+class _SlotAllReduce(PreparedAllReduce):
+    """An array that is reduced through the slots."""
+
+    def __init__(self, reduction: _SlotReduction, source: np.ndarray, out: np.ndarray):
+        self._reduce, self._source, self._out = reduction.reduce, source, out
+
+    def run(self) -> None:
+        self._reduce(self._source, self._out)
 
 
 def _slot_bytes(world_size: int) -> int:

@@ -28,5 +28,5 @@ def move_to_common_memory(comm: Communicator, space: SharedSpace, *, with_gradie
         grads = moved[comm.rank].view(np.uint8)
     space.move(FlatArrays(params, grads, padded.reduced))  # all ranks write the same params
     del padded
-    comm.free_unused()  # each rank's own: without it they stayed until the next allocation
+    comm.memory.free_unused()  # each rank's own: without it they stayed until the next allocation
     return params if moved is None else moved

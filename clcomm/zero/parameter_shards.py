@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from clcomm.collectives.handle import Handle
+from clcomm.collectives.in_flight import Handle
 from clcomm.communicator import Communicator
 from clcomm.engine.gathered_parameters import GatheredUnits
 from clcomm.flat_space.precision import Precision

@@ -75,7 +75,7 @@ def life_of_a_gradient() -> str:
             "Synchronizer, ModelSync, BucketPlan; GradMoves._pull waits",
             True,
         ),
-        ("for each bucket: CollectiveRunner", "one kernel meets the ranks and sums parts of it", True),
+        ("for each bucket: OneKernelAllReduce", "one kernel meets the ranks and sums parts of it", True),
         ("reduced: one memory for all ranks of the host", "", False),
         ("optimizer.step(), on each rank", "Optimizer.update_range queues its kernel, which reads reduced", True),
     ]

@@ -200,7 +200,7 @@ def test_a_mismatch_names_the_part_its_ranks_and_those_of_the_world(several):
 def test_a_stalled_collective_names_the_part(capfd):
     comm = Communicator(stall_warning_s=0.3)
     part = comm.split(0, -comm.rank, name="dp")
-    page = part._watchdog._page
+    page = part.world.status_page
     if part.rank == 0:  # the last rank of the whole comes when another has reported that it is missing
         deadline = time.monotonic() + 20
         while not page.reported_ns and time.monotonic() < deadline:

@@ -111,7 +111,7 @@ def test_different_calls_take_bounded_memory(comm, monkeypatch):
         array[:] = comm.rank + number
         comm.all_reduce(array, label=f"label {number % 20}")
         assert (array == comm.size * (comm.size - 1) / 2 + comm.size * number).all()
-        assert len(comm._calls) <= 8 and len(comm._planned) <= 8
+        assert len(comm.runner.calls) <= 8 and len(comm.plans.of) <= 8
     assert comm.stats.total("all_reduce", "label 3")["calls"] == 3
 
 

@@ -38,8 +38,8 @@ def calls_of(comm: Communicator) -> dict[str, Callable[[], object]]:
     """Return a call of each of the Communicator's methods that need other ranks."""
     x = np.ones(6)
     return {
-        "adopt": lambda: comm.adopt([], list),
-        "all_agree": lambda: comm.all_agree(True, "all_agree"),
+        "adopt": lambda: comm.memory.adopt([], list),
+        "all_agree": lambda: comm.memory.all_agree(True, "all_agree"),
         "all_gather": lambda: comm.all_gather(x),
         "all_gather_async": lambda: comm.all_gather_async(x, out=np.ones(6 * comm.size)),
         "all_gather_rows_async": lambda: comm.all_gather_rows_async(np.ones(3, np.uint8)),
@@ -60,7 +60,7 @@ def calls_of(comm: Communicator) -> dict[str, Callable[[], object]]:
         "broadcast": lambda: comm.broadcast(x),
         "broadcast_object": lambda: comm.broadcast_object(x),
         "bucketed_allreduce": lambda: comm.bucketed_allreduce([x, x]),
-        "free_unused": comm.free_unused,
+        "free_unused": comm.memory.free_unused,
         "gather": lambda: comm.gather(x),
         "gather_object": lambda: comm.gather_object(x),
         "merged_stats": comm.merged_stats,

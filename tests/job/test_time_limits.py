@@ -50,7 +50,7 @@ def test_the_watchdog_has_the_time_limit_that_was_set_later(monkeypatch, timeout
     for name in ("CLCOMM_TIMEOUT_S", "CLCOMM_STALL_WARNING_S"):
         monkeypatch.delenv(name, raising=False)
     with Communicator(stall_warning_s=0, timeout_s=timeout_s) as comm:
-        assert (comm._watchdog is None) == (timeout_s == 0)
+        assert (comm.watchdog is None) == (timeout_s == 0)
         comm.set_timeout(90)
-        assert comm._watchdog is not None and comm._watchdog.limits == Limits(math.inf, 90.0)
+        assert comm.watchdog is not None and comm.watchdog.limits == Limits(math.inf, 90.0)
         comm.barrier()

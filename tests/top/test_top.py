@@ -281,7 +281,7 @@ def test_ranks_find_their_job(auto):
     assert [job.size for job in jobs] == [auto.size]
     assert [line.rank for line in jobs[0].lines()] == list(range(auto.size))
     auto.all_reduce(np.ones(3, np.float32))
-    assert (part is not None and not part._status_page) or not part._status_page.is_public
+    assert (part is not None and not part.world.status_page) or not part.world.status_page.is_public
 
 
 # --- whole jobs ---

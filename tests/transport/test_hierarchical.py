@@ -129,11 +129,11 @@ def test_without_room_on_one_host_all_fall_back_with_the_same_bits(hosts, monkey
             monkeypatch.setattr(memory_module, "_free_shared_memory", lambda: 0)
         rows = [drawn(rank, 5000, "float32") for rank in range(comm.size)]
         array = comm.allocate(20_000).view(np.float32)
-        assert not comm._shared.holds(array)
+        assert not comm.world.shared.holds(array)
         array[:] = rows[comm.rank]
         assert same_bits(comm.all_reduce(array, "mean"), folded(rows, "mean", hosts))
         with Communicator() as second:  # it cannot be opened
-            assert second._shared is None
+            assert second.world.shared is None
             assert same_bits(second.all_reduce(rows[comm.rank].copy(), "sum"), folded(rows, "sum", hosts))
     assert ("/dev/shm has no room" in caplog.text) == (comm.rank == 0)
 
@@ -180,8 +180,8 @@ def test_communicators_are_freed(hosts):
     for _ in range(3):
         with Communicator() as comm:
             comm.all_reduce(comm.allocate(4000).view(np.float32))
-            shared = comm._shared
+            shared = comm.world.shared
         from mpi4py import MPI
 
-        assert shared.memory.comm == shared._second_host == MPI.COMM_NULL
-        assert shared._peers is None or shared._peers.comm == shared._peers._second_comm == MPI.COMM_NULL
+        assert shared.memory.comm == shared.second_host == MPI.COMM_NULL
+        assert shared.peers is None or shared.peers.comm == shared.peers.background == MPI.COMM_NULL

@@ -131,16 +131,16 @@ def test_lengths_and_dtypes_that_differ_are_refused_on_every_rank(shared: Bench,
 def test_windows_are_freed_when_no_rank_uses_them(shared: Bench):
     gc.collect()
     shared.transport.memory.free_unused()
-    before = len(shared.transport.memory._regions)
+    before = len(shared.transport.memory.regions)
     keep, view = shared.allocate(4096), shared.allocate(4096)[100:200].view(np.int32)
     shared.allocate_common(4096)
     only_on_last = shared.allocate(4096)
     if shared.rank != shared.size - 1:
         del only_on_last
     gc.collect()
-    assert len(shared.transport.memory._regions) == before + 4
+    assert len(shared.transport.memory.regions) == before + 4
     shared.transport.memory.free_unused()
-    assert len(shared.transport.memory._regions) == before + 3, "the unused one is freed, those in use anywhere are not"
+    assert len(shared.transport.memory.regions) == before + 3, "the unused one is freed, those in use anywhere are not"
     assert shared.transport.holds(keep, view)
     array = view[:10]
     array[:] = shared.rank
@@ -187,7 +187,7 @@ def test_communicators_are_freed():
     shared, mpi = make_bench("shared", comm).transport, make_bench("mpi", comm).transport
     shared.close()
     mpi.close()
-    assert shared.memory.comm == shared._second_comm == mpi._second_comm == MPI.COMM_NULL
+    assert shared.memory.comm == shared.background == mpi.background == MPI.COMM_NULL
     assert comm != MPI.COMM_NULL, "a given communicator remains its owner's"
     comm.Free()
 

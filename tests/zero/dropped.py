@@ -21,7 +21,7 @@ def window_bytes(comm: Communicator) -> int:
     if not comm.shares_memory:
         return 0
     comm.allocate(64)  # frees what no rank uses
-    return comm._shared.memory._held_bytes()
+    return comm.world.shared.memory.held_bytes()
 
 
 def main() -> None:

@@ -115,7 +115,7 @@ class _CountedMessages:
 
     def shown(self, what: str) -> AbstractContextManager[None]:
         """Return a context in which the watchdog sees that this rank waits, before the next collective of all ranks."""
-        return self._comm.waiting_for(self._operation, f"{what} {self._peer}", before_next=True)
+        return self._comm.runner.waiting_for(self._operation, f"{what} {self._peer}", before_next=True)
 
     def finished(self, moved_from_s: float) -> None:
         """Count a message; `moved_from_s` is its begin by time.perf_counter()."""
@@ -125,7 +125,7 @@ class _CountedMessages:
             self._operation, label, self._nbytes, seconds, self._transport, self._comm.sequence, began_s=began_s,
             wait_s=self._waited_s, exposed_s=seconds,
         )  # fmt: skip
-        self._comm.notify_message(event)
+        self._comm.notifier.notify_message(event)
 
 
 class Ends(NamedTuple):
@@ -175,7 +175,7 @@ def _ends(
     shape = plan.slots, plan.nbytes
     if memory is not None or (sends and receives):
         own = aligned_zeros(shared_bytes(*shape)) if memory is None else memory
-        slots = SharedSlots(own, *shape, None if sends and receives else comm.host_memory)
+        slots = SharedSlots(own, *shape, None if sends and receives else comm.memory.of_host)
         return Ends(Sender(comm, plan, slots) if sends else None, Receiver(comm, plan, slots) if receives else None)
     if not (sends or receives):
         return Ends(None, None)
