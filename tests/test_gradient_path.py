@@ -28,7 +28,7 @@ MOST_FILES = 12
 #: What a rank calls that waits for others, which depends on when they arrive.
 WAITING = {
     "collectives/notifier.py",
-    *(f"transport/{name}.py" for name in ("bell", "meeting", "fused", "shared_work")),
+    *(f"transport/{name}.py" for name in ("futex", "rendezvous", "fused", "work_queue")),
 }
 #: What completes an all-reduce in which the rank waited in Python.
 COMPLETING = {"collectives/runner.py"}
@@ -118,7 +118,7 @@ def traced(call: Callable[[], object], within: str = "") -> Traced:
         stack = [frame]
         while stack[-1].f_back is not None:
             stack.append(stack[-1].f_back)
-        if any(each.f_code.co_filename.endswith("transport/bell.py") for each in stack):
+        if any(each.f_code.co_filename.endswith("transport/futex.py") for each in stack):
             return
         if within and all(name_of(each) != within for each in stack):
             return
@@ -167,7 +167,7 @@ def steps_of(sync: Synchronizer, device, within: str = "", late_s: float = 0.0) 
 def test_the_hot_path_is_the_pages(auto, device, shares_cores):
     if not device.runs_in_caller:
         pytest.skip("this device computes by itself")
-    auto.world.shared.meeting.polls = not shares_cores
+    auto.world.shared.rendezvous.polls = not shares_cores
     path, beside = hops("The hot path"), {file for file, _ in hops("Beside it")}
     backward, synchronisation, step = steps_of(Synchronizer(auto), device, "engine/ops/matmul.py: LinearOp.backward")
     first, *middle, last = [file for file, _ in path]
@@ -186,13 +186,13 @@ def test_the_hot_path_is_the_pages(auto, device, shares_cores):
 def test_ranks_that_wait_for_a_late_one_run_the_functions_of_the_page(auto, device, shares_cores):
     if not device.runs_in_caller:
         pytest.skip("this device computes by itself")
-    auto.world.shared.meeting.polls = not shares_cores
+    auto.world.shared.rendezvous.polls = not shares_cores
     _, synchronisation, _ = steps_of(Synchronizer(auto), device, late_s=0.1 if auto.rank == 0 else 0.0)
     waiting = {hop.file: hop for hop in hops("Beside it")}
-    own = waiting["transport/shared_work.py" if shares_cores else "transport/fused.py"]
-    other = waiting["transport/fused.py" if shares_cores else "transport/shared_work.py"]
+    own = waiting["transport/work_queue.py" if shares_cores else "transport/fused.py"]
+    other = waiting["transport/fused.py" if shares_cores else "transport/work_queue.py"]
     if auto.rank:
-        assert synchronisation.misses([own, waiting["transport/meeting.py"]]) == []
+        assert synchronisation.misses([own, waiting["transport/rendezvous.py"]]) == []
     assert synchronisation.misses([other]) != []
 
 

@@ -22,10 +22,10 @@ from clcomm.job.time_limits import Limits
 from clcomm.transport import mpi_communicators, mpi_failures
 from clcomm.transport.hierarchical import HierarchicalTransport
 from clcomm.transport.hosts import Hosts
-from clcomm.transport.meeting import Meeting, WorldMeeting
 from clcomm.transport.mpi_runtime import Intracomm
 from clcomm.transport.mpi_transport import MpiTransport
 from clcomm.transport.reduction import prepared_reduction_by_hosts
+from clcomm.transport.rendezvous import MpiRendezvous, Rendezvous
 from clcomm.transport.shared import SharedTransport
 
 #: Warned where MPI offers no shared memory.
@@ -61,20 +61,20 @@ def open_world(comm: Intracomm | None, transport: str, limits: Limits, arguments
         world.cores = _share_of_cores(world.comm)
         compares = _wants_checks(world.comm)
     if compares and world.base.world_size > 1:
-        world.meeting = _meeting_of(world)
+        world.rendezvous = _rendezvous_of(world)
     if isinstance(world.base, MpiTransport):
-        world.base.meeting = world.meeting
+        world.base.rendezvous = world.rendezvous
     return world
 
 
-def _meeting_of(world: World) -> Meeting:
-    """Return the meeting in which ranks compare their calls: in shared memory or through MPI."""
+def _rendezvous_of(world: World) -> Rendezvous:
+    """Return the rendezvous in which ranks compare their calls: in shared memory or through MPI."""
     if world.shared is not None:
-        return world.shared.meeting
+        return world.shared.rendezvous
     assert isinstance(world.base, MpiTransport)
     on_one_host = world.base.comparisons.alike
     alike = mpi_communicators.comparison_between_hosts(world.comm) if world.hosts > 1 else on_one_host
-    return WorldMeeting(alike, fence=lambda: None)
+    return MpiRendezvous(alike, fence=lambda: None)
 
 
 def _connect_ranks(world: World, comm: Any, transport: str, limits: Limits, arguments: Mapping[str, object]) -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from clcomm.stats.call import Call
 from clcomm.stats.events import Collective
 from clcomm.transport import Pending
-from clcomm.transport.meeting import UNKNOWN, Meeting, last_of
 from clcomm.transport.pending import Span
+from clcomm.transport.rendezvous import UNKNOWN, Rendezvous, last_of
 
 if TYPE_CHECKING:
     from clcomm.transport.start_order import StartOrder
@@ -26,7 +26,7 @@ T = TypeVar("T")
 _LOOP_S = 2e-6
 #: Bounds memory: from so many spans on, gaps count as exposed.
 _MOST = 4096
-#: What ranks that come to a meeting from such an operation add to its tag: no array has this length and dtype.
+#: What ranks that come to a rendezvous from such an operation add to its tag: no array has this length and dtype.
 _IN_BACKGROUND = 63
 
 
@@ -184,7 +184,7 @@ class StartGuard:
     """Finds ranks that came to another operation: `clcomm.transport.pending.Guard`.
 
     Args:
-        meeting: at which ranks compare their blocking calls.
+        rendezvous: at which ranks compare their blocking calls.
         order: what the ranks of the host have started; None: the transport compares that itself.
         number: of this operation.
         tag: of this operation, which ranks compare.
@@ -192,16 +192,16 @@ class StartGuard:
     """
 
     def __init__(
-        self, meeting: Meeting, order: StartOrder | None, number: int, tag: int, settle: Callable[[], Exception]
+        self, rendezvous: Rendezvous, order: StartOrder | None, number: int, tag: int, settle: Callable[[], Exception]
     ):
-        self._meeting, self._order = meeting, order
+        self._rendezvous, self._order = rendezvous, order
         self._number, self._tag, self.settle = number, tag, settle
 
     def look(self) -> None:
         """Raise DifferentOperations if ranks wait in different operations.
 
-        All then come to a meeting: those in blocking calls are there, and the others find out in the same way.
+        All then come to a rendezvous: those in blocking calls are there, and the others find out in the same way.
         """
         if self._order is not None and self._order.differs(self._number, self._tag):
-            self._meeting.announce(self._tag)
-            self._meeting.barrier(_IN_BACKGROUND)
+            self._rendezvous.announce(self._tag)
+            self._rendezvous.barrier(_IN_BACKGROUND)

@@ -39,7 +39,7 @@ class CommunicatorMemory:
 
     @property
     def of_host(self) -> HostMemory | None:
-        """The memory that the ranks of this host share, with their meeting point; None where they share none."""
+        """The memory that the ranks of this host share, with their rendezvous; None where they share none."""
         return None if self._world.shared is None else self._world.shared.memory
 
     def holds(self, array: np.ndarray) -> bool:

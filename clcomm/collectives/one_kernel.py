@@ -13,7 +13,7 @@ _new = tuple.__new__  # makes a named tuple of all its fields, in half the time
 
 
 class OneKernelAllReduce:
-    """A prepared all-reduce that one kernel does on each rank, meetings included.
+    """A prepared all-reduce that one kernel does on each rank, rendezvous included.
 
     Args:
         runner: the Communicator's; its ranks compare their calls.

@@ -17,9 +17,9 @@ from clcomm.stats.call import Call, disagreement
 from clcomm.stats.events import Collective
 from clcomm.transport import Pending, Transport, mpi_failures
 from clcomm.transport.base import misaligned
-from clcomm.transport.meeting import DifferentOperations, Meeting, NoMeeting
 from clcomm.transport.mpi_runtime import closed
 from clcomm.transport.pending import complete_started
+from clcomm.transport.rendezvous import DifferentOperations, NoRendezvous, Rendezvous
 
 if TYPE_CHECKING:
     from clcomm.transport.mpi_transport import MpiTransport
@@ -65,11 +65,11 @@ class CollectiveRunner:
         self._sent = 0, 0  # messages and their bytes in the collective that runs, where they are counted
         self._refusal = ""  # the reason for which `refuse` ends the others' collective; "" if none
         self.calls: dict[Arguments, Call] = {}
-        self._meeting: Meeting = world.meeting
-        self.checked = not isinstance(self._meeting, NoMeeting)
+        self._rendezvous: Rendezvous = world.rendezvous
+        self.checked = not isinstance(self._rendezvous, NoRendezvous)
         several = world.base.world_size > 1
         self._measures_wait = self.checked or not several
-        # Ranks in a meeting progress other Communicators' operations; without meetings these are completed first.
+        # Ranks in a rendezvous progress other Communicators' operations; without rendezvous these are completed first.
         self.completes_first = several and not self.checked
 
     # --- a collective ---
@@ -145,14 +145,14 @@ class CollectiveRunner:
     def _guard(self, call: Call, sequence: int) -> StartGuard | None:
         """Announce an operation that is about to start, and return what watches it; None: nothing is compared."""
         tag = call.tag + sequence
-        self._meeting.announce(tag)
+        self._rendezvous.announce(tag)
         if not self.checked:
             return None
         order = None if self._world.shared is None else self._world.shared.start_order
         if order is not None:
             order.note(sequence, tag)
         settle = partial(self._disagreement, call, sequence, " in the background")
-        return StartGuard(self._meeting, order, sequence, tag, settle)
+        return StartGuard(self._rendezvous, order, sequence, tag, settle)
 
     def run_uncounted(
         self, operation: str, move: Callable[..., T], *args: object, transport: Transport | None = None
@@ -188,12 +188,12 @@ class CollectiveRunner:
 
     def compare_and_move(self, call: Call, sequence: int, begin: float, move: Callable[..., T], args: Arguments) -> T:
         """Announce the call, compare it where the transport does not, and return what `move` returns."""
-        meeting = self._meeting
-        meeting.announce(call.tag + sequence)
+        rendezvous = self._rendezvous
+        rendezvous.announce(call.tag + sequence)
         self.current = call, sequence, begin
         try:
             if call.through_mpi or not call.is_aligned:
-                meeting.barrier()
+                rendezvous.barrier()
             if not call.is_aligned:  # on all ranks, as they have just compared it
                 raise misaligned(call.dtype)
             return move(*args)
@@ -234,17 +234,17 @@ class CollectiveRunner:
         self._sent = self._sent[0] + messages, self._sent[1] + nbytes
 
     def fail_unannounced(self, call: Call, sequence: int, begin: float) -> None:
-        """Notify the observers of a collective that failed before it came to a meeting."""
+        """Notify the observers of a collective that failed before it came to a rendezvous."""
         self.current = None
-        self._meeting.announce(call.tag + sequence)  # without a wait or a last rank
+        self._rendezvous.announce(call.tag + sequence)  # without a wait or a last rank
         self._report(call, sequence, begin, failed=True)
 
     def _report(self, call: Call, sequence: int, begin: float, failed: bool = False) -> None:
         seconds = perf_counter() - begin
         self.notifier.blocked_s += seconds
-        meeting = self._meeting
-        last_rank, late_s = meeting.last
-        wait_s = meeting.waited_ns * 1e-9 if self._measures_wait else None
+        rendezvous = self._rendezvous
+        last_rank, late_s = rendezvous.last
+        wait_s = rendezvous.waited_ns * 1e-9 if self._measures_wait else None
         (messages, message_nbytes), self._sent = self._sent, (0, 0)
         event = Collective(
             call.operation, call.label, call.nbytes, seconds, call.transport, sequence, failed, None, call.bucket,

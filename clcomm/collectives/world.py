@@ -12,8 +12,8 @@ import numpy as np
 from clcomm.collectives.arguments import address_of
 from clcomm.host import usable_cores
 from clcomm.transport import Pending, SoloTransport, Transport, mpi_communicators
-from clcomm.transport.meeting import Meeting, NoMeeting
 from clcomm.transport.mpi_runtime import Intracomm
+from clcomm.transport.rendezvous import NoRendezvous, Rendezvous
 
 if TYPE_CHECKING:
     from clcomm.job.other_hosts import OtherHosts
@@ -55,7 +55,7 @@ class World:
     #: The Communicator's number, see `MpiResources`.
     number: int = 0
     #: At which ranks compare their calls.
-    meeting: Meeting = field(default_factory=NoMeeting)
+    rendezvous: Rendezvous = field(default_factory=NoRendezvous)
     #: What the ranks of this host are doing; None for a single rank.
     status_page: StatusPage | None = None
     #: Reports what the ranks of other hosts are doing; None on a single host.

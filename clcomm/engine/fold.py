@@ -18,10 +18,10 @@ from clcomm.host.bfloat16 import BFLOAT16
 #: Words of a call that DeviceFold sets, as kernels/fold.cl has them: the part's ends, whether stores stream, addresses
 #: of cells and result, the bits of the factor, and the addresses of the rows. transport/fused.py has those before.
 FIRST, LAST, STREAMS, CELLS, OUT, FACTOR, ROW_0 = range(10, 17)
-#: The number of elements, behind the words that transport/shared_work.py sets.
+#: The number of elements, behind the words that transport/work_queue.py sets.
 COUNT = 29
 #: The kernels of whole all-reduces on devices that compute in the calling thread: parts of one's own, and shared ones.
-MEETINGS = "meet_and_fold_at", "meet_and_share_at"
+WITH_RENDEZVOUS = "meet_and_fold_at", "meet_and_share_at"
 #: The kernel that returns the addresses of the same as functions, and its file.
 ADDRESSES = "addresses", "fold_called"
 #: The most rows that one kernel reads; further ones are added to its result by another.
@@ -59,13 +59,13 @@ class DeviceFold:
                 return self._kernels.prepare(partial(self._launches_of_16_bit, name, rows, out))
         return None
 
-    def with_meetings(
+    def with_rendezvous(
         self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int, part: slice, cells: np.ndarray,
         call: np.ndarray, shares: bool = False,
     ) -> Callable[[], object] | None:  # fmt: skip
         """Return a function that meets the other ranks, folds a part of the rows as `__call__` does, and meets again.
 
-        Only for float32, and up to MOST_ROWS ranks; see `clcomm.transport.fused.MeetingFold` for the arguments.
+        Only for float32, and up to MOST_ROWS ranks; see `clcomm.transport.fused.RendezvousFold` for the arguments.
         """
         arrays = [out, *rows]
         fits = 2 <= len(rows) <= MOST_ROWS and all(array.dtype == np.float32 for array in arrays)
@@ -76,7 +76,7 @@ class DeviceFold:
         call[FIRST], call[LAST] = part.start, part.stop
         call[STREAMS] = self._exceeds_cache(len(rows), out.nbytes // len(rows))
         if not self._device.runs_in_caller:
-            return self._kernels.prepare(lambda: self._launch_of_meeting(rows, out, divisor, cells, call))
+            return self._kernels.prepare(lambda: self._launch_of_rendezvous(rows, out, divisor, cells, call))
         call[CELLS], call[OUT], call[COUNT] = cells.ctypes.data, out.ctypes.data, out.size
         call[FACTOR] = np.float32(_factor(divisor)).view(np.int32)
         call[ROW_0 : ROW_0 + len(rows)] = [row.ctypes.data for row in rows]
@@ -85,12 +85,12 @@ class DeviceFold:
         direct = None if found is None else called.function(found[shares], call, used)
         if direct is not None:
             return direct
-        name = MEETINGS[shares]
+        name = WITH_RENDEZVOUS[shares]
         return self._kernels.prepare(lambda: [
             HostLaunch(_kernel(self._device, len(rows), divisor, name)[0], [call.ctypes.data, out.size], used=used)
         ])  # fmt: skip
 
-    def _launch_of_meeting(
+    def _launch_of_rendezvous(
         self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int, cells: np.ndarray, call: np.ndarray
     ) -> list[HostLaunch]:
         kernel, factor = _kernel(self._device, len(rows), divisor, "meet_and_fold")
@@ -151,7 +151,7 @@ def rehearse(device: Device, rows: int, divisor: int) -> None:
         if _calls(device):
             device.launch(_kernel(device, rows, divisor, *ADDRESSES)[0], *ONE_ITEM, row, 0)
             return
-        for name in MEETINGS:
+        for name in WITH_RENDEZVOUS:
             device.launch(_kernel(device, rows, divisor, name)[0], *ONE_ITEM, 0, 0)
 
 

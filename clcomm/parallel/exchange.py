@@ -201,7 +201,7 @@ class Exchange:
         inner = math.prod(shape[axis:]) // self.size
         return (self.size, outer, inner), (inner, self.size * inner, 1), (outer * inner, inner, 1)
 
-    # --- memory and meetings ---
+    # --- memory and rendezvous ---
 
     def _region(self, name: str, nbytes: int) -> HostBuffer:
         """Return a region of at least so many bytes; collective where it has to grow."""

@@ -22,7 +22,6 @@ import numpy as np
 from clcomm.transport.base import PreparedAllReduce, Transport, require_aligned
 from clcomm.transport.host_memory import HostMemory
 from clcomm.transport.hosts import Hosts
-from clcomm.transport.meeting import Meeting, MeetingPoint, WorldMeeting, length_and_dtype
 from clcomm.transport.memory_transport import MemoryTransport
 from clcomm.transport.mpi_communicators import comparison_between_hosts, lane_of
 from clcomm.transport.mpi_failures import revoke
@@ -30,6 +29,7 @@ from clcomm.transport.mpi_runtime import Intracomm, Request
 from clcomm.transport.mpi_transport import MpiTransport
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import partial_op, prepared_reduction
+from clcomm.transport.rendezvous import HostRendezvous, MpiRendezvous, Rendezvous, length_and_dtype
 from clcomm.transport.same_arrays import require_alike
 from clcomm.transport.shards import shards
 
@@ -64,27 +64,27 @@ class HierarchicalTransport(MemoryTransport):
         fold = partial(prepared_reduction, ranks=self.world_size)
         self.peers = None if peers is None else MpiTransport(peers, base.pending, fold)
         self.second_host = host.Dup()
-        self.meeting = WorldMeeting(comparison_between_hosts(base.comm), self.memory.fence)
+        self.rendezvous = MpiRendezvous(comparison_between_hosts(base.comm), self.memory.fence)
 
     @staticmethod
     def can_open(comm: Intracomm, host: Intracomm) -> bool:
         """Return whether each host's /dev/shm has room for the transport, the same on every rank; collective."""
-        room = HostMemory.has_room(host, MeetingPoint.nbytes(host.Get_size()))
+        room = HostMemory.has_room(host, HostRendezvous.nbytes(host.Get_size()))
         return all(comm.allgather(room))
 
     def fits(self, nbytes: int, common: bool) -> bool:
         return all(self.base.comm.allgather(self.memory.fits(nbytes, common)))
 
     def all_agree(self, answer: bool) -> bool:
-        self.meeting.barrier()
+        self.rendezvous.barrier()
         return all(self.base.comm.allgather(answer))
 
     # --- all-reduce ---
 
     def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         kind = length_and_dtype(source)
-        self.meeting.barrier(kind)
-        self._reduction((source, out), self.memory.point.exchange(self.memory.places(source, out), kind), op).run()
+        self.rendezvous.barrier(kind)
+        self._reduction((source, out), self.memory.rendezvous.exchange(self.memory.places(source, out), kind), op).run()
 
     def _reduction(self, arrays: tuple[np.ndarray, np.ndarray], everyone: np.ndarray, op: str) -> _Reduction:
         """Return the cached reduction of these arrays: for a device, building one takes longer than running it."""
@@ -97,9 +97,9 @@ class HierarchicalTransport(MemoryTransport):
 
     def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedAllReduce:
         kind = length_and_dtype(source)
-        self.meeting.barrier(kind)
+        self.rendezvous.barrier(kind)
         sources, targets = self.memory.meet(source, out)
-        return _HierarchicalAllReduce(self.meeting, kind, _Reduction(self, sources, targets, op))
+        return _HierarchicalAllReduce(self.rendezvous, kind, _Reduction(self, sources, targets, op))
 
     def prepare_between_hosts(
         self, source: np.ndarray, out: np.ndarray, between: Callable[[Transport], int]
@@ -113,12 +113,12 @@ class HierarchicalTransport(MemoryTransport):
                 each run returns its return value on every rank of the host.
         """
         kind = length_and_dtype(source)
-        self.meeting.barrier(kind)
+        self.rendezvous.barrier(kind)
         sources, _ = self.memory.meet(source, out)
         shard = shards(out, self.memory.ranks)[self.memory.rank]
         fold = prepared_reduction([row[shard] for row in sources], out[shard], "sum", fold=self.fold)
         leaders = self.peers if self.memory.rank == 0 else None
-        return BetweenHosts(self.meeting, kind, self.memory.point, fold, leaders, between)
+        return BetweenHosts(self.rendezvous, kind, self.memory.rendezvous, fold, leaders, between)
 
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
         return _BackgroundAllReduce(self, source, out, op).start()
@@ -137,15 +137,15 @@ class HierarchicalTransport(MemoryTransport):
     # --- other collectives: through MPI, which is aware of hosts itself ---
 
     def barrier(self) -> None:
-        self.meeting.barrier()
+        self.rendezvous.barrier()
 
     def broadcast(self, array: np.ndarray, root: int) -> None:
-        self.meeting.barrier(length_and_dtype(array))
+        self.rendezvous.barrier(length_and_dtype(array))
         self.base.broadcast(array, root)
         self.barrier()  # the array may be common to the host's ranks: no rank may use it before all have written it
 
     def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
-        self.meeting.barrier(length_and_dtype(source))
+        self.rendezvous.barrier(length_and_dtype(source))
         if not self.is_common(out):
             self.base.all_gather(source.copy() if np.may_share_memory(source, out) else source, out)
         else:
@@ -156,15 +156,15 @@ class HierarchicalTransport(MemoryTransport):
         self.barrier()
 
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
-        self.meeting.barrier(length_and_dtype(source))
+        self.rendezvous.barrier(length_and_dtype(source))
         self.base.reduce_scatter(source, out, op)
 
     def gather(self, source: np.ndarray, out: np.ndarray | None, root: int) -> None:
-        self.meeting.barrier(length_and_dtype(source))
+        self.rendezvous.barrier(length_and_dtype(source))
         self.base.gather(source, out, root)
 
     def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
-        self.meeting.barrier(length_and_dtype(out))
+        self.rendezvous.barrier(length_and_dtype(out))
         self.base.scatter(source, out, root)
 
     def all_to_all(self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
@@ -184,10 +184,10 @@ class HierarchicalTransport(MemoryTransport):
 
 
 class _HierarchicalAllReduce(PreparedAllReduce):
-    """A meeting of all ranks, and the reduction."""
+    """A rendezvous of all ranks, and the reduction."""
 
-    def __init__(self, meeting: Meeting, kind: int, reduction: _Reduction):
-        self._meet, self._kind, self._reduce = meeting.barrier, kind, reduction.run
+    def __init__(self, rendezvous: Rendezvous, kind: int, reduction: _Reduction):
+        self._meet, self._kind, self._reduce = rendezvous.barrier, kind, reduction.run
 
     def run(self) -> None:
         self._meet(self._kind)
@@ -199,23 +199,23 @@ class BetweenHosts:
 
     def __init__(
         self,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         kind: int,
-        point: MeetingPoint,
+        on_host: HostRendezvous,
         fold: Callable[[], None],
         leaders: Transport | None,
         between: Callable[[Transport], int],
     ):
-        self._meeting, self._kind, self._point = meeting, kind, point
+        self._rendezvous, self._kind, self._on_host = rendezvous, kind, on_host
         self._fold, self._leaders, self._between = fold, leaders, between
 
     def run(self) -> int:
         """Reduce; return the first rank's return value of `between`."""
-        self._meeting.barrier(self._kind)
+        self._rendezvous.barrier(self._kind)
         self._fold()
-        self._point.barrier()
+        self._on_host.barrier()
         agreed = 0 if self._leaders is None else self._between(self._leaders)
-        return int(self._point.exchange([agreed])[0, 0])
+        return int(self._on_host.exchange([agreed])[0, 0])
 
 
 class _BackgroundAllReduce:
@@ -229,7 +229,7 @@ class _BackgroundAllReduce:
     def start(self) -> Pending:
         """Start it, for the operation that was announced last."""
         transport, places = self._transport, self._transport.memory.places(*self._arrays)
-        first, self._everyone = transport.base.comparisons.begin(transport.meeting.tag, places)
+        first, self._everyone = transport.base.comparisons.begin(transport.rendezvous.tag, places)
         count = transport.phases_between_hosts(self._arrays[0])
         phases: list[Callable[[], Request | None]] = [self._fold]
         if not transport.hosts.even:
@@ -262,8 +262,8 @@ class _Reduction:
         rows = [source[shard] for source in sources]
         self.fold = prepared_reduction(rows, first[shard], partial_op(op), fold=transport.fold)
         # With equally many ranks on all hosts a lane is a shard: a rank sends only what it has folded itself.
-        self._meet = None if hosts.even else memory.point.barrier
-        self._leave = memory.point.barrier
+        self._meet = None if hosts.even else memory.rendezvous.barrier
+        self._leave = memory.rendezvous.barrier
         self._exchange: Callable[[], None] | None = None
         self._copies: list[tuple[np.ndarray, np.ndarray]] = []
         peers, lane = transport.peers, transport.lane

@@ -1,4 +1,4 @@
-"""Shared memory of a host's ranks: MPI windows, the location of arrays in them, and a meeting point."""
+"""Shared memory of a host's ranks: MPI windows, the location of arrays in them, and a rendezvous."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import numpy as np
 
 from clcomm.host import usable_cores
 from clcomm.transport.mapped_files import MappedFile, map_file_of
-from clcomm.transport.meeting import MeetingPoint, length_and_dtype
 from clcomm.transport.mpi_communicators import address_function, shared_window, world_ranks
 from clcomm.transport.mpi_runtime import Intracomm, Win, process_mpi
 from clcomm.transport.pending import advance_started
+from clcomm.transport.rendezvous import HostRendezvous, length_and_dtype
 from clcomm.transport.same_arrays import mismatch
 
 T = TypeVar("T")
@@ -95,17 +95,17 @@ class _Region:
 
 
 class HostMemory:
-    """Windows of the ranks of one host, their meeting point, and the `desk`: zeroed bytes in common.
+    """Windows of the ranks of one host, their rendezvous, and the `scratch`: zeroed bytes in common.
 
     Args:
         comm: an mpi4py communicator of ranks on one host, which this object takes over; `rank` and `ranks` refer to it.
-        desk_bytes: the size of `desk`.
+        scratch_bytes: the size of `scratch`.
 
     Attributes:
         regions: the memory that was allocated or adopted, and is not freed.
     """
 
-    def __init__(self, comm: Intracomm, desk_bytes: int = 0):
+    def __init__(self, comm: Intracomm, scratch_bytes: int = 0):
         self.comm = comm
         self.rank, self.ranks = comm.Get_rank(), comm.Get_size()
         self._address = address_function()
@@ -113,7 +113,7 @@ class HostMemory:
         self.regions: list[_Region] = process_mpi().windows_in_use.pop(self._members, [])
         self._used_bytes = 0  # at the last garbage collection
         self._kept: dict[tuple[object, ...], Any] = {}
-        nbytes = desk_bytes + MeetingPoint.nbytes(self.ranks)
+        nbytes = scratch_bytes + HostRendezvous.nbytes(self.ranks)
         self._windows = _Windows(comm)
         self._window = self._windows.make(nbytes if self.rank == 0 else 0)
         memory = _pages(self._window, 0, nbytes)
@@ -122,9 +122,11 @@ class HostMemory:
         comm.Barrier()
         self._window.Lock_all()  # Sync, MPI's memory barrier, needs an access epoch
         self.fence = self._window.Sync
-        self.desk, cells = np.split(memory, [desk_bytes])
+        self.scratch, cells = np.split(memory, [scratch_bytes])
         cores = set().union(*comm.allgather(usable_cores()))
-        self.point = MeetingPoint(cells, self.rank, self.ranks, self.fence, self._progress, self.ranks > len(cores))
+        self.rendezvous = HostRendezvous(
+            cells, self.rank, self.ranks, self.fence, self._progress, self.ranks > len(cores)
+        )
 
     def _progress(self) -> bool:
         """Advance MPI and the operations in flight; return whether any are left."""
@@ -251,7 +253,7 @@ class HostMemory:
         All ranks have then written what they wrote to them before this call. Raises DifferentOperations on every rank
         of the host if lengths or dtypes differ.
         """
-        return self.counterparts(arrays, self.point.exchange(self.places(*arrays), length_and_dtype(arrays[0])))
+        return self.counterparts(arrays, self.rendezvous.exchange(self.places(*arrays), length_and_dtype(arrays[0])))
 
     def places(self, *arrays: np.ndarray) -> list[int]:
         """Return (region, offset, nbytes, dtype) of each array, concatenated."""

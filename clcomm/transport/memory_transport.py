@@ -9,19 +9,19 @@ import numpy as np
 from clcomm.transport.base import Transport
 from clcomm.transport.host_memory import HostMemory
 from clcomm.transport.mapped_files import MappedFile
-from clcomm.transport.meeting import Meeting
 from clcomm.transport.reduction import Fold
+from clcomm.transport.rendezvous import Rendezvous
 from clcomm.transport.start_order import StartOrder
 
 
 class MemoryTransport(Transport):
     """A transport that reduces arrays in memory that it allocated itself.
 
-    Every operation begins with a meeting at `meeting`, before data moves.
+    Every operation begins with a rendezvous at `rendezvous`, before data moves.
     """
 
     memory: HostMemory
-    meeting: Meeting
+    rendezvous: Rendezvous
     #: What the ranks of the host have started; None: the transport compares that itself.
     start_order: StartOrder | None = None
     #: Computes the sums that it supports; see `fold_with`.
@@ -50,7 +50,7 @@ class MemoryTransport(Transport):
 
     def all_agree(self, answer: bool) -> bool:
         """Return whether all ranks answer True; collective, the same on every rank."""
-        return bool(self.memory.point.exchange([answer])[:, 0].all())
+        return bool(self.memory.rendezvous.exchange([answer])[:, 0].all())
 
     def make_room(self, nbytes: int, common: bool) -> bool:
         """Free memory that no rank of the host uses, and return whether `nbytes` then fit; collective."""

@@ -16,11 +16,11 @@ import numpy as np
 from clcomm.transport import mpi_communicators, mpi_failures
 from clcomm.transport.base import PreparedAllReduce, PreparedStart, Transport, require_aligned
 from clcomm.transport.comparisons import Comparisons
-from clcomm.transport.meeting import Meeting, NoMeeting
 from clcomm.transport.mpi_messages import exchange_arrays
 from clcomm.transport.mpi_runtime import Intracomm, Request
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import prepared_reduction
+from clcomm.transport.rendezvous import NoRendezvous, Rendezvous
 from clcomm.transport.same_arrays import places_elsewhere, require_alike
 from clcomm.transport.shards import shards
 
@@ -35,7 +35,7 @@ _LENGTHS = [3, 7]
 class MpiTransport(Transport):
     """Collectives through a private mpi4py communicator.
 
-    Operations in the background compare length, dtype and the tag announced at `meeting` before data moves.
+    Operations in the background compare length, dtype and the tag announced at `rendezvous` before data moves.
 
     Args:
         comm: the communicator, still owned by the caller.
@@ -48,7 +48,7 @@ class MpiTransport(Transport):
     """
 
     name = "mpi"
-    meeting: Meeting = NoMeeting()
+    rendezvous: Rendezvous = NoRendezvous()
     #: The most bytes that one call moves: MPI before version 4 of the standard counts and addresses with 32 bits.
     most_bytes = 1 << 30
 
@@ -118,7 +118,7 @@ class MpiTransport(Transport):
             _put(rows, blocks[:, piece])
 
     def start_all_gather(self, source: np.ndarray, out: np.ndarray) -> Pending:
-        compared, everyone = self.comparisons.begin(self.meeting.tag, places_elsewhere(source, source))
+        compared, everyone = self.comparisons.begin(self.rendezvous.tag, places_elsewhere(source, source))
         return Pending(self.pending, compared, partial(self._begin_all_gather, source, out, everyone), meets=True)
 
     def _begin_all_gather(self, source: np.ndarray, out: np.ndarray, everyone: np.ndarray) -> Request:
@@ -126,7 +126,7 @@ class MpiTransport(Transport):
         return self.background.Iallgather([source, self.byte], [out, self.byte])
 
     def start_gather_rows(self, source: np.ndarray, rows: list[np.ndarray]) -> Pending:
-        compared, everyone = self.comparisons.begin(self.meeting.tag, places_elsewhere(source, source))
+        compared, everyone = self.comparisons.begin(self.rendezvous.tag, places_elsewhere(source, source))
         return Pending(self.pending, compared, partial(self._begin_gather_rows, source, rows, everyone), meets=True)
 
     def _begin_gather_rows(self, source: np.ndarray, rows: list[np.ndarray], everyone: np.ndarray) -> Request:
@@ -216,7 +216,7 @@ class _StartedExchange:
 
     def start(self) -> Pending:
         """Start it, for the operation that was announced last."""
-        compared, everyone = self._transport.comparisons.begin(self._transport.meeting.tag, self._places)
+        compared, everyone = self._transport.comparisons.begin(self._transport.rendezvous.tag, self._places)
         begin = partial(self._compare_and_begin, everyone)
         return Pending(self._transport.pending, compared, begin, *self._others, meets=True)
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from clcomm.errors import ClcommError
-from clcomm.transport.bell import POLLS_BETWEEN_PROGRESS
-from clcomm.transport.meeting import DifferentOperations
+from clcomm.transport.futex import POLLS_BETWEEN_PROGRESS
+from clcomm.transport.rendezvous import DifferentOperations
 
 #: (begin, end) by time.perf_counter().
 Span = tuple[float, float]

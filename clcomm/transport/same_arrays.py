@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from clcomm.errors import MismatchError
-from clcomm.transport.meeting import DifferentOperations
+from clcomm.transport.rendezvous import DifferentOperations
 
 #: NumPy's dtypes by their numbers, and a bound of those of other packages' dtypes, which NumPy counts from 256.
 _DTYPES: dict[int, np.dtype] = {np.dtype(code).num: np.dtype(code) for code in np.typecodes["All"]}

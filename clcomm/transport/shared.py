@@ -2,9 +2,9 @@
 
 All ranks of the host can read every rank's part of the window. Each rank folds its own shard of a range over all parts,
 in rank order, into memory that all ranks read: with a `common` array as target every byte is read once and written
-once. There are two meetings: at the first the ranks exchange the locations of their arrays, and after it all data is
+once. There are two rendezvous: at the first the ranks exchange the locations of their arrays, and after it all data is
 written; after the second all shards are folded. Small arrays use slots instead: each rank copies its array into its
-slot, and after a single meeting folds all slots itself.
+slot, and after a single rendezvous folds all slots itself.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from clcomm.transport.base import PreparedAllReduce, PreparedStart, require_alig
 from clcomm.transport.comparisons import Comparisons
 from clcomm.transport.fused import MOST_POLLS, FusedReduction, OwnPart, words_of
 from clcomm.transport.host_memory import KEPT, HostMemory
-from clcomm.transport.meeting import MeetingPoint, length_and_dtype
 from clcomm.transport.memory_transport import MemoryTransport
 from clcomm.transport.mpi_failures import revoke
 from clcomm.transport.mpi_messages import exchange_arrays
 from clcomm.transport.mpi_runtime import Intracomm, Request
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import Fold, prepared_reduction, reduce_in_rank_order
+from clcomm.transport.rendezvous import HostRendezvous, length_and_dtype
 from clcomm.transport.same_arrays import require_alike
 from clcomm.transport.shards import shards
-from clcomm.transport.shared_work import SharedWork
 from clcomm.transport.start_order import StartOrder
 from clcomm.transport.started import Counters, StartedReduction
+from clcomm.transport.work_queue import WorkQueueReduction
 
-#: Arrays up to this size use slots, one per rank; for larger ones, a fold on every rank costs more than a meeting.
+#: Arrays up to this size use slots, one per rank; for larger ones, a fold on every rank costs more than a rendezvous.
 SMALL_ARRAY_BYTES = 8 << 10
-#: The same where ranks share cores, for all ranks' arrays together: a meeting then takes several context switches.
+#: The same where ranks share cores, for all ranks' arrays together: a rendezvous then takes several context switches.
 SHARED_CORES_SLOTS_BYTES = 128 << 10
 
 
@@ -55,28 +55,29 @@ class SharedTransport(MemoryTransport):
     """
 
     name = "shared"
+    rendezvous: HostRendezvous
 
     def __init__(self, comm: Intracomm, pending: deque[Pending] | None = None, comparisons: Comparisons | None = None):
         self.rank, self.world_size = comm.Get_rank(), comm.Get_size()
-        self.memory = HostMemory(comm, _desk_bytes(self.world_size))
-        self.meeting = self._point = self.memory.point
+        self.memory = HostMemory(comm, _scratch_bytes(self.world_size))
+        self.rendezvous = self.memory.rendezvous
         self._meet = self.memory.meet
         self.background = comm.Dup()
         self._comparisons = comparisons or Comparisons(comm, self.background)
         self._pending: deque[Pending] = deque() if pending is None else pending
         self._counters = Counters(self.memory)
-        slots, notes = np.split(self.memory.desk, [_slots_bytes(self.world_size)])
-        self.start_order = StartOrder(notes, self._point)
+        slots, notes = np.split(self.memory.scratch, [_slots_bytes(self.world_size)])
+        self.start_order = StartOrder(notes, self.rendezvous)
         # Two slots for each rank, used in turn.
         self._slots = slots.reshape(2, self.world_size, _slot_bytes(self.world_size))
-        self._small_bytes = SMALL_ARRAY_BYTES if self._point.polls else self._slots.shape[2]
+        self._small_bytes = SMALL_ARRAY_BYTES if self.rendezvous.polls else self._slots.shape[2]
         self._slot_reductions: dict[tuple[object, ...], _SlotReduction] = {}
 
     @staticmethod
     def can_open(comm: Intracomm) -> bool:
         """Return whether /dev/shm has room for the transport, with the same result on every rank; collective."""
         ranks = comm.Get_size()
-        return HostMemory.has_room(comm, _desk_bytes(ranks) + MeetingPoint.nbytes(ranks))
+        return HostMemory.has_room(comm, _scratch_bytes(ranks) + HostRendezvous.nbytes(ranks))
 
     def fold_with(self, fold: Fold | None) -> None:
         super().fold_with(fold)
@@ -85,44 +86,44 @@ class SharedTransport(MemoryTransport):
     # --- collectives ---
 
     def barrier(self) -> None:
-        self._point.barrier()
+        self.rendezvous.barrier()
 
     def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         if 0 < source.nbytes <= self._small_bytes:
             self._slot_reduction(source, op).reduce(source, out)
             return
-        everyone = self._point.exchange(self.memory.places(source, out), length_and_dtype(source))
+        everyone = self.rendezvous.exchange(self.memory.places(source, out), length_and_dtype(source))
         self._kept_reduction(source, out, op, everyone)()
-        self._point.leave()
+        self.rendezvous.leave()
 
     def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedAllReduce:
-        everyone = self._point.exchange(self.memory.places(source, out), length_and_dtype(source))
+        everyone = self.rendezvous.exchange(self.memory.places(source, out), length_and_dtype(source))
         fused = self._fused_reduction(source, out, op, everyone)
         if fused is not None:
             return fused
         if 0 < source.nbytes <= self._small_bytes:
             return _SlotAllReduce(self._slot_reduction(source, op), source, out)
-        return _ShardAllReduce(self._point, self._shard_reduction(source, out, op, everyone))
+        return _ShardAllReduce(self.rendezvous, self._shard_reduction(source, out, op, everyone))
 
     def _fused_reduction(
         self, source: np.ndarray, out: np.ndarray, op: str, everyone: np.ndarray
     ) -> FusedReduction | None:
         """Return the all-reduce in one kernel; None unless every rank's fold can prepare it. Collective."""
         sources, targets = self.memory.counterparts((source, out), everyone)
-        prepare = getattr(self.fold, "with_meetings", None)
+        prepare = getattr(self.fold, "with_rendezvous", None)
         fused: FusedReduction | None = None
         if prepare is not None and op in ("sum", "mean") and len(self.memory.distinct(targets)) == 1:
-            point, kind = self._point, length_and_dtype(source)
+            rendezvous, kind = self.rendezvous, length_and_dtype(source)
             part, divisor = shards(source, self.world_size)[self.rank], self.world_size if op == "mean" else 1
-            prepared = partial(prepare, sources, targets[0], divisor, part, point.cells)
-            if point.polls:
-                words = words_of(point, MOST_POLLS)
+            prepared = partial(prepare, sources, targets[0], divisor, part, rendezvous.cells)
+            if rendezvous.polls:
+                words = words_of(rendezvous, MOST_POLLS)
                 fold = self._shard_reduction(source, out, op, everyone)
-                fused = OwnPart(point, kind, words, prepared(words), fold=fold)
+                fused = OwnPart(rendezvous, kind, words, prepared(words), fold=fold)
             else:
-                fused = SharedWork(point, kind, out, partial(prepared, shares=True))
+                fused = WorkQueueReduction(rendezvous, kind, out, partial(prepared, shares=True))
         works = fused is not None and fused.launch is not None
-        return fused if self._point.exchange([works])[:, 0].all() else None
+        return fused if self.rendezvous.exchange([works])[:, 0].all() else None
 
     def _slot_reduction(self, like: np.ndarray, op: str) -> _SlotReduction:
         """Return the cached reduction of small arrays like this one."""
@@ -131,11 +132,11 @@ class SharedTransport(MemoryTransport):
         if found is None:
             if len(self._slot_reductions) >= KEPT:
                 self._slot_reductions.clear()
-            found = self._slot_reductions[key] = _SlotReduction(self._point, self._slots, like, op, self.fold)
+            found = self._slot_reductions[key] = _SlotReduction(self.rendezvous, self._slots, like, op, self.fold)
         return found
 
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
-        compared, everyone = self._comparisons.begin(self.meeting.tag, self.memory.places(source, out))
+        compared, everyone = self._comparisons.begin(self.rendezvous.tag, self.memory.places(source, out))
 
         fold = partial(self._compare_and_fold, source, out, op, everyone)
         return Pending(self._pending, compared, fold, meets=True)
@@ -148,7 +149,7 @@ class SharedTransport(MemoryTransport):
         return self.background.Ibarrier()
 
     def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedStart:
-        everyone = self._point.exchange(self.memory.places(source, out), length_and_dtype(source))
+        everyone = self.rendezvous.exchange(self.memory.places(source, out), length_and_dtype(source))
         counters = self._counters.take()
         if counters is None:
             return super().prepare_start(source, out, op)
@@ -175,33 +176,33 @@ class SharedTransport(MemoryTransport):
         (parts,) = self._meet(array)
         if len(self.memory.distinct([parts[root], array])) > 1:
             np.copyto(array, parts[root])
-        self._point.barrier()
+        self.rendezvous.barrier()
 
     def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
         (parts,) = self._meet(source)
         np.concatenate(parts, out=out)
-        self._point.barrier()
+        self.rendezvous.barrier()
 
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         (parts,) = self._meet(source)
         block = slice(self.rank * out.size, (self.rank + 1) * out.size)
         result = np.empty_like(out)  # `out` may be in a part that other ranks still read
         reduce_in_rank_order([part[block] for part in parts], result, op)
-        self._point.barrier()
+        self.rendezvous.barrier()
         np.copyto(out, result)
 
     def gather(self, source: np.ndarray, out: np.ndarray | None, root: int) -> None:
         (parts,) = self._meet(source)
         if out is not None:
             np.concatenate(parts, out=out)
-        self._point.barrier()
+        self.rendezvous.barrier()
 
     def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
         (parts,) = self._meet(out)
         if source is not None:
             for rank, part in enumerate(parts):
                 np.copyto(part, source[rank * out.size : (rank + 1) * out.size])
-        self._point.barrier()
+        self.rendezvous.barrier()
 
     def all_to_all(self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
         exchange_arrays(self.memory.comm, sends, receives)
@@ -216,10 +217,10 @@ class SharedTransport(MemoryTransport):
 
 
 class _ShardAllReduce(PreparedAllReduce):
-    """Each rank folds its own shard, between two meetings."""
+    """Each rank folds its own shard, between two rendezvous."""
 
-    def __init__(self, point: MeetingPoint, fold: Callable[[], None]):
-        self._meet, self._fold, self._leave = point.barrier, fold, point.leave
+    def __init__(self, rendezvous: HostRendezvous, fold: Callable[[], None]):
+        self._meet, self._fold, self._leave = rendezvous.barrier, fold, rendezvous.leave
 
     def run(self) -> None:
         self._meet()
@@ -228,31 +229,31 @@ class _ShardAllReduce(PreparedAllReduce):
 
 
 class _SlotReduction:
-    """Small arrays of one kind, reduced with a single meeting: each rank folds all slots.
+    """Small arrays of one kind, reduced with a single rendezvous: each rank folds all slots.
 
     The next call uses the other slots, so a late rank may still read these. Only final values are written to the
     result, which a neighbour may already be reading.
 
     Args:
-        point: the ranks' meeting point.
+        rendezvous: the ranks' rendezvous.
         slots: two of each rank: (2, ranks, bytes).
         like: an array of that kind.
         op: a key of FOLDS.
         fold: sums what it supports.
     """
 
-    def __init__(self, point: MeetingPoint, slots: np.ndarray, like: np.ndarray, op: str, fold: Fold | None):
+    def __init__(self, rendezvous: HostRendezvous, slots: np.ndarray, like: np.ndarray, op: str, fold: Fold | None):
         sides = [[slot[: like.nbytes].view(like.dtype) for slot in side] for side in slots]
-        self._own = [rows[point.rank] for rows in sides]
+        self._own = [rows[rendezvous.rank] for rows in sides]
         self._result = aligned_empty(like.shape, like.dtype)
         self._folds = [prepared_reduction(rows, self._result, op, fold=fold) for rows in sides]
-        self._point, self._kind = point, length_and_dtype(like)
+        self._rendezvous, self._kind = rendezvous, length_and_dtype(like)
 
     def reduce(self, source: np.ndarray, out: np.ndarray) -> None:
         """Reduce `source` over the ranks into `out`."""
-        parity = self._point.parity
+        parity = self._rendezvous.parity
         self._own[parity][...] = source
-        self._point.barrier(self._kind)
+        self._rendezvous.barrier(self._kind)
         self._folds[parity]()
         out[...] = self._result
 
@@ -272,7 +273,7 @@ def _slot_bytes(world_size: int) -> int:
     return max(SMALL_ARRAY_BYTES, SHARED_CORES_SLOTS_BYTES // world_size // PAGE * PAGE)
 
 
-def _desk_bytes(world_size: int) -> int:
+def _scratch_bytes(world_size: int) -> int:
     return _slots_bytes(world_size) + StartOrder.nbytes(world_size)
 
 

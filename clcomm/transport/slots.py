@@ -84,7 +84,7 @@ class SharedSlots:
         memory: `shared_bytes(slots, nbytes)` bytes that begin at a page, zeroed before first use.
         slots: how many there are.
         nbytes: the length of each.
-        host: the host's ranks, at whose meeting point the two wait; None: both ends are this rank's, which never waits.
+        host: the host's ranks, at whose rendezvous the two wait; None: both ends are this rank's, which never waits.
     """
 
     name = "shared"
@@ -140,12 +140,12 @@ class SharedSlots:
         self._host.fence()
         counter[0] += 1
         self._host.fence()
-        self._host.point.wake()
+        self._host.rendezvous.wake()
 
     def _wait(self, counter: memoryview, count: int) -> None:
         if counter[0] < count:
             assert self._host is not None, "a rank waits for itself"
-            self._host.point.wait_for(counter, count)
+            self._host.rendezvous.wait_for(counter, count)
 
 
 class SentSlots:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from clcomm.transport.meeting import MeetingPoint
+from clcomm.transport.rendezvous import HostRendezvous
 
 #: How many of its latest starts a rank's notes hold; in front of them nothing is found.
 _KEPT = 256
@@ -22,12 +22,12 @@ class StartOrder:
 
     Args:
         memory: `nbytes(ranks)` zeroed bytes, shared by all ranks.
-        point: the ranks' meeting point.
+        rendezvous: the ranks' rendezvous.
     """
 
-    def __init__(self, memory: np.ndarray, point: MeetingPoint):
+    def __init__(self, memory: np.ndarray, rendezvous: HostRendezvous):
         self._notes = [row.data for row in memory.view(np.int64).reshape(-1, _KEPT)]
-        self._point, self._own = point, self._notes[point.rank]
+        self._rendezvous, self._own = rendezvous, self._notes[rendezvous.rank]
 
     @staticmethod
     def nbytes(ranks: int) -> int:
@@ -46,8 +46,8 @@ class StartOrder:
         """
         place, word = number % _KEPT, _word(number, tag)
         mark = word >> _TAG_BITS
-        counters = self._point.counters.tolist()  # read before the notes, which a rank writes before it goes on
-        met = counters[self._point.rank]
+        counters = self._rendezvous.counters.tolist()  # read before the notes, which a rank writes before it goes on
+        met = counters[self._rendezvous.rank]
         for counter, notes in zip(counters, self._notes, strict=True):
             note = notes[place]
             is_behind = note >> _TAG_BITS < mark

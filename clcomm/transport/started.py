@@ -90,7 +90,7 @@ class StartedReduction:
         return _Reached(counters, times, self._count, self._fence, self._progress, self._note)
 
     def _note(self, times: list[int]) -> None:
-        """Record each rank's arrival at the first meeting, and this rank's wait at the first or the second."""
+        """Record each rank's arrival at the first rendezvous, and this rank's wait at the first or the second."""
         pending = self._current
         if pending.arrivals is None:
             pending.arrivals, pending.waits = times, []

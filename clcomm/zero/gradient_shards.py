@@ -224,7 +224,7 @@ class _Areas:
     """Where ranks put a unit's gradients to be reduced.
 
     In memory common to all ranks there are two, used in turn: a rank that is ahead fills one while others read the
-    other. It cannot be two units ahead, as each reduction begins with a meeting.
+    other. It cannot be two units ahead, as each reduction begins with a rendezvous.
     """
 
     def __init__(self, comm: Communicator, plan: ShardPlan, mean: np.ndarray):

@@ -131,7 +131,7 @@ def test_equal_orders_are_no_error_however_late_ranks_are(auto):
 @pytest.mark.mpi(min_size=2)
 def test_notes_are_of_the_number_that_is_asked_for(auto):
     memory = HostMemory(auto.comm.Dup(), StartOrder.nbytes(auto.size))
-    order = StartOrder(memory.desk, memory.point)
+    order = StartOrder(memory.scratch, memory.rendezvous)
     for number in (1, 2, 300, 1 << 24, (1 << 24) + 256):  # several in one place of the ring
         tag = 17 + (auto.rank == 1)
         order.note(number, 5)

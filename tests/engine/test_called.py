@@ -33,7 +33,7 @@ def prepared(size=5, shares=False):
     call[:] = cells[:] = 0
     cells[1, 0], cells[1, 3:5] = 2, (9, 1)
     call[[TAG, POLLS, RANK, STRIDE]] = 9, 3, 0, STRIDE_WORDS
-    run = DeviceFold(cpu_device("cpu")).with_meetings(
+    run = DeviceFold(cpu_device("cpu")).with_rendezvous(
         [row.view(Row) for row in rows], out, 1, slice(0, size), cells, call, shares
     )
     return run, call, out

@@ -30,7 +30,7 @@ FAMILIES = {
         rows.REDUCTION,
         elements.ARITHMETIC, elements.TRANSPOSE, elements.BLOCKS, elements.ACTIVATIONS, elements.DROPOUT,
         elements.OPTIMIZERS, stored.STORED,
-        host.FOLD, host.MEETING, host.SHARED_WORK, host.CODING, host.FACTORS, host.HASH, host.GATHER,
+        host.FOLD, host.RENDEZVOUS, host.SHARED_WORK, host.CODING, host.FACTORS, host.HASH, host.GATHER,
     )
 }  # fmt: skip
 #: The sizes of CPUs with vectors of 16 floats, and the families whose kernels they change.

@@ -42,7 +42,7 @@ from clcomm.transport.fused import (
     TAG,
     WAITED_NS,
 )
-from clcomm.transport.meeting import last_of
+from clcomm.transport.rendezvous import last_of
 from tests.families.family import Family, assert_equal, assert_near, drawn, whole_numbers
 
 _GUARD = 4096
@@ -120,7 +120,7 @@ def _some_launched(case: Case) -> Iterator[None]:
         called.is_supported = is_supported
 
 
-def check_meeting(device: Device, case: Case) -> None:
+def check_rendezvous(device: Device, case: Case) -> None:
     """Compare a whole all-reduce, for each way in which the other ranks' counters and tags can stand."""
     ranks, stride = 2 + case.rows % (MOST_ROWS - 1), 5 + case.seed % 40
     hosts = [whole_numbers(case.seed + row, case.size) for row in range(ranks)]
@@ -139,7 +139,7 @@ def check_meeting(device: Device, case: Case) -> None:
         board[other, 0] += state == DIFFERENT
         call[[TAG, ARRIVED_NS, POLLS, RANK, STRIDE]] = 5, arrived[own], 3, own, stride
         with _some_launched(case):
-            _run(DeviceFold(device).with_meetings(rows, out, case.divisor, slice(*ends), cells, call))
+            _run(DeviceFold(device).with_rendezvous(rows, out, case.divisor, slice(*ends), cells, call))
         arrays.check()
         assert call[STATE] == state
         has_summed = state in (COMPLETE, NOT_LEFT)
@@ -155,7 +155,7 @@ def check_meeting(device: Device, case: Case) -> None:
             assert noted == [max(arrived) - arrived[own], last_rank, round(late_s * 1e9)]
 
 
-def check_shared_work(device: Device, case: Case) -> None:
+def check_work_queue(device: Device, case: Case) -> None:
     """Compare an all-reduce whose parts are for whoever comes, for each way in which the others can stand.
 
     The other ranks, which this one plays, have taken and summed some parts before it, and may sleep.
@@ -178,12 +178,12 @@ def check_shared_work(device: Device, case: Case) -> None:
         board[:, 0], board[:, 1] = 5, 100
         board[other, 0] += differs
         marks[other] = asleep
-        # Of this meeting, or what an earlier one has left.
+        # Of this rendezvous, or what an earlier one has left.
         claims[:2] = [number << 16 | taken, number << 16 | summed] if begun else [number - 1 << 16 | 3] * 2
         call[[TAG, ARRIVED_NS, POLLS, RANK, STRIDE, PART]] = 5, 100, case.seed % 4, own, stride, part
         call[[CLAIMS, MARKS]] = claims.ctypes.data, marks.ctypes.data
         with _some_launched(case):
-            run = DeviceFold(device).with_meetings(
+            run = DeviceFold(device).with_rendezvous(
                 rows, out, case.divisor, slice(0, case.size), cells, call, shares=True
             )
         _run(run)
@@ -193,7 +193,7 @@ def check_shared_work(device: Device, case: Case) -> None:
             assert (state, np.isnan(out).all()) == (SLEEPERS, True), "it summed before the others were woken"
             call[RESUMES] = 1
             _run(run)
-            assert cells[own, 0] == number, "it came to the meeting twice"
+            assert cells[own, 0] == number, "it came to the rendezvous twice"
         arrays.check()
         mine = slice(taken * part if begun else 0, case.size) if arrived and not differs else slice(0, 0)
         assert np.isnan(np.delete(out, np.r_[mine])).all(), "it summed what others have taken"
@@ -291,8 +291,8 @@ def check_gather(device: Device, case: Case) -> None:
 
 
 FOLD = Family("fold", drawn(draw), check_fold, ("cpu",))
-MEETING = Family("meeting", drawn(draw), check_meeting, ("cpu",))
-SHARED_WORK = Family("shared work", drawn(draw), check_shared_work, ("cpu",), in_caller=True)
+RENDEZVOUS = Family("rendezvous", drawn(draw), check_rendezvous, ("cpu",))
+SHARED_WORK = Family("shared work", drawn(draw), check_work_queue, ("cpu",), in_caller=True)
 CODING = Family("coding", drawn(draw), check_coding, ("cpu",))
 FACTORS = Family("factors", drawn(draw), check_factors, ("cpu",))
 HASH = Family("hash", drawn(draw), check_hash)

@@ -75,7 +75,7 @@ def test_the_families_of_the_host_agree_in_the_calling_thread(device: Device) ->
     """Their kernels are built otherwise there."""
     if device.runs_in_caller or device.kind == "gpu":
         pytest.skip("they are above, or for CPUs alone")
-    chosen = " or ".join(family.name for family in (host.MEETING, host.FOLD, host.GATHER))
+    chosen = " or ".join(family.name for family in (host.RENDEZVOUS, host.FOLD, host.GATHER))
     pass_in_the_calling_thread(
         device, __file__, f"agrees_with_float64 and cpu and ({chosen} or shared) and not 16 and not tuning"
     )

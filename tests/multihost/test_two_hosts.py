@@ -83,7 +83,7 @@ def test_compression_saves_on_the_cable(two_hosts: TwoHosts):
     assert ended.returncode == 0, ended.stderr
     shares = json.loads(ended.stdout)
     expected = {"none": 1, "fp16": 0.5, "bf16": 0.5, "int8": 0.254, "powersgd:4": 4 * (512 + 256) / (512 * 256)}
-    for scheme, share in expected.items():  # headers and meetings come on top, and a step more or less
+    for scheme, share in expected.items():  # headers and rendezvous come on top, and a step more or less
         assert share * 0.94 <= shares[scheme] <= share * 1.2 + 0.02, shares
 
 

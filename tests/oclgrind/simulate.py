@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
 #: Oclgrind crashes where it is to track what is initialised in wide vectors, as products, convolutions and poolings on
 #: CPUs have them, and does not see what the host writes to its own memory. (NaN shows such reads in tests/families.)
-UNTRACKED = {*WIDE_FAMILIES, "pooling", "fold", "meeting", "coding", "factors", "gather"}
+UNTRACKED = {*WIDE_FAMILIES, "pooling", "fold", "rendezvous", "coding", "factors", "gather"}
 #: Of [9, 33] and [33, 6], lying each way round, with each ending: whole slices of K and a part.
 PRODUCTS = [
     ("product", products.Case(9, 6, 33, (turn > 1, turn % 2 > 0), turn % 2 > 0, turn > 1, turn)) for turn in range(4)

@@ -1,4 +1,4 @@
-"""The meeting through MPI: ranks compare numbers with the same result, and on one host get each other's arrival."""
+"""The rendezvous through MPI: ranks compare numbers with the same result, and on one host get each other's arrival."""
 
 from __future__ import annotations
 

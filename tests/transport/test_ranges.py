@@ -7,7 +7,7 @@ import pytest
 
 from clcomm.errors import ArgumentError, MismatchError
 from clcomm.host.bfloat16 import BFLOAT16
-from clcomm.transport.meeting import DifferentOperations
+from clcomm.transport.rendezvous import DifferentOperations
 from clcomm.transport.same_arrays import mismatch, require_alike
 from tests.helpers import one_line
 

@@ -163,7 +163,7 @@ def test_arrays_outlive_the_transport():
 def test_memory_that_outlives_its_communicator_is_freed_beside_the_memory_of_another():
     """Where a window outlives its communicator, MPICH gives the next communicator's the same identity, and aborts."""
     comm = world().Dup()
-    for before in range(3):  # windows before the meeting point's, which is locked
+    for before in range(3):  # windows before the rendezvous's, which is locked
         first = HostMemory(host_of(comm))
         kept = [first.allocate(8, common=False) for _ in range(3)]
         first.close()

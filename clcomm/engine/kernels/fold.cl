@@ -66,7 +66,7 @@ __kernel void fold(__global float *out, float factor, int streams,
 }
 
 /* Whole all-reduces of ranks that share memory, by one work-item of each. Row r is rank r's. `cells` has STRIDE words for
-   each rank, as transport/meeting.py has them: a counter, then tag and time of arrival at even meetings, and at odd
+   each rank, as transport/rendezvous.py has them: a counter, then tag and time of arrival at even rendezvous, and at odd
    ones. The words of `call` are listed in transport/fused.py. A rank that polls in vain for long returns. */
 
 enum { TAG, ARRIVED_NS, POLLS, STATE, WAITED_NS, LAST_RANK, LATE_NS, SPARE, RANK, STRIDE, FIRST, LAST, STREAMS,
@@ -190,7 +190,7 @@ __kernel void meet_and_fold(__global long *call, __global long *cells, __global 
 #ifdef IN_CALLER
 /* Ranks that share cores: parts of the sum are nobody's own. Whoever runs once all have arrived takes the next part, so
    that no rank waits for the sum of another one that has no core. Two words, `claims`, count the parts taken and the
-   parts summed, each beside the meeting's number. */
+   parts summed, each beside the number of the rendezvous. */
 
 #define PART_BITS 16
 #define PARTS_OF(word) ((word) & ((1L << PART_BITS) - 1))

@@ -1,8 +1,8 @@
-"""The wait of ranks that outnumber their cores: some polls, then sleep until another rank rings the bell.
+"""The wait of ranks that outnumber their cores: some polls, then sleep on a futex until another rank wakes them.
 
 A poll yields the core to a rank that computes there. Where all ranks of a core wait, polls are only context switches,
 and delay the next rank that has work. A sleeping rank costs nothing: it waits on a futex (Linux's system call) in
-shared memory. The last rank to arrive rings the bell if another one sleeps: one system call wakes all. A wake-up from
+shared memory. The last rank to arrive wakes the others if one sleeps: one system call wakes all. A wake-up from
 another core takes some 20 us, so ranks poll first.
 
 A thread beside the program's own always sleeps: its polls would take core and interpreter from the computing thread.
@@ -39,7 +39,7 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-class Bell:
+class Futex:
     """Waits for other ranks of a host, and wakes waiting ranks.
 
     Args:
@@ -75,15 +75,15 @@ class Bell:
 
     @property
     def is_program_thread(self) -> bool:
-        """Whether the calling thread is the program's own, which made the bell."""
+        """Whether the calling thread is the program's own, which made the object."""
         return threading.get_ident() == self._program
 
     @staticmethod
     def nbytes(ranks: int) -> int:
-        """Return the number of bytes that the bell of `ranks` ranks needs."""
+        """Return the number of bytes that the futex of `ranks` ranks needs."""
         return _WORD_BYTES + 8 * ranks
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the sleeping ranks; call it after the write that they wait for and a fence."""
         if self._futex is not None and 1 in self._asleep:
             self._word[0] = (self._word[0] + 1) & _INT32_MAX
@@ -109,7 +109,7 @@ class Bell:
                 self._progress()
 
     def _sleep(self, counters: memoryview, other: int, count: int) -> None:
-        """Sleep until another rank rings or the nap is over.
+        """Sleep until another rank wakes it or the nap is over.
 
         This rank marks itself asleep, then reads the counter; the other rank writes its counter, then reads the marks.
         With a fence between the two, at least one of them reads the other's write (as in Dekker's mutual exclusion),

@@ -1,13 +1,13 @@
-"""A prepared all-reduce of ranks that share cores: parts of the sum go to whoever has a core.
+"""A prepared all-reduce of ranks that share cores: a work queue, from which ranks that have a core take parts.
 
 If each rank summed a part of its own, every core would have to run each of its ranks twice: until it arrives, and for
 its part. Here the ranks that run once all have arrived take parts until none is left; a rank that gets its core later
 finds the result complete. That halves the context switches of an all-reduce. An element's sum is the same, whoever
 computes it. A rank that has to wait yields its core in the kernel, some times, before it goes on in Python.
 
-Two words in shared memory (`MeetingPoint.claims`) count the parts taken and the parts summed, each with the meeting's
-number above PART_BITS. No rank can be at the next meeting's sum before all have arrived there, so the words need no
-reset.
+Two words in shared memory (`HostRendezvous.claims`) count the parts taken and the parts summed, each with the number of
+the rendezvous above PART_BITS. No rank can be at the sum of the next rendezvous before all have arrived there, so the
+words need no reset.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from clcomm.transport.fused import (
     FusedReduction,
     words_of,
 )
-from clcomm.transport.meeting import MeetingPoint
+from clcomm.transport.rendezvous import HostRendezvous
 
 #: As in kernels/fold.cl.
 _PART_BITS = 16
@@ -44,11 +44,11 @@ def part_size(array: np.ndarray) -> int:
     return nbytes // 64 * 64 // array.itemsize
 
 
-class SharedWork(FusedReduction):
+class WorkQueueReduction(FusedReduction):
     """The ranks meet once and share the sum.
 
     Args:
-        point: the ranks' meeting point.
+        rendezvous: the ranks' rendezvous.
         kind: see `length_and_dtype`.
         array: the result.
         prepare: returns the kernel's function for the words of a call; None: the arrays are not of its kind.
@@ -56,29 +56,29 @@ class SharedWork(FusedReduction):
 
     def __init__(
         self,
-        point: MeetingPoint,
+        rendezvous: HostRendezvous,
         kind: int,
         array: np.ndarray,
         prepare: Callable[[np.ndarray], Callable[[], object] | None],
     ):
-        words, part = words_of(point, point.yields()), part_size(array)
-        words[CLAIMS], words[MARKS], words[PART] = point.claims.ctypes.data, point.sleepers.ctypes.data, part
-        super().__init__(point, kind, words, prepare(words))
-        self._summed, self._parts = point.claims[1:].data, -(-array.size // part)
+        words, part = words_of(rendezvous, rendezvous.yields()), part_size(array)
+        words[CLAIMS], words[MARKS], words[PART] = rendezvous.claims.ctypes.data, rendezvous.sleepers.ctypes.data, part
+        super().__init__(rendezvous, kind, words, prepare(words))
+        self._summed, self._parts = rendezvous.claims[1:].data, -(-array.size // part)
 
     def complete(self) -> None:
-        point, words = self._point, self.words
+        rendezvous, words = self._rendezvous, self.words
         if words[STATE] == NOT_MET:
-            point.wait(words[ARRIVED_NS], words[POLLED])
-            point.compare(words[TAG])
+            rendezvous.wait(words[ARRIVED_NS], words[POLLED])
+            rendezvous.compare(words[TAG])
         else:
-            point.wake()
-            self._note_meeting()
-        complete = point.counters[point.rank] << _PART_BITS | self._parts
+            rendezvous.wake()
+            self._note_rendezvous()
+        complete = rendezvous.counters[rendezvous.rank] << _PART_BITS | self._parts
         if self._summed[0] < complete and words[STATE] in (NOT_MET, SLEEPERS):
             self._resume()
         if self._summed[0] < complete:
-            point.wait_for(self._summed, complete, words[POLLED])
+            rendezvous.wait_for(self._summed, complete, words[POLLED])
 
     def _resume(self) -> None:
         """Take parts in the kernel, which left before, and wake those that wait for them."""
@@ -89,4 +89,4 @@ class SharedWork(FusedReduction):
         finally:
             words[RESUMES] = 0
         if words[STATE] == SLEEPERS:
-            self._point.wake()
+            self._rendezvous.wake()

@@ -1,4 +1,4 @@
-"""The meeting point: no rank leaves before all have arrived, and all writes are visible."""
+"""The rendezvous: no rank leaves before all have arrived, and all writes are visible."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import time
 import numpy as np
 import pytest
 
-from clcomm.transport.meeting import UNKNOWN, DifferentOperations, MeetingPoint, last_of
+from clcomm.transport.rendezvous import UNKNOWN, DifferentOperations, HostRendezvous, last_of
 
 RANKS = 3
 
 
 def on_threads(body, ranks: int = RANKS) -> list:
     """Run `body(point, rank)` on as many threads as ranks, over one memory, and return results or exceptions."""
-    memory = np.zeros(MeetingPoint.nbytes(ranks), np.uint8)
+    memory = np.zeros(HostRendezvous.nbytes(ranks), np.uint8)
     results: list = [None] * ranks
 
     def run(rank: int) -> None:
-        point = MeetingPoint(memory, rank, ranks, fence=lambda: None, progress=lambda: None)
+        point = HostRendezvous(memory, rank, ranks, fence=lambda: None, progress=lambda: None)
         try:
             results[rank] = body(point, rank)
         except Exception as error:
@@ -37,7 +37,7 @@ def on_threads(body, ranks: int = RANKS) -> list:
 def test_nobody_leaves_before_all_have_come() -> None:
     board = np.zeros(RANKS, np.int64)
 
-    def body(point: MeetingPoint, rank: int) -> bool:
+    def body(point: HostRendezvous, rank: int) -> bool:
         seen = True
         for turn in range(1, 300):
             board[rank] = turn
@@ -50,7 +50,7 @@ def test_nobody_leaves_before_all_have_come() -> None:
 
 @pytest.mark.parametrize("count", [1, 8, 14])
 def test_words_of_every_rank_in_every_turn(count: int) -> None:
-    def body(point: MeetingPoint, rank: int) -> bool:
+    def body(point: HostRendezvous, rank: int) -> bool:
         right = True
         for turn in range(300):
             everyone = point.exchange([1000 * turn + 10 * rank + i for i in range(count)])
@@ -62,7 +62,7 @@ def test_words_of_every_rank_in_every_turn(count: int) -> None:
 
 
 def test_ranks_that_come_for_different_things_all_learn_of_it() -> None:
-    def body(point: MeetingPoint, rank: int) -> list[bool]:
+    def body(point: HostRendezvous, rank: int) -> list[bool]:
         refused = []
         for tag, kind in ((7 if rank == 1 else 4, 0), (4, 40 + rank // 2), (4, 40)):
             point.announce(tag)
@@ -86,14 +86,14 @@ def test_the_last_rank_and_how_late_it_was(seed: int) -> None:
 
 
 def test_the_last_rank_and_the_others_waiting_time() -> None:
-    def body(point: MeetingPoint, rank: int) -> tuple[tuple[int, float], int]:
+    def body(point: HostRendezvous, rank: int) -> tuple[tuple[int, float], int]:
         point.announce(1)
         assert point.last == UNKNOWN
         time.sleep(0.05 if rank == 2 else 0.0)
         point.barrier()
         first = point.last
         point.barrier()
-        assert point.last is first, "the first meeting after the announcement counts"
+        assert point.last is first, "the first rendezvous after the announcement counts"
         return first, point.waited_ns
 
     last, waited_ns = zip(*on_threads(body), strict=True)
@@ -103,8 +103,10 @@ def test_the_last_rank_and_the_others_waiting_time() -> None:
     assert 0 < late_s * 1e9 <= min(waited_ns[:2]) + 1
 
 
-def test_parity_alternates_with_the_meetings() -> None:
-    point = MeetingPoint(np.zeros(MeetingPoint.nbytes(1), np.uint8), 0, 1, fence=lambda: None, progress=lambda: None)
+def test_parity_alternates_with_the_rendezvous() -> None:
+    point = HostRendezvous(
+        np.zeros(HostRendezvous.nbytes(1), np.uint8), 0, 1, fence=lambda: None, progress=lambda: None
+    )
     seen = []
     for _ in range(4):
         seen.append(point.parity)

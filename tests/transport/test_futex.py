@@ -1,4 +1,4 @@
-"""Ranks that outnumber their cores sleep until another rank rings; here the ranks are threads."""
+"""Ranks that outnumber their cores sleep until another rank wakes them; here the ranks are threads."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from clcomm.transport import bell
-from clcomm.transport.bell import Bell
+from clcomm.transport import futex
+from clcomm.transport.futex import Futex
 
 RANKS = 3
 
@@ -18,10 +18,10 @@ class Sleepers:
     """Ranks 0 and 1 wait for rank 2, each in a thread of its own."""
 
     def __init__(self, progress=lambda: None):
-        self.memory = np.zeros(Bell.nbytes(RANKS), np.uint8)
+        self.memory = np.zeros(Futex.nbytes(RANKS), np.uint8)
         self.asleep = self.memory[64:].view(np.int64)
         self.counters = np.zeros(RANKS, np.int64)
-        self.bells = [Bell(self.memory, rank, RANKS, lambda: None, progress, True) for rank in range(RANKS)]
+        self.futexes = [Futex(self.memory, rank, RANKS, lambda: None, progress, True) for rank in range(RANKS)]
         self.failures: list[BaseException] = []
         self.threads = [threading.Thread(target=self._wait, args=(rank,)) for rank in range(2)]
         for thread in self.threads:
@@ -29,7 +29,7 @@ class Sleepers:
 
     def _wait(self, rank: int) -> None:
         try:
-            self.bells[rank].wait(self.counters.data, 2, 1)
+            self.futexes[rank].wait(self.counters.data, 2, 1)
         except Interrupted as error:
             self.failures.append(error)
 
@@ -44,18 +44,18 @@ class Interrupted(Exception):
 
 @pytest.fixture
 def long_naps(monkeypatch):
-    """Naps that outlast any test, so that only a ring ends one."""
-    monkeypatch.setattr(bell, "NAP_NS", 3600 * 10**9)
+    """Naps that outlast any test, so that only a wake-up ends one."""
+    monkeypatch.setattr(futex, "NAP_NS", 3600 * 10**9)
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no futex here that Bell knows")
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no futex here that Futex knows")
 @pytest.mark.usefixtures("long_naps")
-def test_a_ring_wakes_all_who_sleep():
+def test_a_wake_up_reaches_all_who_sleep():
     sleepers = Sleepers()
     while sleepers.asleep[:2].sum() < 2:
         pass
     sleepers.counters[2] = 1
-    sleepers.bells[2].ring()
+    sleepers.futexes[2].wake()
     sleepers.join()
     assert sleepers.asleep.tolist() == [0, 0, 0]
 
@@ -65,11 +65,11 @@ def test_who_has_come_already_is_not_waited_for():
     sleepers = Sleepers()
     sleepers.counters[2] = 1
     while any(thread.is_alive() for thread in sleepers.threads):
-        sleepers.bells[2].ring()
+        sleepers.futexes[2].wake()
     assert sleepers.asleep.tolist() == [0, 0, 0]
 
 
-def test_a_nap_ends_without_a_ring():
+def test_a_nap_ends_without_a_wake_up():
     sleepers = Sleepers()
     while not sleepers.asleep[:2].any():
         pass
@@ -92,13 +92,13 @@ def test_ranks_poll_where_the_system_call_is_not_known(monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "another")
     looks: list[int] = []
     counters = np.zeros(2, np.int64)
-    polled = 3 * bell.POLLS
+    polled = 3 * futex.POLLS
 
     def progress() -> None:
         looks.append(1)
-        counters[1] = len(looks) * bell.POLLS_BETWEEN_PROGRESS >= polled
+        counters[1] = len(looks) * futex.POLLS_BETWEEN_PROGRESS >= polled
 
-    waiting = Bell(np.zeros(Bell.nbytes(2), np.uint8), 0, 2, lambda: None, progress, True)
-    waiting.ring()
+    waiting = Futex(np.zeros(Futex.nbytes(2), np.uint8), 0, 2, lambda: None, progress, True)
+    waiting.wake()
     waiting.wait(counters.data, 1, 1)
-    assert len(looks) == polled // bell.POLLS_BETWEEN_PROGRESS
+    assert len(looks) == polled // futex.POLLS_BETWEEN_PROGRESS

@@ -1,11 +1,11 @@
-"""Meetings of ranks before data moves: a barrier that also compares the operations of all ranks.
+"""Rendezvous of ranks before data moves: a barrier that also compares the operations of all ranks.
 
 On one host it uses shared memory, several times faster than MPI's barrier. Each rank has a cell that it alone writes: a
 counter, a tag and its arrival time, which are on one cache line, and a board of a few words; of all but the counter
 there are two, used in turn. A rank advances its counter and waits until all counters have reached it; all earlier
 writes are then visible to all ranks. Beside the cells are words that any rank writes, with atomic operations, to divide
-work after a meeting (`shared_work.py`).
-Through MPI a meeting is a small all-reduce of the tag, or on one host an all-gather of tag and arrival time.
+work after a rendezvous (`work_queue.py`).
+Through MPI a rendezvous is a small all-reduce of the tag, or on one host an all-gather of tag and arrival time.
 
 The tag identifies a rank's operation. All ranks compare all tags, so a mismatch is raised on every rank.
 """
@@ -20,10 +20,10 @@ from typing import Protocol
 import numpy as np
 
 from clcomm.errors import MismatchError
-from clcomm.transport.bell import POLLS, Bell
+from clcomm.transport.futex import POLLS, Futex
 
-#: Words (int64) of a cell: the counter, tag and arrival of even meetings, those of odd ones, and three that are unused;
-#: then two boards. kernels/fold.cl has the first five words too.
+#: Words (int64) of a cell: the counter, tag and arrival of even rendezvous, those of odd ones, and three that are
+#: unused; then two boards. kernels/fold.cl has the first five words too.
 _LINE_WORDS, _BOARD_WORDS = 8, 16
 _CELL_WORDS = _LINE_WORDS + 2 * _BOARD_WORDS
 #: Bytes of the words that divide work: a cache line.
@@ -51,18 +51,18 @@ class DifferentOperations(MismatchError):
         )
 
 
-class Meeting(Protocol):
-    """The interface of meetings; `announce` precedes the first meeting of an operation."""
+class Rendezvous(Protocol):
+    """The interface; `announce` precedes the first rendezvous of an operation."""
 
     tag: int
-    #: Nanoseconds that this rank has waited in meetings since `announce`.
+    #: Nanoseconds that this rank has waited in rendezvous since `announce`.
     waited_ns: int
-    #: The rank that arrived last at the first meeting since `announce`, and how many seconds after the one before it;
-    #: UNKNOWN before that, and on several hosts.
+    #: The rank that arrived last at the first rendezvous since `announce`, and how many seconds after the one before
+    #: it; UNKNOWN before that, and on several hosts.
     last: tuple[int, float]
 
     def announce(self, tag: int) -> None:
-        """Set this rank's operation, which all following meetings compare."""
+        """Set this rank's operation, which all following rendezvous compare."""
 
     def barrier(self, kind: int = 0) -> None:
         """Block until every rank has arrived; all ranks' earlier writes are then visible.
@@ -72,11 +72,11 @@ class Meeting(Protocol):
 
 
 def length_and_dtype(array: np.ndarray) -> int:
-    """Return a number that identifies an array's length and dtype, as the `kind` of a meeting."""
+    """Return a number that identifies an array's length and dtype, as the `kind` of a rendezvous."""
     return array.nbytes << 6 | array.dtype.num & 63
 
 
-class MeetingPoint:
+class HostRendezvous:
     """Barrier and all-gather of a few words between ranks that share memory.
 
     Args:
@@ -84,8 +84,8 @@ class MeetingPoint:
         rank: this rank's number.
         world_size: the number of ranks.
         fence: a full memory barrier.
-        progress: see Bell.
-        sleeps: see Bell.
+        progress: see Futex.
+        sleeps: see Futex.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class MeetingPoint:
         progress: Callable[[], object],
         sleeps: bool = False,
     ):
-        cells, claims, bell = np.split(memory, np.cumsum([world_size * _CELL_WORDS * 8, _CLAIMS_BYTES]))
-        self._bell = Bell(bell, rank, world_size, fence, progress, sleeps)
+        cells, claims, futex = np.split(memory, np.cumsum([world_size * _CELL_WORDS * 8, _CLAIMS_BYTES]))
+        self._futex = Futex(futex, rank, world_size, fence, progress, sleeps)
         #: Of the ranks' work, and the marks of those that sleep: int64.
-        self.claims, self.sleepers = claims.view(np.int64), self._bell.marks
+        self.claims, self.sleepers = claims.view(np.int64), self._futex.marks
         self.cells = cells = cells.view(np.int64).reshape(world_size, _CELL_WORDS)
         self.counters = cells[:, 0].data  # a memoryview: reading one word takes 20 ns
         starts = _LINE_WORDS, _LINE_WORDS + _BOARD_WORDS
@@ -117,16 +117,16 @@ class MeetingPoint:
 
     @staticmethod
     def nbytes(world_size: int) -> int:
-        """Return the number of bytes that a meeting point of `world_size` ranks needs."""
-        return world_size * _CELL_WORDS * 8 + _CLAIMS_BYTES + Bell.nbytes(world_size)
+        """Return the number of bytes that a rendezvous of `world_size` ranks needs."""
+        return world_size * _CELL_WORDS * 8 + _CLAIMS_BYTES + Futex.nbytes(world_size)
 
     def yields(self) -> int:
-        """Return how often a kernel that this thread calls may yield the core, as the bell polls, until it returns."""
-        return POLLS if self._bell.is_program_thread else 0
+        """Return how often a kernel that this thread calls may yield the core, as the futex does, until it returns."""
+        return POLLS if self._futex.is_program_thread else 0
 
     @property
     def parity(self) -> int:
-        """0 or 1, in turn: which of two buffers this rank may write before the next meeting.
+        """0 or 1, in turn: which of two buffers this rank may write before the next rendezvous.
 
         Late ranks may still read the other buffer.
         """
@@ -166,27 +166,27 @@ class MeetingPoint:
         waited = False
         for other in self._others:
             if counters[other] < count:
-                self._bell.wait(counters, other, count, polled)
+                self._futex.wait(counters, other, count, polled)
                 waited = True
         self._fence()
         if waited:
             self.waited_ns += perf_counter_ns() - arrived_ns
         else:
-            self._bell.ring()
+            self._futex.wake()
 
     def wait_for(self, words: memoryview, count: int, polled: int = 0) -> None:
         """Block until a word that other ranks advance, the first of these, has reached `count`; as `wait`."""
         begin_ns = perf_counter_ns()
-        self._bell.wait(words, 0, count, polled)
+        self._futex.wait(words, 0, count, polled)
         self._fence()
         self.waited_ns += perf_counter_ns() - begin_ns
 
     def wake(self) -> None:
         """Wake the ranks that sleep; call it after the write that they wait for."""
-        self._bell.ring()
+        self._futex.wake()
 
     def compare(self, tag: int) -> None:
-        """Note the arrivals at this meeting, unless it is a later one of the operation, and compare the tags."""
+        """Note the arrivals at this rendezvous, unless it is a later one of the operation, and compare the tags."""
         tags, arrivals = self._columns[self.counters[self.rank] & 1]
         if self.last is UNKNOWN:
             self.last = last_of(arrivals.tolist())
@@ -201,8 +201,8 @@ class MeetingPoint:
         return self._boards[parity][:, :count].copy()
 
 
-class WorldMeeting:
-    """A meeting through MPI: of several hosts, or of ranks without shared memory.
+class MpiRendezvous:
+    """A rendezvous through MPI: of several hosts, or of ranks without shared memory.
 
     Args:
         alike: compares a number over the ranks; see `mpi_communicators.comparison`.
@@ -229,7 +229,7 @@ class WorldMeeting:
             raise DifferentOperations
 
 
-class NoMeeting:
+class NoRendezvous:
     """No comparison: for a world of one rank, or where checks are off."""
 
     tag = waited_ns = 0
