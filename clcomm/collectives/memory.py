@@ -46,10 +46,6 @@ class CommunicatorMemory:
         """Return whether an array is in such memory."""
         return self._world.shared is not None and self._world.shared.holds(array)
 
-    def holds_at(self, address: int, nbytes: int) -> bool:
-        """Return whether these bytes of the process are in such memory."""
-        return self._world.shared is not None and self._world.shared.holds_at(address, nbytes)
-
     def all_agree(self, answer: bool, purpose: str) -> bool:
         """Return whether all ranks answer True; collective, the same on every rank, and not counted.
 

@@ -62,7 +62,7 @@ class PersistentBuffers:
 
         purpose: the all-reduce's name in messages, the same on every rank.
         """
-        done = self._comm.sequence
+        done = self._comm.runner.sequence
         if done < self._due:
             return
         lasting, self._lasting = self._lasting, {}

@@ -28,6 +28,7 @@ class Staging:
     def __init__(self, comm: Communicator):
         self._comm = comm
         self._row = self._sum = np.empty(0, np.uint8)
+        self._holds_at: Callable[[int, int], bool]
         self._typed: dict[torch.dtype, Pair] = {}
 
     def all_reduce(
@@ -60,7 +61,7 @@ class Staging:
 
         pair = self.pair(count * summed.itemsize, summed, purpose)
         row, total, row_array, sum_array = pair.row, pair.sum, pair.row_array, pair.sum_array
-        in_place = source is target and source.dtype is summed and self._comm.memory.holds_at(source.data_ptr(), nbytes)
+        in_place = source is target and source.dtype is summed and self._holds_at(source.data_ptr(), nbytes)
 
         def reduce(part: torch.Tensor, into: torch.Tensor) -> None:
             if in_place:
@@ -97,6 +98,9 @@ class Staging:
 
     def _grow(self, nbytes: int, purpose: str) -> None:
         row = self._comm.allocate(nbytes, purpose=purpose)
+        memory = self._comm.memory.of_host
+        assert memory is not None, "a Communicator that shares none"
+        self._holds_at = memory.holds_at
         self._typed.clear()  # the former memory is free for the next one
         self._row = row
         self._sum = self._comm.allocate_common(nbytes)

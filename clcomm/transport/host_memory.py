@@ -226,6 +226,10 @@ class HostMemory:
         """Return whether all of these arrays are in this memory; False for empty ones."""
         return all(self._locate(array) is not None for array in arrays)
 
+    def holds_at(self, address: int, nbytes: int) -> bool:
+        """Return whether these bytes of the process are in this memory."""
+        return self._locate_bytes(address, nbytes) is not None
+
     def is_common(self, array: np.ndarray) -> bool:
         """Return whether the array is in memory common to all ranks."""
         located = self._locate(array)
@@ -233,9 +237,9 @@ class HostMemory:
 
     def _locate(self, array: np.ndarray) -> tuple[int, int] | None:
         """Return the region's index and the offset in it; None for other memory and for empty arrays."""
-        return self.locate_bytes(self._address(array), array.nbytes)
+        return self._locate_bytes(self._address(array), array.nbytes)
 
-    def locate_bytes(self, address: int, nbytes: int) -> tuple[int, int] | None:
+    def _locate_bytes(self, address: int, nbytes: int) -> tuple[int, int] | None:
         """Return the region's index and the offset in it of these bytes of the process, as `_locate`."""
         if nbytes:
             for index, region in enumerate(self.regions):

@@ -66,10 +66,6 @@ class MemoryTransport(Transport):
         """Return whether all of these arrays are in memory of this transport."""
         return self.memory.holds(*arrays)
 
-    def holds_at(self, address: int, nbytes: int) -> bool:
-        """Return whether these bytes of the process are in memory of this transport."""
-        return self.memory.locate_bytes(address, nbytes) is not None
-
     def is_common(self, array: np.ndarray) -> bool:
         """Return whether the array is in memory common to all ranks of the host."""
         return self.memory.is_common(array)

@@ -40,7 +40,7 @@ def test_adopted_memory_is_reduced_in_place(bench, transport, length, op):
     assert transport.adopt([each.file() for each in blocks])
     for block, start in zip(blocks, (4096, 0), strict=True):
         array = block.array[start:].view(np.float32)
-        assert transport.holds(array) and transport.holds_at(array.ctypes.data, array.nbytes)
+        assert transport.holds(array) and transport.memory.holds_at(array.ctypes.data, array.nbytes)
         array[:] = drawn(bench.rank, length, "float32")
         transport.barrier()
         transport.all_reduce(array, array, op)
@@ -48,16 +48,16 @@ def test_adopted_memory_is_reduced_in_place(bench, transport, length, op):
         transport.barrier()
     addresses = [each.array.ctypes.data for each in blocks]
     transport.memory.free_unused()
-    assert all(transport.holds_at(address, 4) for address in addresses)
+    assert all(transport.memory.holds_at(address, 4) for address in addresses)
     for each in blocks:
         each.is_used = bench.rank == 0  # as long as one rank of the host uses it
     transport.memory.free_unused()
     held = bool(transport.memory.comm.bcast(bench.rank, 0) == 0)
-    assert all(transport.holds_at(address, 4) == held for address in addresses)
+    assert all(transport.memory.holds_at(address, 4) == held for address in addresses)
     for each in blocks:
         each.is_used = False
     transport.memory.free_unused()
-    assert not any(transport.holds_at(address, 4) for address in addresses)
+    assert not any(transport.memory.holds_at(address, 4) for address in addresses)
 
 
 def test_files_that_a_rank_cannot_map_are_not_adopted(bench, transport):
@@ -67,7 +67,7 @@ def test_files_that_a_rank_cannot_map_are_not_adopted(bench, transport):
         file = file._replace(descriptor=1 << 20)
     adopted = transport.adopt([file])
     assert adopted == (transport.memory.ranks == 1)
-    assert transport.holds_at(file.address, 8) == adopted
+    assert transport.memory.holds_at(file.address, 8) == adopted
     block.is_used = False
     transport.memory.free_unused()
 
