@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
-from pathlib import Path
 
-from clcomm.drawing.scene import Mark, Rect, Text, arrow
+from clcomm.drawing.scene import Mark, Path, Rect, Text, arrow
 from docs.extensions.svg import BLUE, GREEN, GREY, LINE, PURPLE, VERMILLION, svg
 
 #: The page whose table lists the packages by floor.
-ARCHITECTURE = Path(__file__).resolve().parent.parent / "architecture.md"
+ARCHITECTURE = pathlib.Path(__file__).resolve().parent.parent / "architecture.md"
 _COLOURS = (BLUE, VERMILLION, GREEN, PURPLE)
 
 
@@ -80,14 +80,43 @@ def life_of_a_gradient() -> str:
         ("optimizer.step(), on each rank", "Optimizer.update_range queues its kernel, which reads reduced", True),
     ]
     parts: list[Mark] = []
-    y = 6.0
-    for number, (title, below, is_function) in enumerate(boxes):
-        height = 46 if below else 30
-        parts.append(Rect(90, y, 430, height, VERMILLION if is_function else BLUE, opacity=0.18))
-        parts.append(Text(305, y + 20, title, "middle", bold=True))
-        parts.append(Text(305, y + 37, below, "middle"))
-        if number + 1 < len(boxes):
-            parts += _arrow(305, y + height, y + height + 20)
-        y += height + 22
-    parts.append(Text(90, y + 8, "With overlap a bucket starts within backward: Overlap._complete."))
+    tops, heights, y = [], [], 6.0
+    for title, below, is_function in boxes:
+        height = 46.0 if below else 30.0
+        parts.append(Rect(_LEFT, y, _RIGHT - _LEFT, height, VERMILLION if is_function else BLUE, opacity=0.18))
+        parts += [Text(_CENTRE, y + 20, title, "middle", bold=True), Text(_CENTRE, y + 37, below, "middle")]
+        tops.append(y)
+        heights.append(height)
+        y += height + 24
+    backward, grads, sync, bucket, reduced, optimizer = range(len(boxes))
+    ends = [top + height for top, height in zip(tops, heights, strict=True)]
+    middles = [top + height / 2 for top, height in zip(tops, heights, strict=True)]
+    for begin, end in ((backward, grads), (bucket, reduced), (reduced, optimizer)):
+        parts += _bent([(_CENTRE, ends[begin]), (_CENTRE, tops[end])], _DATA)
+    parts += _bent(_beside(_RIGHT, 30, middles[grads], middles[bucket]), _DATA)
+    parts += _bent([(_CENTRE, ends[sync]), (_CENTRE, tops[bucket])], _CALLS)
+    parts += _bent(_beside(_LEFT, -24, middles[backward] + 8, middles[sync]), _CALLS)
+    parts += _bent(_beside(_LEFT, -24, middles[bucket] + 8, middles[optimizer]), _CALLS)
+    parts += _bent(_beside(_LEFT, -56, middles[backward] - 8, middles[bucket] - 8), _CALLS, (3.0, 3.0))
+    parts.append(Text(_LEFT, y + 4, "Dotted: with overlap a bucket starts within backward, Overlap._complete."))
     return svg(610, y + LINE, parts)
+
+
+#: Edges of the boxes of the life of a gradient, and the widths of lines for data and for calls.
+_LEFT, _RIGHT = 90.0, 550.0
+_CENTRE = (_LEFT + _RIGHT) / 2
+_DATA, _CALLS = 4.0, 1.5
+Points = list[tuple[float, float]]
+
+
+def _beside(edge: float, out: float, begin: float, end: float) -> Points:
+    """Return the way from a box's edge to that of a lower one, `out` pixels away from both."""
+    return [(edge, begin), (edge + out, begin), (edge + out, end), (edge, end)]
+
+
+def _bent(points: Points, width: float, dash: tuple[float, ...] = ()) -> list[Mark]:
+    """Return an arrow along straight lines, of which it ends with its head at the last point."""
+    *_, before, end = points
+    shaft, head = arrow(before, end, "ink", 1.0)
+    assert isinstance(shaft, Path)
+    return [Path([*points[:-1], shaft.points[-1]], "ink", width, dash), head]
