@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.test_examples import run
-from tests.faults.launch import clean_environment
+from tests.faults.launch import HUNG_S, ROOT, clean_environment, mpiexec
 
 WORDS = ("--data", "synthetic", "--model", "mlp", "--max-steps", "24", "--epochs", "1", "--lr", "0.0625", "--quiet")
 READ_TRACKIO = """
@@ -30,9 +29,19 @@ def require(module: str) -> None:
         pytest.skip(f"{module} is not installed; pip install 'clcomm[{module}]'")
 
 
+def train(*words: str) -> None:
+    """Train on two ranks. Rank 1 waits while rank 0 imports the tracker, for long on a busy machine: not a stall."""
+    ended = subprocess.run(
+        [mpiexec(), "-n", "2", sys.executable, "-m", "examples.mnist", *WORDS, *words],
+        env=clean_environment(CLCOMM_STALL_WARNING_S="250"), capture_output=True, text=True, timeout=2 * HUNG_S,
+        check=False, stdin=subprocess.DEVNULL, cwd=ROOT,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_trackio_reads_a_run(tmp_path: Path) -> None:
     require("trackio")
-    run("examples.mnist", *WORDS, "--trackio", str(tmp_path), ranks=2)
+    train("--trackio", str(tmp_path))
     read = subprocess.run(
         [sys.executable, "-c", READ_TRACKIO], env=clean_environment(TRACKIO_DIR=str(tmp_path)), capture_output=True,
         text=True, check=True,
@@ -62,7 +71,7 @@ def log_records(data: bytes) -> Iterator[bytes]:
 
 def test_weights_and_biases_reads_a_run(tmp_path: Path) -> None:
     require("wandb")
-    run("examples.mnist", *WORDS, "--wandb", str(tmp_path), ranks=2)
+    train("--wandb", str(tmp_path))
     from wandb.proto.wandb_internal_pb2 import Record
 
     (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
