@@ -8,12 +8,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from clcomm._version import __version__
 from clcomm.commands.listing import COMMANDS, DESCRIPTION, EPILOG, Listed, add
 from clcomm.console.option_types import OneLineParser
 from clcomm.host.launcher import launched_rank
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 #: The command that runs where others cannot.
 DOCTOR = "doctor"
@@ -22,7 +25,7 @@ DOCTOR = "doctor"
 class Parser(OneLineParser):
     """A parser that prints once for all ranks."""
 
-    def _print_message(self, message: str, file: Any = None) -> None:
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         if not launched_rank():
             super()._print_message(message, file)
 

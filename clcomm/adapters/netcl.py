@@ -44,7 +44,7 @@ class NetclModel:
         if getattr(self._queue, "backend", "cl") == "cpu":
             raise ArgumentError("model: expected a module on an OpenCL queue, got netcl's NumPy backend; pass queue=")
 
-    def __call__(self, x: Any) -> NetclTensor:
+    def __call__(self, x: object) -> NetclTensor:
         """Run forward on a batch: a float32 array (N, ...). Raises ArgumentError for an empty one."""
         from netcl import autograd
         from netcl.core.tensor import Tensor
@@ -122,7 +122,7 @@ class NetclModel:
         return NetclAdapter(self)
 
 
-def cross_entropy(logits: NetclTensor, labels: Any) -> NetclTensor:
+def cross_entropy(logits: NetclTensor, labels: object) -> NetclTensor:
     """Return the batch's mean cross-entropy of logits (N, classes) and integer labels (N,).
 
     Raises ArgumentError for logits of another shape or without elements, and for labels of another length or outside
@@ -212,5 +212,5 @@ class NetclAdapter(CopyingAdapter):
     buffers, load_buffers = extra_state, load_extra_state
 
 
-def _value(result: Any) -> Any:
+def _value(result: object) -> object:
     return getattr(result, "value", result)

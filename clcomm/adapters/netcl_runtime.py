@@ -168,7 +168,7 @@ class NetclParameter:
     def numpy(self) -> np.ndarray:
         return NetclTensor(self.tensor, transposed=self.transposed).numpy()
 
-    def copy_from(self, values: Any) -> None:
+    def copy_from(self, values: object) -> None:
         """Overwrite the values with a host array of the same shape."""
         array = np.asarray(values)
         if array.shape != self.shape:

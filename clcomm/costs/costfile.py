@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from clcomm.costs.model import Cost, Fit, MeasuredFit
 from clcomm.errors import DataError
@@ -35,7 +34,7 @@ def store(fits: Sequence[MeasuredFit], path: Path | None = None) -> Path:
     return target
 
 
-def as_dict(fit: MeasuredFit, names: Iterable[str]) -> dict[str, Any]:
+def as_dict(fit: MeasuredFit, names: Iterable[str]) -> dict[str, object]:
     """Return these fields of a fit and of its parts."""
     known = {**fit._asdict(), **vars(fit.fit), **vars(fit.fit.cost)}
     return {name: known[name] for name in names}
@@ -65,7 +64,7 @@ def parse(text: str) -> list[MeasuredFit]:
     return [_measured(entry) for entry in table["fits"]]
 
 
-def _measured(entry: Any) -> MeasuredFit:
+def _measured(entry: object) -> MeasuredFit:
     if not isinstance(entry, dict) or entry.keys() != _FIELDS.keys():
         raise ValueError(f"expected fits with {', '.join(sorted(_FIELDS))}")
     each = checked_fields(entry, _FIELDS, "")
@@ -85,7 +84,7 @@ def _one_of(names: Sequence[str], expected: str) -> Check:
     return check
 
 
-def _points(value: Any, name: str) -> tuple[tuple[int, float], ...]:
+def _points(value: object, name: str) -> tuple[tuple[int, float], ...]:
     if not isinstance(value, list) or not all(isinstance(point, list) and len(point) == 2 for point in value):
         raise ValueError("expected points of bytes and seconds")
     if not all(type(nbytes) is int and nbytes >= 0 for nbytes, _ in value):

@@ -26,7 +26,7 @@ from clcomm.doctor.finding import Finding, note, problem
 from clcomm.doctor.guard import StageGuard
 from clcomm.doctor.job import FAILED, Facts, JobFacts
 
-Probe = Callable[[], dict[str, Any]]
+Probe = Callable[[], Facts]
 #: How long a probe may take; those that wait for other programs have limits of their own below this.
 LIMIT_S = 75.0
 #: How long the ranks may take to start, after the probes of the slowest, and then for each stage together.

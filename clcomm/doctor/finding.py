@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from clcomm._version import __version__
 from clcomm.console.table import TextColumn, TextTable
@@ -35,7 +34,7 @@ class Finding:
     remedy: str = ""
     evidence: Mapping[str, object] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return asdict(self)
 
 

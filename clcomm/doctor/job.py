@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from clcomm.errors import name_ranks
 
@@ -11,6 +11,7 @@ from clcomm.errors import name_ranks
 FAILED = "failed"
 
 Facts = Mapping[str, Any]
+T = TypeVar("T")
 
 
 class JobFacts:
@@ -51,9 +52,9 @@ class JobFacts:
         """Return "rank 2: " for a statement about some ranks; "" where it is about all of them."""
         return "" if len(ranks) == len(self.ranks) else f"{name_ranks(list(ranks))}: "
 
-    def alike(self, probe: str, value: Callable[[Facts], object]) -> dict[Any, list[int]]:
+    def alike(self, probe: str, value: Callable[[Facts], T]) -> dict[T, list[int]]:
         """Return the ranks by the `value` of their facts."""
-        found: dict[object, list[int]] = {}
+        found: dict[T, list[int]] = {}
         for rank, facts in self.of(probe).items():
             found.setdefault(value(facts), []).append(rank)
         return found

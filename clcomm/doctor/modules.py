@@ -11,7 +11,6 @@ from importlib import metadata
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from clcomm._version import __version__
 from clcomm.doctor.finding import Finding, note, ok, problem
@@ -92,7 +91,7 @@ def blamed(job: JobFacts) -> set[str]:
     return {check for name in broken(job) for check in _NEED.get(name, ())}
 
 
-def _is_hidden(its: Any) -> bool:
+def _is_hidden(its: Facts) -> bool:
     return bool(its["from"] and its["installed"]) and not its["from"].startswith(its["installed"] + os.sep)
 
 

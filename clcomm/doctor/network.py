@@ -8,12 +8,15 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from clcomm.doctor.finding import Finding, note, ok, problem
-from clcomm.doctor.job import JobFacts
+from clcomm.doctor.job import Facts, JobFacts
 from clcomm.errors import name_ranks
 from clcomm.units import format_size
+
+if TYPE_CHECKING:
+    from clcomm.transport.mpi_runtime import Intracomm
 
 #: ssh's port, by which launchers start ranks on other hosts, and how long a host may take to answer.
 _PORT, _ANSWER_S = 22, 5.0
@@ -60,7 +63,7 @@ def _unreachable(name: str) -> str:
     return ""
 
 
-def measure(world: Any, hosts: list[str]) -> dict[str, Any]:
+def measure(world: Intracomm, hosts: list[str]) -> Facts:
     """Return seconds a message and bytes a second between rank 0 and the first rank of each other host; collective.
 
     Args:
@@ -78,7 +81,7 @@ def measure(world: Any, hosts: list[str]) -> dict[str, Any]:
     return found
 
 
-def _half_round_trip(world: Any, peer: int, nbytes: int, count: int) -> float:
+def _half_round_trip(world: Intracomm, peer: int, nbytes: int, count: int) -> float:
     """Return half of the median round trip between rank 0 and a peer; both call it."""
     message, times = bytearray(nbytes), []
     for _ in range(count + 2):
@@ -118,7 +121,7 @@ def check(job: JobFacts) -> Iterator[Finding]:
             yield ok("network", what, **speed)
 
 
-def measure_clocks(world: Any) -> dict[str, Any]:
+def measure_clocks(world: Intracomm) -> Facts:
     """Return how far this rank's clock is ahead of rank 0's, in seconds, and to what precision; collective.
 
     Cristian's method, as in clcomm/transport/clock.py, for the hour instead of the time since a host's start.

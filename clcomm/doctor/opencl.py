@@ -15,16 +15,19 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from clcomm.doctor import caches
 from clcomm.doctor.finding import Finding, note, ok, problem
 from clcomm.doctor.job import Facts, JobFacts
 from clcomm.errors import ClcommError, name_ranks
 from clcomm.storage.scratch import scratch_directory
+
+if TYPE_CHECKING:
+    from clcomm.engine.device import Device
 
 #: How long the device may take, with the building of its kernels.
 _LIMIT_S = 60.0
@@ -182,7 +185,7 @@ def _share_of_peak(job: JobFacts, ranks: list[int], timed: dict[int, Facts], uni
     facts = timed[ranks[0]]
     each = "each " if len(ranks) > 1 else ""
     what = f"{job.who(ranks)}{each}{rate / 1e9:.1f} GFLOP/s in products of matrices"
-    evidence: dict[str, Any] = {"flops": rate, "units": units, "peak": facts["peak"]}
+    evidence: dict[str, object] = {"flops": rate, "units": units, "peak": facts["peak"]}
     if facts["kind"] != "cpu" or not facts["peak"]:
         return ok("speed", what, **evidence)
     share = rate / facts["peak"]
@@ -195,14 +198,17 @@ def _share_of_peak(job: JobFacts, ranks: list[int], timed: dict[int, Facts], uni
     )  # fmt: skip
 
 
-def _alike(facts: dict[int, Facts], key: Any) -> dict[Any, list[int]]:
-    found: dict[Any, list[int]] = {}
+T = TypeVar("T")
+
+
+def _alike(facts: dict[int, Facts], key: Callable[[Facts], T]) -> dict[T, list[int]]:
+    found: dict[T, list[int]] = {}
     for rank, own in facts.items():
         found.setdefault(key(own), []).append(rank)
     return found
 
 
-def main(local_rank: int, local_size: int, cores: int) -> dict[str, Any]:
+def main(local_rank: int, local_size: int, cores: int) -> Facts:
     """Return the platforms, devices, the rank's device and how fast it multiplies; "reason": why there is none."""
     from clcomm.engine import selection
     from clcomm.engine.device import Device
@@ -223,7 +229,7 @@ def main(local_rank: int, local_size: int, cores: int) -> dict[str, Any]:
     return found
 
 
-def multiplications(device: Any) -> float:
+def multiplications(device: Device) -> float:
     """Return a device's floating-point operations a second in products of matrices: the median of WINDOWS windows."""
     import numpy as np
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from clcomm.drawing.scene import FONT, ROLES, SAMPLE, Dot, Mark, Path, Rect, Scene, Text, text_width
+from clcomm.drawing.scene import FONT, ROLES, SAMPLE, Dot, Key, Mark, Path, Rect, Scene, Text, text_width
 from clcomm.errors import ArgumentError
 from clcomm.storage.files import replacing, unwritable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 #: Pixels: around and between scenes, a scene's title, a row of its legend, and a legend's sample with its gap.
 _GAP, _TITLE, _ROW, _SAMPLE = 24, 26, 18, SAMPLE + 6
@@ -36,7 +40,7 @@ def require_matplotlib(option: str) -> None:
         raise ArgumentError(f"{option}: needs matplotlib, which is not installed; pip install 'clcomm[plot]'")
 
 
-def figure_of(scenes: Sequence[Scene], title: str, width: float) -> Any:
+def figure_of(scenes: Sequence[Scene], title: str, width: float) -> Figure:
     """Return the figure: one pair of axes in pixels that holds every mark."""
     from matplotlib.figure import Figure
 
@@ -66,7 +70,7 @@ def _placed(scenes: Sequence[Scene], top: float, width: float) -> tuple[list[tup
     return found, max(ends)
 
 
-def _scene(axes: Any, scene: Scene, left: float, top: float, across: float) -> None:
+def _scene(axes: Axes, scene: Scene, left: float, top: float, across: float) -> None:
     _text(axes, Text(0.0, FONT, scene.title, colour="ink", bold=True), left, top, across)
     _text(axes, Text(0.0, FONT, scene.note, shift=text_width(scene.title) + 16), left, top, across)
     top += _TITLE
@@ -79,9 +83,9 @@ def _scene(axes: Any, scene: Scene, left: float, top: float, across: float) -> N
             _text(axes, Text(0.0, SAMPLE - 1, words), left + at + _SAMPLE, y, across)
 
 
-def _legend_rows(scene: Scene, across: float) -> list[list[tuple[float, Any]]]:
+def _legend_rows(scene: Scene, across: float) -> list[list[tuple[float, Key]]]:
     """Return the legend's entries in rows that are not wider than the scene, each with its place."""
-    rows: list[list[tuple[float, Any]]] = []
+    rows: list[list[tuple[float, Key]]] = []
     at = across
     for key in scene.keys:
         length = _SAMPLE + text_width(f"{key.name} {key.value}") + 8
@@ -93,7 +97,7 @@ def _legend_rows(scene: Scene, across: float) -> list[list[tuple[float, Any]]]:
     return rows
 
 
-def _draw(axes: Any, marks: Sequence[Mark], left: float, top: float, across: float) -> None:
+def _draw(axes: Axes, marks: Sequence[Mark], left: float, top: float, across: float) -> None:
     from matplotlib.patches import Rectangle
 
     for number, mark in enumerate(marks):
@@ -110,9 +114,9 @@ def _draw(axes: Any, marks: Sequence[Mark], left: float, top: float, across: flo
             _path(axes, mark, left, top, across, number)
 
 
-def _path(axes: Any, mark: Path, left: float, top: float, across: float, number: int) -> None:
+def _path(axes: Axes, mark: Path, left: float, top: float, across: float, number: int) -> None:
     x, y = [left + across * x for x, _ in mark.points], [top + y for _, y in mark.points]
-    style = {"linewidth": mark.width * _POINT, "alpha": mark.opacity, "zorder": number}
+    style: dict[str, Any] = {"linewidth": mark.width * _POINT, "alpha": mark.opacity, "zorder": number}
     if mark.fill:
         axes.fill(x, y, color=_colour(mark.fill), **{**style, "linewidth": 0})
     else:
@@ -120,7 +124,7 @@ def _path(axes: Any, mark: Path, left: float, top: float, across: float, number:
         axes.plot(x, y, color=_colour(mark.colour), linestyle=dash, solid_capstyle="butt", **style)
 
 
-def _text(axes: Any, mark: Text, left: float, top: float, across: float, **style: Any) -> None:
+def _text(axes: Axes, mark: Text, left: float, top: float, across: float, **style: Any) -> None:
     from matplotlib.patheffects import withStroke
 
     axes.text(

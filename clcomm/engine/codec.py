@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -100,7 +99,7 @@ def rehearse(device: Device, scheme: str) -> None:
     if not device.is_cpu:
         return
     values, halves, row = (device.allocate(4 * (BLOCK + 4)) for _ in range(3))
-    kernels: dict[str, list[tuple[str, tuple[Any, ...]]]] = {
+    kernels: dict[str, list[tuple[str, tuple[object, ...]]]] = {
         "fp16": [
             ("to_halves", (values, halves, 1.0)), ("add_halves", (halves, values)),
             ("from_halves", (halves, values)),

@@ -185,7 +185,7 @@ class Device(LaunchQueue):
         """The most bytes of device memory that were ever held, including unused memory in the pool."""
         return self.memory.peak_bytes
 
-    def allocate(self, nbytes: int) -> Any:
+    def allocate(self, nbytes: int) -> cl.Buffer:
         """Return a pooled buffer of at least `nbytes`, which returns to the pool with its last reference.
 
         It can be used again while kernels that read it are still queued, as the queue is in order.

@@ -8,7 +8,7 @@ a discrete device it is `grads` itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.parameters import ParameterRange, ParameterSpec
 from clcomm.flat_space.precision import FLOAT32, Precision
 from clcomm.flat_space.shards import Unit
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 
 class FlatSpace(FlatBuffers):
@@ -61,7 +64,7 @@ class FlatSpace(FlatBuffers):
             slot.assign(gradient)
         self.store_in(precision)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle the parameters, so that a copy gets a new flat space."""
         places = {place.name: parameter for place, parameter in zip(self.layout.ranges, self.parameters, strict=True)}
         return FlatSpace, ([(spec.name, places[spec.name]) for spec in self.layout.specs], self.precision)
@@ -127,7 +130,7 @@ class FlatSpace(FlatBuffers):
             if self.reduced is not self.grads:
                 slot.reduced = self._view(self.reduced, place)
 
-    def _view(self, buffer: Any, place: ParameterRange) -> Tensor:
+    def _view(self, buffer: cl.Buffer, place: ParameterRange) -> Tensor:
         return wrap(self.device, buffer.get_sub_region(place.start, place.nbytes), place.shape)
 
     def rebind(self, params: np.ndarray, grads: np.ndarray, reduced: np.ndarray) -> None:
@@ -176,7 +179,7 @@ class FlatSpace(FlatBuffers):
             parameter.__class__ = StoredParameter
         self.device.revision += 1
 
-    def expanded(self, parameter: Parameter) -> Any:
+    def expanded(self, parameter: Parameter) -> cl.Buffer:
         """Return a buffer with a stored parameter's values as float32."""
         assert self.storage is not None
         values = self.device.allocate(parameter.nbytes)

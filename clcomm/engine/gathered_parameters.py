@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from clcomm.engine.device import Device
 from clcomm.engine.parameter import Parameter
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.shards import Unit
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+    from numpy.typing import ArrayLike
 
 
 class GatheredParameter(Parameter):
@@ -30,7 +34,7 @@ class GatheredParameter(Parameter):
         units: GatheredUnits = self.slot.space.gathered  # type: ignore[union-attr]
         return units
 
-    def copy_from(self, array_like: Any) -> None:
+    def copy_from(self, array_like: ArrayLike) -> None:
         """Overwrite the values with a host array of the same shape, the same on every rank."""
         array = np.ascontiguousarray(array_like, self.dtype).reshape(np.shape(array_like))
         if array.shape != self.shape:
@@ -65,7 +69,7 @@ class GatheredUnits:
     ):
         self._device, self._units = device, units
         self._gather, self._advance, self._write = gather, advance, write
-        self._held: OrderedDict[int, Mapping[Parameter, Any]] = OrderedDict()
+        self._held: OrderedDict[int, Mapping[Parameter, cl.Buffer]] = OrderedDict()
         self._members: list[list[Parameter]] = []
         rest = list(parameters)
         for unit in units:
@@ -78,7 +82,7 @@ class GatheredUnits:
         }
         self.peak_nbytes = 0
 
-    def buffer_of(self, parameter: Parameter) -> Any:
+    def buffer_of(self, parameter: Parameter) -> cl.Buffer:
         """Return a parameter's buffer; collective where its unit is not gathered."""
         self._device.not_replayable("uses parameters that are gathered from other ranks")
         index = self._places[parameter][0]
@@ -112,7 +116,7 @@ class GatheredUnits:
     def release(self) -> None:
         self._held.clear()
 
-    def _gathered(self, index: int) -> Mapping[Parameter, Any]:
+    def _gathered(self, index: int) -> Mapping[Parameter, cl.Buffer]:
         unit = self._units[index]
         while len(self._held) >= self.keep:  # before there is another
             self._held.popitem(last=False)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from clcomm.engine.device import Device
 from clcomm.engine.grad_slot import NONE, GradSlot
 from clcomm.engine.tensor import wrap
 from clcomm.flat_space.shards import Unit
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 
 class GradUnit:
@@ -16,7 +19,7 @@ class GradUnit:
 
     def __init__(self, unit: Unit, slots: Sequence[GradSlot]):
         self.unit, self.slots = unit, tuple(slots)
-        self.block: Any = None  # the one it had last, and its number
+        self.block: cl.Buffer | None = None  # the one it had last, and its number
         self.number = -1
 
     @property
@@ -47,7 +50,7 @@ class GradBlocks:
             self.units.append(GradUnit(unit, own))
         self._unit_of = {slot: unit for unit in self.units for slot in unit.slots}
         self._block_nbytes = max(unit.nbytes for unit in units)
-        self._blocks: list[Any] = []
+        self._blocks: list[cl.Buffer] = []
         self._holders: list[GradUnit] = []  # of each block, the unit that was in it last
         for slot in slots:
             slot.local = slot.reduced = None  # type: ignore[assignment]

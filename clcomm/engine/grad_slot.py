@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from clcomm.engine.tensor import FLOAT32, Shape, Tensor, copy_into
 from clcomm.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 #: States of a gradient: none yet; this rank's own, in `grads`; the average, in `reduced`; this rank's own while its
 #: all-reduce is in flight, when it must not change.
@@ -59,7 +62,7 @@ class Gradient(Tensor):
         """Return a copy: the gradient's memory holds the next one, and all ranks share the average's."""
         return self.numpy()
 
-    def copy_from(self, array_like: object) -> None:
+    def copy_from(self, array_like: ArrayLike) -> None:
         self._slot.require_not_sent()
         super().copy_from(array_like)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from clcomm.engine import program
 from clcomm.engine.device import HOST_POINTER_ALIGNMENT, Device
 from clcomm.errors import DeviceError
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 #: Global and local size of one work-item.
 ONE_ITEM = (1,), (1,)
@@ -71,7 +74,7 @@ class HostKernels:
 
         return run if others else run_one
 
-    def _bound(self, launch: HostLaunch, buffers: dict[int, Any]) -> Any:
+    def _bound(self, launch: HostLaunch, buffers: dict[int, cl.Buffer]) -> cl.Kernel:
         """Return the kernel with its arguments set; it runs on no elements first, since drivers compile it then."""
         *others, count = launch.arguments
         bound = [buffers[each.ctypes.data] if isinstance(each, np.ndarray) else each for each in others]
@@ -82,11 +85,11 @@ class HostKernels:
         kernel.set_arg(len(others), np.int32(count))
         return kernel
 
-    def _buffers(self, arguments: Sequence[object]) -> dict[int, Any]:
+    def _buffers(self, arguments: Sequence[object]) -> dict[int, cl.Buffer]:
         arrays = {each.ctypes.data: each for each in arguments if isinstance(each, np.ndarray)}
         return {at: self._buffer(array) for at, array in arrays.items()}
 
-    def _buffer(self, array: np.ndarray) -> Any:
+    def _buffer(self, array: np.ndarray) -> cl.Buffer:
         flags = self._cl.mem_flags
         access = flags.READ_WRITE if array.flags.writeable else flags.READ_ONLY
         return self._cl.Buffer(self.device.context, access | flags.USE_HOST_PTR, hostbuf=array)

@@ -15,12 +15,15 @@ import sys
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from clcomm.errors import ClcommError
 from clcomm.storage.cache import cache_directory
 from clcomm.storage.files import read_regular, write_whole
 from clcomm.storage.private import first_private
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 #: The platform's name, and the property of a queue whose kernels run, at once, in the thread that queues them:
 #: CL_QUEUE_THREAD_LOCAL_EXEC_ENABLE_INTEL of the extension cl_intel_exec_by_local_thread.
@@ -33,7 +36,7 @@ _VENDORS, _SYSTEM_VENDORS = "OCL_ICD_VENDORS", "/etc/OpenCL/vendors"
 _MOST_BYTES = 4096  # of an .icd file
 
 
-def is_intel(cl_device: Any) -> bool:
+def is_intel(cl_device: cl.Device) -> bool:
     return bool(cl_device.platform.name.strip() == PLATFORM)
 
 
@@ -53,14 +56,14 @@ def limit(cores: int) -> None:
         os.environ.setdefault("CL_CONFIG_ENABLE_PARALLEL_COPY", "False")
 
 
-def compute_units(cl_device: Any) -> int:
+def compute_units(cl_device: cl.Device) -> int:
     """Return the number of cores that a device of this runtime uses: all, or its limit."""
     limited = os.environ.get(_WORKERS, "")
     units: int = cl_device.max_compute_units
     return min(units, int(limited)) if limited.isdigit() and int(limited) > 0 else units
 
 
-def can_run_in_caller(cl_device: Any) -> bool:
+def can_run_in_caller(cl_device: cl.Device) -> bool:
     """Return whether kernels can run in the thread that queues them."""
     return is_intel(cl_device) and _EXTENSION in cl_device.extensions.split()
 

@@ -12,7 +12,7 @@ from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Any
 
 from clcomm.engine import pocl_cache, program
-from clcomm.engine.program import Kernel
+from clcomm.engine.program import Kernel, Size
 from clcomm.engine.recorder import Recorder
 from clcomm.engine.transfers import Transfers
 from clcomm.errors import DeviceError, ShortageError
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
     import pyopencl as cl
 
-Size = tuple[int, ...]
 #: A launch as observers get it: the kernel, its global size and the event.
-LaunchEvent = tuple[Kernel, tuple[int, ...], "cl.Event"]
+LaunchEvent = tuple[Kernel, Size, "cl.Event"]
 
 _MOST_KEPT_ARRAYS = 64
 
@@ -57,15 +56,15 @@ class LaunchQueue:
         self.note: Callable[[LaunchEvent], None] | None = None  # called with each launch
         #: Called with its number at the end of each backward, like planned hooks: what they return runs next, also
         #: in replays.
-        self.backward_ends: list[Callable[[int], Callable[[], Any] | None]] = []
-        self._kept_arrays: deque[tuple[Any, np.ndarray]] = deque()  # see keep_while_queued
+        self.backward_ends: list[Callable[[int], Callable[[], object] | None]] = []
+        self._kept_arrays: deque[tuple[cl.Event, np.ndarray]] = deque()  # see keep_while_queued
         self._recorders: dict[int, Recorder] = {}  # by the thread whose run they record
         self._enqueue, self._enqueue_marker = cl.enqueue_nd_range_kernel, cl.enqueue_marker
         self._enqueue_copy = cl.enqueue_copy
         self._complete = cl.command_execution_status.COMPLETE
         self._error = cl.Error
 
-    def launch(self, kernel: Kernel, global_size: Size, local_size: Size | None, *args: Any) -> None:
+    def launch(self, kernel: Kernel, global_size: Size, local_size: Size | None, *args: object) -> None:
         """Queue a kernel; `args` are buffers, tensors and plain or NumPy numbers."""
         values = [getattr(arg, "buffer", arg) for arg in args]
         try:
@@ -207,7 +206,7 @@ class RepeatedLaunch:
 
         self._device, self._kernel_class = device, cl.Kernel
         self._kernel: Kernel | None = None  # the one of which `_bound` is a copy
-        self._bound: Any = None
+        self._bound: object = None
         self._args: tuple[object, ...] = ()
 
     def __call__(self, kernel: Kernel, global_size: Size, local_size: Size | None, *args: object) -> None:

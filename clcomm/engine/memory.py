@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 
-class _Regions(dict[tuple[int, int, int], Any]):
+class _Regions(dict[tuple[int, int, int], "cl.Buffer"]):
     """The sub-buffers of a buffer by origin, size and flags, released in the reverse order of their making.
 
     NVIDIA's driver (580) ends in a segmentation fault where overlapping sub-buffers are released in another order.

@@ -13,7 +13,10 @@ from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 #: The affected build, and the byte offset of `char *llvm_cpu` in its `struct _cl_device_id`.
 _DRIVER, _LLVM, _LLVM_CPU = "3.0-rc2", "LLVM 14.0.6", 640
@@ -34,7 +37,7 @@ def nearest_processor(features: Iterable[str]) -> str:
     return next(name for name, needed in PROCESSORS if needed <= available)
 
 
-def name_processor(cl_device: Any) -> bool:
+def name_processor(cl_device: cl.Device) -> bool:
     """Set the nearest processor that PoCL 3 knows, if it does not know this one; return whether it was set.
 
     Devices of other drivers, and those with a processor's name, are left unchanged. For a part of a device PoCL asks
@@ -54,7 +57,7 @@ def name_processor(cl_device: Any) -> bool:
     return True
 
 
-def _is_unnamed(cl_device: Any) -> bool:
+def _is_unnamed(cl_device: cl.Device) -> bool:
     """Return whether this is the wheel's build on a processor that it has no name for."""
     return bool(
         cl_device.driver_version == _DRIVER

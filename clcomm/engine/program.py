@@ -19,6 +19,8 @@ from clcomm.errors import DeviceError, ShortageError
 if TYPE_CHECKING:
     import pyopencl as cl
 
+#: The global or local size of a launch: work-items in each dimension.
+Size = tuple[int, ...]
 _SCALARS = {
     "int": "int32", "uint": "uint32", "unsigned int": "uint32",
     "long": "int64", "ulong": "uint64", "unsigned long": "uint64",
@@ -152,7 +154,7 @@ def typed_kernel(program: cl.Program, name: str) -> Kernel:
     return kernel  # type: ignore[return-value]  # has a function_name, which the stub leaves out
 
 
-def argument_types(kernel: Any) -> list[Any]:
+def argument_types(kernel: object) -> list[Any]:
     """Return the NumPy type of each scalar argument, None for buffers; raises cl.Error where the driver lacks them.
 
     `kernel` comes from `typed_kernel`.

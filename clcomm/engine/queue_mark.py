@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clcomm.engine.launch_queue import LaunchQueue
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 
 class QueueMark:
@@ -21,7 +24,7 @@ class QueueMark:
 
         self.leaves_cores = not device.is_cpu
         self._device = device
-        self._event: Any = cl.enqueue_marker(device.queue)
+        self._event: cl.Event = cl.enqueue_marker(device.queue)
         self._complete = cl.command_execution_status.COMPLETE
         device.queue.flush()
 
@@ -32,7 +35,7 @@ class QueueMark:
     def wait(self) -> None:
         self._event.wait()
 
-    def read(self, buffer: Any, array: np.ndarray, offset: int) -> None:
+    def read(self, buffer: cl.Buffer, array: np.ndarray, offset: int) -> None:
         """Fill a C-contiguous host array from a buffer, from byte `offset` on, once the mark is reached; waits.
 
         The copy is in another queue: kernels queued after the mark continue, and must not write to that range.

@@ -69,7 +69,7 @@ class ReachableValues:
         self.sources: list[Source] = []
         self.generators: list[tuple[str, Callable[[], object]]] = []
         self.unreadable: str | None = None
-        self._seen: dict[int, Any] = {}  # by id; values are kept, so that no id is reused
+        self._seen: dict[int, object] = {}  # by id; values are kept, so that no id is reused
         for name, value in roots:
             self._visit(name, value)
 

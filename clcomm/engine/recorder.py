@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from clcomm.engine.memory import Memory
-from clcomm.engine.program import Kernel
+from clcomm.engine.program import Kernel, Size
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 
 class Stateful(Protocol):
@@ -47,7 +50,7 @@ class InputIndex(int):
 class RecordedLaunch:
     """A kernel, its (global, local) size, and its arguments: an Allocation, an InputIndex, or the value itself."""
 
-    def __init__(self, kernel: Kernel, sizes: tuple[object, object], args: list[object]):
+    def __init__(self, kernel: Kernel, sizes: tuple[Size, Size | None], args: list[object]):
         self.kernel, self.sizes, self.args = kernel, sizes, args
 
 
@@ -83,14 +86,14 @@ class Recorder:
         """Note the first reason why this run can't be replayed."""
         self.refusal = self.refusal or reason
 
-    def allocate(self, nbytes: int) -> Any:
+    def allocate(self, nbytes: int) -> cl.Buffer:
         """Return a pooled buffer; memory of earlier ones without references may be used again."""
         self._release_unused()
         buffer = self._memory.allocate(nbytes)
         self.allocations[buffer.int_ptr] = Allocation(buffer, nbytes)
         return buffer
 
-    def launch(self, kernel: Kernel, sizes: tuple[object, object], args: Iterable[object]) -> None:
+    def launch(self, kernel: Kernel, sizes: tuple[Size, Size | None], args: Iterable[object]) -> None:
         noted: list[object] = []
         for arg in args:
             address = getattr(arg, "int_ptr", None)

@@ -8,14 +8,18 @@ is one block of memory; buffers that are never in use together share places in i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clcomm.engine import host_addresses, program
 from clcomm.engine.device import Device
 from clcomm.engine.grad_slot import NONE
 from clcomm.engine.guards import Guards
+from clcomm.engine.program import Size
 from clcomm.engine.recorder import Allocation, InputIndex, Recorder
 from clcomm.engine.tensor import Tensor, wrap
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 Results = Tensor | tuple[Tensor, ...] | None
 
@@ -141,7 +145,7 @@ class LaunchRecording:
         self.release()
 
     @staticmethod
-    def _source(recorder: Recorder, buffer: Any) -> Any:
+    def _source(recorder: Recorder, buffer: cl.Buffer) -> Allocation | InputIndex | cl.Buffer:
         address = buffer.int_ptr
         if address in recorder.allocations:
             return recorder.allocations[address]
@@ -154,8 +158,8 @@ class LaunchRecording:
                 self.device.spare_kernels.setdefault(launch.kernel, []).append(kernel)
         self.is_bound = False
         self._bound = []
-        self._inputs: dict[int, list[tuple[Any, int]]] = {}
-        self._outputs: dict[int, list[tuple[Any, int]]] = {}
+        self._inputs: dict[int, list[tuple[cl.Kernel, int]]] = {}
+        self._outputs: dict[int, list[tuple[cl.Kernel, int]]] = {}
         self._kept: list[object] = []  # a kernel does not keep its arguments alive
 
     __del__ = release
@@ -168,7 +172,7 @@ class LaunchRecording:
         places = {id(each): memory.get_sub_region(offset, each.nbytes) for each, offset in pairs}
         self._outputs = {id(source): [] for *_, source in self.results if isinstance(source, Allocation)}
         for segment in self.segments:
-            launches: list[Any] = []
+            launches: list[tuple[cl.Kernel, Size, Size | None]] = []
             for launch in segment.launches:
                 args = [places.get(id(arg), arg) for arg in launch.args]
                 spare = self.device.spare_kernels.get(launch.kernel, [])
@@ -179,7 +183,7 @@ class LaunchRecording:
                 launches.append((kernel, *_fewest_sizes(*launch.sizes)))
             self._bound.append((launches, segment.states, segment.function, segment.args))
 
-    def _note_varying(self, kernel: Any, args: list[object]) -> None:
+    def _note_varying(self, kernel: cl.Kernel, args: list[object]) -> None:
         for index, arg in enumerate(args):
             if isinstance(arg, InputIndex):
                 self._inputs.setdefault(int(arg), []).append((kernel, index))
@@ -218,7 +222,8 @@ class LaunchRecording:
         return results
 
     def _new_results(self, inputs: Sequence[Tensor]) -> Results:
-        device, made, tensors = self.device, dict[int, Any](), []
+        device, tensors = self.device, []
+        made: dict[int, cl.Buffer] = {}
         for shape, dtype, source in self.results:
             if isinstance(source, Allocation):
                 buffer = made.get(id(source))
@@ -234,7 +239,7 @@ class LaunchRecording:
         return tensors[0] if tensors else None
 
 
-def _fewest_sizes(global_size: Any, local_size: Any) -> tuple[Any, Any]:
+def _fewest_sizes(global_size: Size, local_size: Size | None) -> tuple[Size, Size | None]:
     """Return the fewest sizes for a launch: a single work-item is its own group, and fewer sizes are cheaper."""
     return global_size, None if set(global_size) == {1} else local_size
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from clcomm.engine.recorder import Allocation, InputIndex, RecordedLaunch, Segment
 from clcomm.engine.recording import LaunchRecording
 
@@ -64,7 +62,7 @@ def _of_ends(before: Segment, after: Segment, count: int) -> str | None:
     return None
 
 
-def _identity(function: Any) -> Any:
+def _identity(function: object) -> object:
     """Return a value that is equal for functions created by the same code."""
     while hasattr(function, "func"):  # a partial
         function = function.func
@@ -79,7 +77,7 @@ class _Roles:
         self._pairs: dict[int, Allocation] = {}
         self._taken: set[int] = set()
 
-    def are_alike(self, before: Any, after: Any) -> bool:
+    def are_alike(self, before: object, after: object) -> bool:
         if isinstance(before, Allocation) and isinstance(after, Allocation):
             if id(before) not in self._pairs and id(after) not in self._taken:
                 self._pairs[id(before)] = after

@@ -67,7 +67,9 @@ class Rehearsal(Device):
         wanted = _UnbuiltKernel(file, name, fast_math, tuple(defines.items()))
         return self._wanted.setdefault(wanted, wanted)
 
-    def launch(self, kernel: Any, global_size: tuple[int, ...], local_size: tuple[int, ...] | None, *args: Any) -> None:
+    def launch(
+        self, kernel: Any, global_size: tuple[int, ...], local_size: tuple[int, ...] | None, *args: object
+    ) -> None:
         values = [getattr(arg, "buffer", arg) for arg in args]
         self._launches.setdefault((kernel, local_size), _FirstLaunch(kernel, global_size, local_size, values))
 

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from clcomm.engine.autograd import is_recording
 from clcomm.engine.device import Device
@@ -20,6 +20,9 @@ from clcomm.engine.recording_diff import first_difference
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError, ReplayError
 from clcomm.host import variables
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 _MOST_FAILURES = 3  # attempts to record a signature before its function runs as Python only
 _MOST_STATES = 6  # recordings of a signature, for different states of gradients and guards
@@ -79,7 +82,7 @@ class Replay:
         self.refusal: str | None = None
         self._signatures: OrderedDict[object, _Signature] = OrderedDict()
         self._code: frozenset[CodeType] | None = frozenset()  # code that ran in the function; None: not known
-        self._arena: Any = None
+        self._arena: cl.Buffer | None = None
         self._busy = False
 
     def __call__(self, *args: object) -> Results:
@@ -209,7 +212,7 @@ class Replay:
             other.recordings = [old for old in other.recordings if old.is_valid]
         recording.device.memory.release_unused()  # the memory of the recorded run, which replays do not need
 
-    def _arena_for(self, recording: LaunchRecording) -> Any:
+    def _arena_for(self, recording: LaunchRecording) -> cl.Buffer | None:
         """Return the arena, large enough for all recordings."""
         if self._arena is None or self._arena.size < recording.nbytes:
             self._release_arena()

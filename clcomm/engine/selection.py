@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clcomm.engine import intel_runtime, pocl_cache
 from clcomm.errors import ClcommError, DeviceError
@@ -105,7 +105,7 @@ def candidates() -> list[DeviceCandidate]:
     return found
 
 
-def _devices_of(platform: Any) -> list[Any]:
+def _devices_of(platform: cl.Platform) -> list[cl.Device]:
     import pyopencl as cl
 
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,6 +10,9 @@ from clcomm.engine.device import Device
 from clcomm.engine.parameter import Parameter
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.precision import FP16, Precision
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 class StoredParameter(Parameter):
@@ -22,7 +25,7 @@ class StoredParameter(Parameter):
         """A new float32 buffer of the values at each access; kernels' writes to it are lost."""
         return self.slot.space.expanded(self)  # type: ignore[union-attr]
 
-    def copy_from(self, array_like: Any) -> None:
+    def copy_from(self, array_like: ArrayLike) -> None:
         """Overwrite the values with a host array of the same shape, rounded as it is stored; waits for the queue."""
         array = np.ascontiguousarray(array_like, self.dtype).reshape(np.shape(array_like))
         if array.shape != self.shape:

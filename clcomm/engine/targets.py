@@ -5,19 +5,21 @@ Kernels do not read outside a row for such an index: the loss is NaN, and the fi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clcomm.errors import ArgumentError
 
 if TYPE_CHECKING:
+    import pyopencl as cl
+
     from clcomm.engine.device import Device
 
 _KEY = "outside"
 
 
-def note_of(device: Device) -> Any:
+def note_of(device: Device) -> cl.Buffer:
     """Return the buffer of invalid indices seen by a device's kernels: their number, one of them, and the classes."""
     return device.keep(_KEY, lambda: np.zeros(3, np.int32))
 

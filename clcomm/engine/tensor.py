@@ -70,7 +70,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
 
     def __init__(
         self,
-        array_like: Any,
+        array_like: object,
         device: Device | str | None = None,
         requires_grad: bool = False,
         *,
@@ -151,7 +151,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
 
     # -- copies
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+    def __deepcopy__(self, memo: dict[int, object]) -> Tensor:
         """Return a leaf with memory of its own on the same device, without gradient and hooks."""
         kind, (values, _, requires_grad) = self.__reduce__()
         return kind(values, self.device, requires_grad)
@@ -266,7 +266,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         return tensor
 
 
-def from_dlpack(exporter: Any, device: Device | str | None = None, *, copy: bool | None = None) -> Tensor:
+def from_dlpack(exporter: object, device: Device | str | None = None, *, copy: bool | None = None) -> Tensor:
     """Return a tensor of another library's, from its `__dlpack__`.
 
     Args:
@@ -341,7 +341,7 @@ def whole_rows(name: str, x: Tensor) -> None:
         )
 
 
-def float_tensor(name: str, value: Any) -> Tensor:
+def float_tensor(name: str, value: object) -> Tensor:
     """Return `value` if it is a float32 tensor; else raise ArgumentError with the argument's name."""
     if not isinstance(value, Tensor):
         raise ArgumentError(f"{name}: expected a Tensor, got {type(value).__name__}; wrap arrays in Tensor(...)")
@@ -350,7 +350,7 @@ def float_tensor(name: str, value: Any) -> Tensor:
     return value
 
 
-def _host_array(array_like: Any) -> np.ndarray:
+def _host_array(array_like: object) -> np.ndarray:
     if isinstance(array_like, Tensor):
         array_like = array_like.numpy()
     array = np.asarray(array_like)

@@ -7,10 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clcomm.engine.launch_queue import LaunchEvent, LaunchQueue
 from clcomm.engine.program import Kernel
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 
 class KernelTime(NamedTuple):
@@ -134,7 +137,7 @@ class KernelLog:
             return len(launches)  # the queue runs in order
         return next((n for n, launch in enumerate(launches) if not self._is_complete(launch[2])), 0)
 
-    def _is_complete(self, event: Any) -> bool:
+    def _is_complete(self, event: cl.Event) -> bool:
         return bool(event.get_info(self._status) == self._complete)
 
     def _name(self, kernel: Kernel) -> str:

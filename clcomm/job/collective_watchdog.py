@@ -15,11 +15,10 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter, perf_counter_ns, sleep
-from typing import Any
 
 from clcomm.errors import RankNames
 from clcomm.job import endings
-from clcomm.job.figures import Figures
+from clcomm.job.figures import Figures, Watched
 from clcomm.job.forced_end import end_by_force_later
 from clcomm.job.other_hosts import DUMP, PROGRESS, OtherHosts
 from clcomm.job.source_location import place_of_thread, stack_of_thread
@@ -58,7 +57,7 @@ class Watchdog:
     """
 
     def __init__(
-        self, watched: Any, page: StatusPage, limits: Limits, recorder: FlightRecorder,
+        self, watched: Watched, page: StatusPage, limits: Limits, recorder: FlightRecorder,
         elsewhere: OtherHosts | None = None, resources: MpiResources | None = None,
     ):  # fmt: skip
         self._page, self.limits, self._recorder = page, limits, recorder

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from clcomm.transport.mpi_runtime import Intracomm
 
 
-def common_memory(host: Any, name: str, nbytes: int) -> tuple[memoryview | None, int]:
+def common_memory(host: Intracomm, name: str, nbytes: int) -> tuple[memoryview | None, int]:
     """Return `nbytes` zeroed bytes shared by all ranks of `host`, and their descriptor on rank 0, else -1; collective.
 
     The memory is None on every rank if any rank cannot map it. The caller closes the descriptor.

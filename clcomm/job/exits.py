@@ -12,14 +12,13 @@ import threading
 import weakref
 from time import perf_counter
 from types import TracebackType
-from typing import Any
 
 from clcomm.errors import ClcommError
 from clcomm.host import variables
 from clcomm.job import endings, exit_monitor, termination_signals
 from clcomm.job.exit_monitor_process import FINALIZED, LEAVING
 from clcomm.job.forced_end import end_by_force_later
-from clcomm.job.job import Hooks, Job, this_job
+from clcomm.job.job import Hooks, Job, OpenCommunicator, this_job
 from clcomm.job.shutdown_watchdog import ShutdownWatchdog
 from clcomm.job.termination_signals import SignalHandlers
 from clcomm.transport import mpi_failures, mpi_runtime
@@ -47,8 +46,9 @@ class ExitHooks:
         self._job = job
         self._pid = 0  # the rank's process; 0 without hooks
         self._excepthook, self._threading_excepthook = sys.excepthook, threading.excepthook
-        self._communicators: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._latest: Any = None  # keeps it alive: main(), which may own it, returns before this rank looks back
+        self._communicators: weakref.WeakSet[OpenCommunicator] = weakref.WeakSet()
+        #: Kept alive: main(), which may own it, returns before this rank looks back.
+        self._latest: OpenCommunicator | None = None
         self._was_open = self._is_looking_back = self._hooks_forks = False
         self._signals: SignalHandlers | None = None
         self._shutdown_watchdog: ShutdownWatchdog | None = None
@@ -57,7 +57,7 @@ class ExitHooks:
         elif exit_monitor.wants_hooks() and sys.excepthook is sys.__excepthook__:
             sys.excepthook = _print_error
 
-    def opened(self, communicator: Any) -> None:
+    def opened(self, communicator: OpenCommunicator) -> None:
         """Register an open Communicator of several ranks: from now on SIGTERM and Ctrl-C end the job cleanly."""
         self._hook_exits()
         if not self._pid:
@@ -78,7 +78,7 @@ class ExitHooks:
             self._shutdown_watchdog = ShutdownWatchdog(communicator.limits, self._activity, end_by_force_later)
         self._shutdown_watchdog.limits = communicator.limits
 
-    def closed(self, communicator: object) -> None:
+    def closed(self, communicator: OpenCommunicator) -> None:
         """Deregister a closed Communicator; the last one restores the former signal handlers."""
         self._communicators.discard(communicator)
         if self._latest is communicator:

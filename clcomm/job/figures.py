@@ -10,10 +10,12 @@ import json
 import os
 import resource
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter, perf_counter_ns, process_time
-from typing import Any
+from typing import Protocol
 
 from clcomm.host import usable_cores
+from clcomm.stats.call import Call
 from clcomm.stats.flight_recorder import FlightRecorder
 from clcomm.stats.now import NOW
 
@@ -22,6 +24,25 @@ WINDOW_NS = 10 * 10**9
 #: A step that takes this many times as long as the mean of those before it counts as a pause.
 _PAUSE = 2.0
 _PAGE_BYTES = resource.getpagesize()
+
+
+class Watched(Protocol):
+    """A Communicator as its watchdog sees it."""
+
+    size: int
+    #: Raises a time-out in the program; None: the job ends.
+    interrupt: Callable[[str, float, Callable[[], None]], bool] | None
+
+    @property
+    def current(self) -> tuple[Call, int, float] | None:
+        """The collective that it is in: (call, sequence number, begin in perf_counter's seconds); None outside."""
+
+    @property
+    def sequence(self) -> int:
+        """The number of its last collective."""
+
+    def communicated(self) -> float:
+        """Return the seconds spent in collectives."""
 
 
 class Figures:
@@ -36,7 +57,7 @@ class Figures:
         self._steps: deque[tuple[int, int, int]] = deque()  # begin, number, samples so far
         self._at_s, self._busy_s, self._communicated_s = perf_counter(), process_time(), 0.0
 
-    def take(self, watched: Any, current: tuple[Any, int, float] | None) -> str:
+    def take(self, watched: Watched, current: tuple[Call, int, float] | None) -> str:
         """Return the figures as JSON; `communication`, `waiting` and `cores` since the last time.
 
         Args:

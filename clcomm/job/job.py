@@ -13,6 +13,8 @@ from clcomm.job.restarts import ProgressFile
 from clcomm.transport.mpi_resources import AllResources
 
 if TYPE_CHECKING:
+    from clcomm.job.time_limits import Limits
+    from clcomm.stats.call import Call
     from clcomm.storage.writer_lock import WriterLocks
 
 
@@ -23,13 +25,37 @@ class Averaging(Protocol):
         """Stop following the model's backward."""
 
 
+class OpenCommunicator(Protocol):
+    """A Communicator as the hooks of its process's exits use it."""
+
+    limits: Limits
+
+    @property
+    def current(self) -> tuple[Call, int, float] | None:
+        """The collective that it is in: (call, sequence number, begin in perf_counter's seconds); None outside."""
+
+    @property
+    def sequence(self) -> int:
+        """The number of its last collective."""
+
+    @property
+    def collectives_begun(self) -> int:
+        """The number of collectives that this rank has begun."""
+
+    def leave_program(self) -> None:
+        """Write that this rank has left the program."""
+
+    def look_back(self, deadline: float) -> str:
+        """Return the collective in which another rank waits for this one; "" for none."""
+
+
 class Hooks(Protocol):
     """The hooks of the process's exits: `clcomm.job.exits`."""
 
-    def opened(self, communicator: object) -> None:
+    def opened(self, communicator: OpenCommunicator) -> None:
         """Register an open Communicator of several ranks."""
 
-    def closed(self, communicator: object) -> None:
+    def closed(self, communicator: OpenCommunicator) -> None:
         """Deregister a closed Communicator."""
 
 

@@ -17,12 +17,15 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from time import monotonic, perf_counter_ns
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clcomm.job import endings
 from clcomm.job.stall_message import UNKNOWN
 from clcomm.job.status_page import RankStatus, StatusPage
 from clcomm.stats.flight_recorder import new_dump_folder
+
+if TYPE_CHECKING:
+    from clcomm.transport.mpi_runtime import Intracomm
 
 #: The queries: the status of a host's ranks; the same, and dump their last operations.
 PROGRESS, DUMP = b"?", b"!"
@@ -55,7 +58,7 @@ class StatusClient:
     def __init__(self, token: bytes, hosts: Sequence[dict[int, Address]] = ()):
         self._token, self._hosts = token, list(hosts)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return token and addresses in JSON-compatible form; who has them can query."""
         hosts = [[[rank, *address] for rank, address in host.items()] for host in self._hosts]
         return {"token": self._token.hex(), "hosts": hosts}
@@ -122,7 +125,7 @@ class OtherHosts(StatusClient):
         self.close.atexit = False
 
     @classmethod
-    def of(cls, comm: Any, hosts: Sequence[Sequence[int]], page: StatusPage) -> OtherHosts:
+    def of(cls, comm: Intracomm, hosts: Sequence[Sequence[int]], page: StatusPage) -> OtherHosts:
         """Return an OtherHosts that knows the ranks of all hosts but this one; collective.
 
         Args:

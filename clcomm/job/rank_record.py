@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from contextlib import suppress
-from typing import Any
 
 from clcomm.job.exit_monitor_process import (
     FAILING,
@@ -35,11 +34,11 @@ class RankRecord:
     """
 
     def __init__(self) -> None:
-        self._records: Any = memoryview(bytearray(RECORD_BYTES)).cast("q")
+        self._records: memoryview = memoryview(bytearray(RECORD_BYTES)).cast("q")
         self._start = 0  # of this rank's words in the records
         self.is_watched, self.start_pipe = False, -1
 
-    def join(self, records: Any, local_rank: int, rank: int) -> None:
+    def join(self, records: memoryview, local_rank: int, rank: int) -> None:
         """Move to the `local_rank`-th of the records that the host's ranks share."""
         start = local_rank * _WORDS
         for word in (STEP, STATE):

@@ -20,7 +20,7 @@ from clcomm.job.status_page import NAME, RankStatus, StatusPage, read_descriptio
 _LINK = f"/memfd:{NAME} (deleted)"
 
 
-def job_description(ranks: Sequence[int], size: int, hosts: int, elsewhere: OtherHosts | None) -> dict[str, Any]:
+def job_description(ranks: Sequence[int], size: int, hosts: int, elsewhere: OtherHosts | None) -> dict[str, object]:
     """Return the description of this job for its status page.
 
     Args:

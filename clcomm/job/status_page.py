@@ -12,10 +12,13 @@ import os
 from collections.abc import Mapping, Sequence
 from time import perf_counter_ns, sleep
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clcomm.job.common_memory import common_memory
 from clcomm.job.exit_monitor_process import stat_fields
+
+if TYPE_CHECKING:
+    from clcomm.transport.mpi_runtime import Intracomm
 
 #: A line: words (int64), then text. Line 0 is common to all ranks: the time of the last stall report, who ends the job
 #: and since when, the dump folder.
@@ -86,7 +89,7 @@ class StatusPage:
             words[_STARTED], words[_PID] = _start_time(os.getpid()), os.getpid()
 
     @classmethod
-    def of_host(cls, host: object, ranks: Sequence[int], own: int, public_size: int = 0) -> StatusPage:
+    def of_host(cls, host: Intracomm, ranks: Sequence[int], own: int, public_size: int = 0) -> StatusPage:
         """Return the status page of `host`'s ranks; without shared memory, of this rank alone. Collective.
 
         public_size: the number of the job's ranks, if these are all of them on this host; 0: the page is not public.

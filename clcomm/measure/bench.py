@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from clcomm._version import __version__
 from clcomm.checkpoint.output_files import check_writable
@@ -165,7 +164,7 @@ def as_document(rows: Sequence[BenchRow], control: Communicator, schedule: Timin
     }
 
 
-def write_results(document: dict[str, Any], options: argparse.Namespace) -> None:
+def write_results(document: dict[str, object], options: argparse.Namespace) -> None:
     if options.json:
         write_whole(options.json, json.dumps(document, indent=1) + "\n", "--json")
     if options.plot:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 CONFIDENCE = 0.95
 #: How intervals are made, for reports.
@@ -44,7 +44,7 @@ class Estimate(NamedTuple):
         around = "" if not self.has_interval else f" ({self.low:,.{digits}f}-{self.high:,.{digits}f})"
         return f"{self.median:,.{digits}f}{around}"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return self._asdict()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,17 +11,18 @@ from clcomm.drawing.axes import log_axes, plot
 from clcomm.drawing.png import draw, require_matplotlib
 from clcomm.drawing.scene import DASHED, OKABE_ITO, SAMPLE, Dot, Key, Mark, Path, Scene, Text, arrow, upright
 from clcomm.schedules import Schedule
+from clcomm.stats.events import Row
 
 #: The styles of lines: all colours, then all again dashed and dotted.
 _STYLES = [(colour, dash) for dash in ((), (6.0, 3.0), (2.0, 2.0)) for colour in OKABE_ITO]
 #: Pixels: the height of a plot, the least width in which its labels fit, and the distance of the axes' names.
 _BOTTOM, _ROOM = 440, 500
-_Lines = dict[tuple[str, str], list[dict[str, Any]]]
+_Lines = dict[tuple[str, str], list[Row]]
 #: Pixels: from a rank to the next, a round, and the names of ranks above and of rounds beside.
 _RANK, _ROUND, _ABOVE, _BESIDE = 140.0, 84.0, 24.0, 70.0
 
 
-def draw_bench(document: dict[str, Any], path: str) -> None:
+def draw_bench(document: Mapping[str, Any], path: str) -> None:
     """Draw median times and bus bandwidths by size, log-log, a line for each operation and transport.
 
     A band shows the range from the fastest call to the 99th percentile. With one rank, where nothing crosses a link,
@@ -32,7 +33,7 @@ def draw_bench(document: dict[str, Any], path: str) -> None:
     draw(scenes(document["rows"]), path, "--plot", title)
 
 
-def scenes(rows: Sequence[dict[str, Any]]) -> list[Scene]:
+def scenes(rows: Sequence[Row]) -> list[Scene]:
     """Return the charts of the rows in --json's file."""
     lines: _Lines = {}
     for row in rows:
@@ -58,7 +59,7 @@ def _scene(title: str, name: str, lines: _Lines, styles: dict[tuple[str, str], A
     points = [(row["bytes"], row[each]) for row in rows for each in (figure, *band)]
     x, y = log_axes(points, _BOTTOM, (f"size ({rows[0]['dtype']} array, bytes)", name), "{:g}".format, 16)
 
-    def places(line: Sequence[dict[str, Any]], figure: str) -> list[tuple[float, float]]:
+    def places(line: Sequence[Row], figure: str) -> list[tuple[float, float]]:
         return [(x.scale(row["bytes"]), y.scale(row[figure])) for row in line]
 
     marks = y.at_left()

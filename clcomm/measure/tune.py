@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from clcomm.measure.tune_report import TuneResult, show
 from clcomm.transport.mpi_communicators import host_of
 from clcomm.transport.reduction import Fold
 from clcomm.units import parse_size
+
+if TYPE_CHECKING:
+    from clcomm.transport.mpi_runtime import Intracomm
 
 _IDLE_S = 0.005
 #: More tensors than any model has, and the most arrays of its size that a measured case holds.
@@ -143,7 +146,7 @@ class RankGroup:
 
     ranks: int
     hosts: int
-    comm: Any
+    comm: Intracomm
     control: Communicator | None
     targets: list[MeasuredTransport] = field(default_factory=list)
 
@@ -186,13 +189,17 @@ def _group(
     return RankGroup(ranks, hosts, comm, Communicator(comm, transport="mpi"), targets)
 
 
-def _run_on(group: RankGroup, control: Communicator, work: Callable[[RankGroup], object]) -> Any:
+T = TypeVar("T")
+
+
+def _run_on(group: RankGroup, control: Communicator, work: Callable[[RankGroup], T]) -> T:
     """Run `work` on the group's members and return its result on every rank; other ranks sleep to free their cores."""
     result = None if group.control is None else work(group)
     done = control.comm.Ibarrier()
     while not done.Test():
         time.sleep(_IDLE_S if group.control is None else 0)
-    return control.broadcast_object(result)
+    found: T = control.broadcast_object(result)
+    return found
 
 
 def _fits(group: RankGroup, sizes: Sequence[int], schedule: TimingSchedule) -> list[MeasuredFit]:

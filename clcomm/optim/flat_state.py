@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from clcomm.engine.flat import FlatSpace
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.shards import ShardPart
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 #: Bytes of an element: parameters and state are float32.
 ITEM = 4
@@ -27,7 +30,7 @@ class FlatState:
 
     def __init__(self, space: FlatSpace):
         self.space = space
-        self._buffers: dict[str, Any] = {}
+        self._buffers: dict[str, cl.Buffer] = {}
         self._place([ShardPart(0, self.span, 0)])
 
     @property
@@ -45,7 +48,7 @@ class FlatState:
         """Whether there are buffers."""
         return bool(self._buffers)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> cl.Buffer:
         found = self._buffers.get(name)
         if found is None:
             found = self._buffers[name] = self._upload(np.zeros(self.count, np.float32))
@@ -110,7 +113,7 @@ class FlatState:
         if self.count:
             self.space.device.write(self[name], values)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_buffers": self.read(), "_views": (None, [])}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

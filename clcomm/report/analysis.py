@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from clcomm.report import run_costs
+from clcomm.report.documents import Record
 from clcomm.report.reading import Run
 from clcomm.report.step_parts import OFTEN, PART_KEYS, moving, parts_of, reducing, synchronisation
 from clcomm.report.warm_steps import warm
 from clcomm.stats.comm_stats import MOST_TALLIES
+from clcomm.stats.events import Row
 from clcomm.synchronizer import GRADIENTS
 
 
@@ -77,7 +78,7 @@ class Analysis:
         return seconds / self.steps if self.steps and seconds is not None else None
 
 
-def _mean_value(records: Sequence[dict[str, Any]], name: str) -> float | None:
+def _mean_value(records: Sequence[Record], name: str) -> float | None:
     values = [record[name] for record in records]
     return None if None in values else sum(values) / len(values)
 
@@ -104,7 +105,7 @@ def mean_step_by_rank(analysis: Analysis) -> list[dict[str, float]]:
     ]
 
 
-def rank_rows(analysis: Analysis) -> list[dict[str, Any]]:
+def rank_rows(analysis: Analysis) -> list[Row]:
     """Return a row for each rank: its host, its time, its memory, and how often and how far it came last."""
     stragglers = {row["rank"]: row for row in analysis.counts["stragglers"]}
     rows = []
@@ -123,7 +124,7 @@ def rank_rows(analysis: Analysis) -> list[dict[str, Any]]:
     return rows
 
 
-def _step_s(record: dict[str, Any]) -> float | None:
+def _step_s(record: Record) -> float | None:
     steps, training_s = record["steps"], record["training_s"]
     return training_s / steps if steps and training_s is not None else None
 
@@ -136,7 +137,7 @@ def hidden_by_rank_s(analysis: Analysis) -> list[float]:
     ]
 
 
-def per_call(row: dict[str, Any]) -> dict[str, Any]:
+def per_call(row: Row) -> Row:
     """Return a bucket's row with the parts of a mean call added, under names that end in mean_s."""
     calls = row["calls"] or 1
     return {**row, **{f"{name[:-2]}_mean_s": row[name] / calls for name in (*PART_KEYS, "hidden_s")}}

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from clcomm.measure.intervals import Estimate
 from clcomm.report.chart_kinds import Intervals
@@ -14,6 +13,7 @@ from clcomm.report.differences import Change, Subject, figures_changed, machine_
 from clcomm.report.elements import Column, Table
 from clcomm.report.provenance import provenance
 from clcomm.report.report import Report
+from clcomm.stats.events import Row
 
 FORMAT, SCHEMA = "clcomm compare", 1
 Pairs = Sequence[tuple[Subject, Subject]]
@@ -72,7 +72,7 @@ def _subjects(pairs: Pairs) -> list[Subject]:
     return list({subject.name: subject for pair in pairs for subject in pair}.values())
 
 
-def _side_by_side(subjects: Sequence[Subject]) -> tuple[list[Column], list[dict[str, Any]]]:
+def _side_by_side(subjects: Sequence[Subject]) -> tuple[list[Column], list[Row]]:
     known = {subject.name: provenance(subject.run) for subject in subjects}
     names = dict.fromkeys(name for each in known.values() for name in each)
     rows = [
@@ -142,10 +142,10 @@ def as_json(pairs: Pairs) -> str:
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def _named(subject: Subject) -> dict[str, Any]:
+def _named(subject: Subject) -> Row:
     return {"file": subject.path, "variant": subject.variant or None, "provenance": provenance(subject.run)}
 
 
-def _changed(change: Change) -> dict[str, Any]:
+def _changed(change: Change) -> dict[str, object]:
     before, after = (each.as_dict() if isinstance(each, Estimate) else each for each in change.values)
     return {"figure": change.figure, "before": before, "after": after}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clcomm.errors import DataError
 from clcomm.measure.intervals import Estimate
+from clcomm.report.documents import Document
 from clcomm.report.provenance import MACHINE, provenance
 from clcomm.report.reading import Run, read
 from clcomm.report.record import COMPARISON_FORMAT
@@ -54,7 +55,7 @@ class Change(NamedTuple):
     after: str
     change: str = ""
     verdict: str = ""
-    values: tuple[Any, Any] = (None, None)
+    values: tuple[object, object] = (None, None)
     relative: float | None = None
 
     @property
@@ -101,11 +102,11 @@ def _subjects(path: str) -> tuple[list[Subject], Subject]:
     return list(found.values()), found[reference]
 
 
-def _checked(document: dict[str, Any]) -> dict[str, Any]:
+def _checked(document: Document) -> Document:
     return checked_comparison(document) if document.get("format") == COMPARISON_FORMAT else checked_run(document)
 
 
-def _run(document: dict[str, Any]) -> Run:
+def _run(document: Document) -> Run:
     return Run({name: value for name, value in document.items() if name != "ranks"}, document["ranks"])
 
 

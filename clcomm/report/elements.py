@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from clcomm.drawing.axes import time_text
+from clcomm.stats.events import Row
 from clcomm.units import format_number, format_size
 
 #: The most rows of a table, bars of a chart and rows of a timeline that are shown; JSON and CSV have all.
@@ -31,7 +32,7 @@ class Table:
     key: str
     title: str
     columns: Sequence[Column]
-    rows: Sequence[dict[str, Any]]
+    rows: Sequence[Row]
     note: str = ""
     folded: int = 0
     folded_as: str = ""
@@ -52,7 +53,7 @@ class Table:
         return replace(self, columns=with_values(self.columns, self.rows))
 
 
-def with_values(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> list[Column]:
+def with_values(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
     """Return the columns that are not empty in every row."""
     return [column for column in columns if any(row.get(column.key) not in (None, "") for row in rows)]
 
@@ -72,7 +73,7 @@ KINDS: dict[str, Callable[[Any], str]] = {
 }
 
 
-def written(value: Any, kind: str) -> str:
+def written(value: object, kind: str) -> str:
     """Return a value as text; "" for None, "-" for None among bandwidths."""
     if value is None:
         return "-" if kind == "gb_s" else ""

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
 from importlib.resources import files
-from typing import Any
 
 from clcomm.drawing.svg import as_svg
 from clcomm.report.chart_kinds import Chart
@@ -53,7 +52,7 @@ def as_csv(report: Report) -> str:
     return text.getvalue()
 
 
-def _safe(value: Any) -> Any:
+def _safe(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 

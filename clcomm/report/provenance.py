@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
+from clcomm.report.documents import Record
 from clcomm.report.elements import Column, Table, count
 from clcomm.report.reading import Run
 from clcomm.stats.cores import parse_cpus
@@ -85,9 +85,9 @@ def _transport(run: Run) -> str:
     return _distinct(total["transport"] for total in totals if total["calls"])
 
 
-def _cores(ranks: list[dict[str, Any]]) -> str:
+def _cores(ranks: list[Record]) -> str:
     """Return the number of cores that each host's ranks may use together."""
-    hosts: dict[Any, set[int]] = {}
+    hosts: dict[object, set[int]] = {}
     for record in ranks:
         if record["cpus"]:
             hosts.setdefault(record["host"], set()).update(parse_cpus(record["cpus"]))

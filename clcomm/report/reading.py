@@ -11,9 +11,9 @@ import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from clcomm.errors import DataError
+from clcomm.report.documents import Document, Record
 from clcomm.report.schema import checked_run
 from clcomm.stats.comm_stats import CommStats
 from clcomm.storage.field_checks import refuse_constant
@@ -25,15 +25,15 @@ MOST_BYTES = 256 << 20
 class Run:
     """One run: `figures` of the whole, the records of the `ranks` found, in rank order, and the `problems` met."""
 
-    figures: dict[str, Any]
-    ranks: list[dict[str, Any]]
+    figures: Record
+    ranks: list[Record]
     problems: list[str] = field(default_factory=list)
 
     @property
     def world_size(self) -> int:
         return int(self.figures["world_size"])
 
-    def stats(self, ranks: Iterable[dict[str, Any]] | None = None) -> CommStats:
+    def stats(self, ranks: Iterable[Record] | None = None) -> CommStats:
         """Return the stats of an average rank over these records, by default over all."""
         return CommStats.merged((each["stats"] for each in (self.ranks if ranks is None else ranks)), self.world_size)
 
@@ -44,8 +44,8 @@ def read_runs(paths: Iterable[str]) -> Run:
     Left out are unreadable files, and those of another run than the first readable file's. Raises DataError if
     no file can be read.
     """
-    found: list[dict[str, Any]] = []
-    ranks: dict[int, dict[str, Any]] = {}
+    found: list[Record] = []
+    ranks: dict[int, Record] = {}
     problems = []
     for path in paths:
         problem = _add_file(path, found, ranks)
@@ -57,7 +57,7 @@ def read_runs(paths: Iterable[str]) -> Run:
     return Run(figures, [ranks[rank] for rank in sorted(ranks)], problems)
 
 
-def _add_file(path: str, found: list[dict[str, Any]], ranks: dict[int, dict[str, Any]]) -> str:
+def _add_file(path: str, found: list[Record], ranks: dict[int, Record]) -> str:
     """Add a file's document to `found` and its records to `ranks`; return why it is left out, "" if it is not."""
     try:
         document = read(path)
@@ -74,7 +74,7 @@ def _add_file(path: str, found: list[dict[str, Any]], ranks: dict[int, dict[str,
     return ""
 
 
-def read(path: str, checked: Callable[[dict[str, Any]], dict[str, Any]] = checked_run) -> dict[str, Any]:
+def read(path: str, checked: Callable[[Document], Document] = checked_run) -> Document:
     """Return the document in a file, checked; raises DataError, with a message without the path.
 
     Args:
@@ -97,12 +97,12 @@ def read(path: str, checked: Callable[[dict[str, Any]], dict[str, Any]] = checke
         raise DataError(text[:300]) from None
 
 
-def parse(content: bytes) -> dict[str, Any]:
+def parse(content: bytes) -> Document:
     """Return the known fields of a run's document; raises ValueError for a field that breaks schema.py's rules."""
     return checked_run(_decoded(content))
 
 
-def _decoded(content: bytes) -> dict[str, Any]:
+def _decoded(content: bytes) -> Document:
     try:
         document = json.loads(content.decode("utf-8"), parse_constant=refuse_constant)
     except UnicodeDecodeError:

@@ -8,17 +8,17 @@ import os
 import platform
 import resource
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from importlib import metadata
-from typing import Any
 
 from clcomm._version import __version__
 from clcomm.communicator import Communicator
 from clcomm.costs import costfile
 from clcomm.errors import ArgumentError, ClcommError, DataError, OutputError
 from clcomm.flat_space.buckets import Bucket
+from clcomm.report.documents import Document, Record
 from clcomm.report.last_steps import LastSteps
 from clcomm.stats.comm_stats import CommStats
 from clcomm.stats.cores import allowed_cpus
@@ -36,7 +36,7 @@ RANK = "{rank}"
 _DISTRIBUTIONS = ("numpy", "mpi4py", "pyopencl")
 
 
-def gather_records(comm: Communicator, *, last_steps: LastSteps | None = None, **figures: Any) -> list[dict[str, Any]]:
+def gather_records(comm: Communicator, *, last_steps: LastSteps | None = None, **figures: object) -> list[Record]:
     """Return all ranks' records in rank order, on every rank: host, CPUs, memory, `figures` and stats. Collective.
 
     Args:
@@ -65,7 +65,7 @@ def _clock_offset_ns(comm: Communicator) -> int:
     return read_clock(comm).offset_ns if len(hosts) > 1 else 0
 
 
-def run_document(records: Sequence[Mapping[str, Any]], **figures: Any) -> dict[str, Any]:
+def run_document(records: Sequence[Record], **figures: object) -> Document:
     """Return the JSON of --report, given the records of `gather_records`; docs/reports.md names the fields.
 
     `figures` are those of the whole run: model, steps, images_per_s, layout (see `layout_of`), decisions, ...
@@ -93,7 +93,7 @@ def layout_of(plan: Sequence[Bucket]) -> list[list[int]]:
     ]
 
 
-def _ceilings(world_size: int, hosts: int) -> list[dict[str, Any]]:
+def _ceilings(world_size: int, hosts: int) -> list[Record]:
     """Return the costs measured by `clcomm tune` for as many ranks here; [] if its file is missing or invalid."""
     try:
         fits = costfile.load() or []
@@ -103,7 +103,7 @@ def _ceilings(world_size: int, hosts: int) -> list[dict[str, Any]]:
     return [costfile.as_dict(each, _CEILING) for each in own]
 
 
-def write_document(path: str, document: dict[str, Any], comm: Communicator, option: str = "--report") -> None:
+def write_document(path: str, document: Document, comm: Communicator, option: str = "--report") -> None:
     """Write rank 0's document; with {rank} in the path each rank writes its own part. Collective.
 
     Raises:
@@ -126,7 +126,7 @@ def write_document(path: str, document: dict[str, Any], comm: Communicator, opti
         raise problems[0]
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     """Return the value with None for NaN and the infinities, which JSON lacks."""
     if isinstance(value, float) and not math.isfinite(value):
         return None

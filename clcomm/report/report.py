@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clcomm.report import charts, provenance, run_costs, sentences, tables
 from clcomm.report.analysis import Analysis
 from clcomm.report.chart_kinds import Chart
+from clcomm.report.documents import Record
 from clcomm.report.elements import Table
 from clcomm.report.reading import Run
 from clcomm.report.sentences import Tile
@@ -29,7 +30,7 @@ class Report:
     """A report for all output formats. Values are seconds, bytes and shares from 0 to 1."""
 
     title: str
-    figures: dict[str, Any]
+    figures: Record
     tiles: list[Tile]
     headline: list[str]
     tables: list[Table]

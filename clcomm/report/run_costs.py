@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from clcomm.costs.forecast import Candidate, Recommendation, recommend
 from clcomm.costs.model import Cost, Fit, fit
 from clcomm.errors import ArgumentError
 from clcomm.measure.summation import SUMMED_BY
+from clcomm.stats.events import Row
 
 #: Requirements of a fit: different sizes, the ratio of the largest to the smallest, calls of each size.
 _LEAST_SIZES, _LEAST_SPREAD, _LEAST_CALLS = 4, 4, 10
@@ -43,7 +44,7 @@ class Advice(NamedTuple):
         return self.current_s <= ALIKE * self.recommendation.best.seconds
 
 
-def own_costs(rows: list[dict[str, Any]]) -> Costs | str:
+def own_costs(rows: list[Row]) -> Costs | str:
     """Return the fit to a run's reductions, given their buckets' rows, or the reason for none."""
     if not rows:
         return "there are no buckets to fit it to"
@@ -74,7 +75,7 @@ def own_costs(rows: list[dict[str, Any]]) -> Costs | str:
     return Costs(found.cost, "fitted to this run's buckets", found)
 
 
-def unfit(rows: list[dict[str, Any]]) -> str:
+def unfit(rows: list[Row]) -> str:
     """Return the reason why these reductions' times do not predict others; "" if they do."""
     if any(row["hidden_s"] for row in rows):
         return "all-reduces overlapped with computing, which makes them longer; --overlap off shows what they cost"
@@ -95,12 +96,12 @@ def _slope_error(found: Fit) -> float:
     return _STUDENT[min(degrees_of_freedom, len(_STUDENT)) - 1] * math.sqrt(variance * inverse[1, 1]) / float(scale[1])
 
 
-def moving_s(row: dict[str, Any]) -> float:
+def moving_s(row: Row) -> float:
     """Return a call's mean time without its wait for other ranks; its median time if that wait is zero or not known."""
     return float(row["transfer_s"] / row["calls"] if row["wait_s"] else row["p50_s"])
 
 
-def ceiling_of(ceilings: list[dict[str, Any]], transport: str, sums: str | None) -> Cost | str | None:
+def ceiling_of(ceilings: list[Row], transport: str, sums: str | None) -> Cost | str | None:
     """Return the cost measured by `clcomm tune` for a transport, None if missing, or the reason why it does not apply.
 
     `sums` is "device" or "numpy", as in this run; None if unknown.

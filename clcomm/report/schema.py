@@ -5,14 +5,14 @@ A file with any other value is refused; fields that are not listed here are left
 
 from __future__ import annotations
 
-from typing import Any
-
 from clcomm.measure.intervals import Estimate
 from clcomm.measure.summation import SUMMED_BY
+from clcomm.report.documents import Document
 from clcomm.report.last_steps import MOST_SPANS, STEPS, Span, parse_span
 from clcomm.report.record import COMPARISON_SCHEMA, FORMAT, SCHEMA
 from clcomm.stats.comm_stats import Histogram
 from clcomm.stats.cores import parse_cpus
+from clcomm.stats.events import Row
 from clcomm.storage.field_checks import (
     MOST_ITEMS,
     Check,
@@ -35,7 +35,7 @@ from clcomm.storage.field_checks import (
 from clcomm.sync.decision import Decision, Trial
 
 
-def checked_run(document: dict[str, Any]) -> dict[str, Any]:
+def checked_run(document: Document) -> Document:
     """Return the known fields of a run's document; raises ValueError for one that breaks a rule."""
     if document.get("format") != FORMAT:
         raise ValueError("expected the JSON of a run's --report")
@@ -49,7 +49,7 @@ def checked_run(document: dict[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def checked_comparison(document: dict[str, Any]) -> dict[str, Any]:
+def checked_comparison(document: Document) -> Document:
     """Return a comparison's runs, reference and variants; raises ValueError for a field that breaks a rule."""
     if document.get("schema") != COMPARISON_SCHEMA:
         raise ValueError(f"schema: expected {COMPARISON_SCHEMA}, got {shown(document.get('schema'))}")
@@ -60,13 +60,13 @@ def checked_comparison(document: dict[str, Any]) -> dict[str, Any]:
     return {**checked, "runs": runs}
 
 
-def _sums(value: Any, name: str) -> str:
+def _sums(value: object, name: str) -> str:
     if not isinstance(value, str) or value not in SUMMED_BY:
         raise ValueError(f"{name}: expected {' or '.join(SUMMED_BY)}, got {shown(value)}")
     return value
 
 
-def _cpus(value: Any, name: str) -> str:
+def _cpus(value: object, name: str) -> str:
     try:
         parse_cpus(long_text(value, name))
     except ValueError as error:
@@ -74,7 +74,7 @@ def _cpus(value: Any, name: str) -> str:
     return str(value)
 
 
-def _spans(value: Any, name: str) -> list[Span]:
+def _spans(value: object, name: str) -> list[Span]:
     texts = list_of(text, STEPS * (1 + MOST_SPANS))(value, name)
     try:
         return [parse_span(each) for each in texts]
@@ -82,18 +82,18 @@ def _spans(value: Any, name: str) -> list[Span]:
         raise ValueError(f"{name}: {error}") from None
 
 
-def _history(value: Any, name: str) -> dict[str, Any]:
+def _history(value: object, name: str) -> Row:
     history = checked_fields(value, _HISTORY, name)
     if len({len(history[each]) for each in ("loss", "step_ms", "communication_ms")}) > 1:
         raise ValueError(f"{name}: expected as many values of loss, step_ms and communication_ms")
     return history
 
 
-def _setting(value: Any, name: str) -> str:
+def _setting(value: object, name: str) -> str:
     return text("-" if value is None else str(value), name)
 
 
-def _tally(value: Any, name: str) -> dict[str, Any]:
+def _tally(value: object, name: str) -> Row:
     tally = checked_fields(value, _TALLY, name)
     histogram = tally["histogram"]
     if not isinstance(histogram, str) or len(histogram) > 1 << 16:
@@ -109,7 +109,7 @@ def _tally(value: Any, name: str) -> dict[str, Any]:
     return tally
 
 
-def _stats(value: Any, name: str) -> dict[str, Any]:
+def _stats(value: object, name: str) -> Row:
     stats = checked_fields(value, _STATS, name)
     for what, count in (("tallies", 4), ("phases", 3), ("late", 1)):
         keys = [tuple(e.values())[:count] if isinstance(e, dict) else tuple(e[:count]) for e in stats[what]]

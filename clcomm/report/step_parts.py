@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from clcomm.clipping import CLIPPING
+from clcomm.report.documents import Record
 from clcomm.stats.comm_stats import CommStats
+from clcomm.stats.events import Row
 from clcomm.sync.agreement import CHECKS
 from clcomm.sync.auto_buckets import TUNING
 from clcomm.synchronizer import GRADIENTS, PARAMETERS
@@ -34,7 +34,7 @@ def moving(several: bool, compressed: bool) -> str:
     return "compress, move and add" if compressed else "move and add"
 
 
-def parts_of(record: dict[str, Any], stats: CommStats, moving: str, last: float = 0.0) -> dict[str, float]:
+def parts_of(record: Record, stats: CommStats, moving: str, last: float = 0.0) -> dict[str, float]:
     """Return the parts of all of a rank's steps by name, in the order in which they occur; {} if steps were not timed.
 
     Args:
@@ -69,7 +69,7 @@ def parts_of(record: dict[str, Any], stats: CommStats, moving: str, last: float 
     return {**known, REST if "forward_backward" in own else COMPUTING_TOO: max(0.0, rest)}
 
 
-def core_waits(record: dict[str, Any], stats: CommStats) -> dict[str, float]:
+def core_waits(record: Record, stats: CommStats) -> dict[str, float]:
     """Return how long a rank was ready to run without a core, by phase; {} where Linux did not report it.
 
     In the optimizer a rank may wait for others, as clipping does, and polling counts as waiting for a core; the share
@@ -126,6 +126,6 @@ def _share_in_steps(stats: CommStats, checks_s: float) -> float:
     return float(max(0.0, sum(phases.get(name, 0.0) for name in _PHASES) - others) / checks_s)
 
 
-def _summed(rows: list[dict[str, Any]]) -> dict[str, float]:
+def _summed(rows: list[Row]) -> dict[str, float]:
     names = (*PART_KEYS, "exposed_s", "hidden_s", "seconds")
     return {name: sum(row[name] for row in rows) for name in names}

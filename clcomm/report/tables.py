@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from clcomm.report import run_costs
 from clcomm.report.analysis import Analysis, hidden_by_rank_s, mean_step, mean_step_by_rank, per_call, rank_rows
 from clcomm.report.elements import Column, Table, count, with_values, written
 from clcomm.report.step_parts import HIDDEN, PART_KEYS
 from clcomm.stats.comm_stats import MOST_TALLIES
+from clcomm.stats.events import Row
 from clcomm.stats.table import named
 from clcomm.synchronizer import GRADIENTS
 from clcomm.units import format_size
@@ -45,7 +45,7 @@ def lizardist_table(analysis: Analysis) -> Table:
 def step_table(analysis: Analysis) -> Table:
     parts = mean_step(analysis)
     whole = analysis.per_step(analysis.training_s) or 0.0
-    rows: list[dict[str, Any]] = [{"part": what, "mean_s": s, "share": s / whole} for what, s in parts]
+    rows: list[Row] = [{"part": what, "mean_s": s, "share": s / whole} for what, s in parts]
     rows += [{"part": "a whole step", "mean_s": whole, "share": 1.0}] if rows else []
     columns = [Column("part", "", "text"), Column("mean_s", "ms", "ms"), Column("share", "share", "share")]
     hidden = " Communication that is hidden behind computing takes none of it." if analysis.reducing["hidden_s"] else ""
@@ -59,7 +59,7 @@ def _without_first(analysis: Analysis) -> str:
     return f", without the first {f'{cold} steps' if cold > 1 else 'step'}" if cold else ""
 
 
-def _with_ceiling(analysis: Analysis, row: dict[str, Any]) -> dict[str, Any]:
+def _with_ceiling(analysis: Analysis, row: Row) -> Row:
     share = None
     if analysis.ceiling and row["operation"] == "all_reduce" and row["label"] == GRADIENTS and row["calls"]:
         share = analysis.ceiling.seconds(row["average_bytes_per_call"]) / row["mean_s"] if row["mean_s"] else None
@@ -67,7 +67,7 @@ def _with_ceiling(analysis: Analysis, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def operations_table(analysis: Analysis) -> Table:
-    def is_rare(row: dict[str, Any]) -> bool:
+    def is_rare(row: Row) -> bool:
         return int(row["calls"]) < (analysis.all_steps or 0)
 
     counted = [{**row, "label": named(row)} for row in analysis.counts["operations"]]
@@ -88,13 +88,13 @@ def operations_table(analysis: Analysis) -> Table:
     return Table("operations", "Operations", columns, rows, note, len(rare), folded_as)
 
 
-def _first_to_last(columns: Sequence[Column], rows: list[dict[str, Any]], before: str = "") -> str:
+def _first_to_last(columns: Sequence[Column], rows: list[Row], before: str = "") -> str:
     """Return the headings of adjacent columns with values as a range, "wait to move"; it starts at `before`."""
     headings = [each for each in (before, *(column.heading for column in with_values(columns, rows))) if each]
     return " to ".join(dict.fromkeys((headings[0], headings[-1]))) if headings else ""
 
 
-def _blank_zeros(analysis: Analysis, row: dict[str, Any]) -> dict[str, Any]:
+def _blank_zeros(analysis: Analysis, row: Row) -> Row:
     """Return the row with None for zero parts, and for moving data in a world of one."""
     suffixes = ("_s", "_mean_s", "_step_s")
     blank = {f"{name[:-2]}{suffix}" for name in (*PART_KEYS, "hidden_s") for suffix in suffixes} | {"failures"}
@@ -102,7 +102,7 @@ def _blank_zeros(analysis: Analysis, row: dict[str, Any]) -> dict[str, Any]:
     return {name: None if name in alone or (name in blank and not value) else value for name, value in row.items()}
 
 
-def _wait_or_move_note(rows: list[dict[str, Any]], key: str = "wait_unknown_s") -> str:
+def _wait_or_move_note(rows: list[Row], key: str = "wait_unknown_s") -> str:
     """Return a note on the column "wait+move", "" if it is empty."""
     return " wait+move is either; the transport does not report which." if any(row[key] for row in rows) else ""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any
 
 from clcomm.report.analysis import Analysis
+from clcomm.report.documents import Record
 from clcomm.report.elements import milliseconds
 from clcomm.report.largest_row import Cause, compression, evaluation, largest_row
 from clcomm.report.step_parts import COMPUTING, COMPUTING_TOO, CORE, DATA, EITHER, OFTEN, REST, WAIT
@@ -43,7 +43,7 @@ def _of_waiting(analysis: Analysis) -> list[Cause | None]:
 # --- ranks and cores ---
 
 
-def _crowd(analysis: Analysis) -> list[dict[str, Any]]:
+def _crowd(analysis: Analysis) -> list[Record]:
     """Return the records of ranks that outnumber the cores they share; [] if there are none.
 
     Of several such groups it is the one with the most ranks per core.
@@ -59,7 +59,7 @@ def _crowd(analysis: Analysis) -> list[dict[str, Any]]:
     return max(crowded, key=lambda each: each[:2])[2] if crowded else []
 
 
-def _crowding(analysis: Analysis, crowd: list[dict[str, Any]]) -> Cause | None:
+def _crowding(analysis: Analysis, crowd: list[Record]) -> Cause | None:
     if not crowd:
         return None
     cores = max(len(parse_cpus(record["cpus"])) for record in crowd)
@@ -107,7 +107,7 @@ def _steps(analysis: Analysis) -> dict[int, dict[str, float]]:
     }
 
 
-def _slow_rank(analysis: Analysis, crowd: list[dict[str, Any]]) -> Cause | None:
+def _slow_rank(analysis: Analysis, crowd: list[Record]) -> Cause | None:
     steps = _steps(analysis)
     if len(steps) < 2:
         return None
@@ -167,6 +167,6 @@ def _came_last(analysis: Analysis, rank: int) -> str:
     return f"; it came last in {rows[rank]['share']:.0%} of {seen:,} collectives, {late} after the one before it"
 
 
-def _ranks(records: list[dict[str, Any]]) -> str:
+def _ranks(records: list[Record]) -> str:
     *others, last = [str(record["rank"]) for record in records]
     return f"ranks {', '.join(others)} and {last}"

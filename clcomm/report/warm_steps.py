@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from clcomm.communicator import Communicator
+from clcomm.report.documents import Record
 from clcomm.stats.comm_stats import CommStats
 from clcomm.stats.cores import CoreWaits
 from clcomm.stats.events import Collective, Phase
@@ -23,7 +22,7 @@ class FirstSteps:
     """
 
     def __init__(self, comm: Communicator, core_waits: CoreWaits | None = None):
-        self.figures: dict[str, Any] | None = None
+        self.figures: Record | None = None
         self._comm, self._core_waits = comm, core_waits
         self._steps, self._training_s, self._data_wait_s = 0, 0.0, 0.0
 
@@ -48,7 +47,7 @@ class FirstSteps:
                 }
 
 
-def warm(record: dict[str, Any], stats: CommStats) -> tuple[dict[str, Any], CommStats]:
+def warm(record: Record, stats: CommStats) -> tuple[Record, CommStats]:
     """Return a rank's record and stats without its first steps; unchanged if these are unknown."""
     cold = record["cold"]
     if cold is None or not record["steps"] or record["steps"] <= cold["steps"] or record["training_s"] is None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from clcomm.errors import ArgumentError
 from clcomm.storage.files import remove_tree, unwritable
@@ -54,7 +54,7 @@ def scratch_directory(kind: str) -> Iterator[Path]:
 
 
 @contextmanager
-def scratch_file(kind: str, content: bytes) -> Iterator[Any]:
+def scratch_file(kind: str, content: bytes) -> Iterator[IO[bytes]]:
     """Create a private file of one of KINDS with this content and remove it at the end.
 
     Raises ArgumentError where it cannot be created, OutputError where there is no space.

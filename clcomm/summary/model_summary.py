@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from clcomm.console.table import TextColumn, TextTable
 from clcomm.flat_space.memory import MemoryUse
@@ -68,7 +67,7 @@ class Summary:
         values = [layer.training_flops if training else layer.forward_flops for layer in self.layers]
         return None if None in values else sum(value for value in values if value is not None)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the summary as plain values for JSON; docs/reports.md describes the fields."""
         return {
             "layers": [asdict(each) for each in self.layers],

@@ -309,7 +309,7 @@ class TensorCollectives:
 
     # --- refusals, on every rank ---
 
-    def _checked(self, convert: Callable[[Any], _Converted], value: Any) -> _Converted:
+    def _checked(self, convert: Callable[[Any], _Converted], value: object) -> _Converted:
         """Return the converted value; an error on one rank is raised on all."""
         try:
             return convert(value)

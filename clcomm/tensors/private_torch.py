@@ -67,7 +67,7 @@ def __getattr__(name: str) -> Any:
 
 def _found(path: str) -> Any:
     module, _, rest = path.partition(".")
-    found: Any = {"torch": torch}[module]
+    found: object = {"torch": torch}[module]
     try:
         return functools.reduce(getattr, rest.split("."), found)
     except AttributeError:

@@ -143,7 +143,7 @@ class RankEvents:
             event = {"ph": "i", "s": "p", "pid": pid, "tid": thread_id(self.part.rank, THREADS[0])}
             yield event | {"ts": microseconds(max(0, at_ns - origin_ns)), "name": text, "cat": "note"}
 
-    def _names(self) -> Iterator[dict[str, Any]]:
+    def _names(self) -> Iterator[dict[str, object]]:
         header, rank = self.part.header, self.part.rank
         pid = FIRST_PID + rank
         clock = self.part.rows["clocks"][-1]

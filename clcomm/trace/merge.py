@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, ClcommError
@@ -86,7 +86,7 @@ def _write_parts(path: Path, parts: list[TracePart], limit_bytes: int) -> list[i
     return [part.rank for part in parts]
 
 
-def write_trace(path: Path, pieces: Iterable[str], other_data: Callable[[], dict[str, Any]]) -> None:
+def write_trace(path: Path, pieces: Iterable[str], other_data: Callable[[], dict[str, object]]) -> None:
     """Write pieces of events, then the result of `other_data()`; the file appears when it is complete.
 
     It is compressed if its name ends in .gz. Raises OSError.
@@ -96,7 +96,7 @@ def write_trace(path: Path, pieces: Iterable[str], other_data: Callable[[], dict
         other_data: called after the last piece; its result is the format's "otherData".
     """
     with ExitStack() as stack:
-        file: Any = stack.enter_context(replacing(path))
+        file: BinaryIO | gzip.GzipFile = stack.enter_context(replacing(path))
         if path.suffix == ".gz":
             file = stack.enter_context(gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0))
         file.write(b'{"displayTimeUnit": "ns", "traceEvents": [')
@@ -112,7 +112,7 @@ def _merged(tables: Iterable[dict[int, int]]) -> dict[int, int]:
 
 
 def _gathered(
-    comm: Communicator, pieces: Iterator[str], events: RankEvents, ranks: list[dict[str, Any]]
+    comm: Communicator, pieces: Iterator[str], events: RankEvents, ranks: list[dict[str, object]]
 ) -> Iterator[str]:
     """Yield all ranks' pieces on rank 0, none elsewhere; then fill `ranks` with each rank's data."""
     more = True

@@ -17,7 +17,7 @@ FORMAT = "clcomm trace part 1"
 DEFAULT_LIMIT = "64MiB"
 #: The kinds of rows in a part; a row is a tuple of plain values.
 KINDS = ("kernels", "phases", "collectives", "clocks", "notes")
-Rows = Sequence[Sequence[Any]]
+Rows = Sequence[Sequence[object]]
 
 
 def part_path(trace: Path, rank: int) -> Path:
@@ -101,7 +101,7 @@ class TracePart:
         return int(self.header["rank"])
 
 
-def _chunks(path: Path) -> Iterator[dict[str, Any]]:
+def _chunks(path: Path) -> Iterator[dict[str, object]]:
     try:
         with io.TextIOWrapper(open_regular(path), encoding="utf-8") as file:
             for line in file:

@@ -8,7 +8,7 @@ import time
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
@@ -45,7 +45,7 @@ class KernelSource(Protocol):
 class TimedDevice(Protocol):
     name: str
 
-    def log_kernels(self) -> AbstractContextManager[Any]: ...
+    def log_kernels(self) -> AbstractContextManager[KernelSource]: ...
 
 
 class Trace:

@@ -25,6 +25,9 @@ LANES = 10
 #: Slices that overlap by no more than this, the error of the clocks, count as consecutive.
 TOLERANCE_NS = 5_000
 
+#: A slice's arguments in the trace, as JSON has them.
+Args = dict[str, Any]
+
 
 class Slice(NamedTuple):
     """A stretch of time on a thread, in ns of rank 0's clock.
@@ -46,7 +49,7 @@ class Slice(NamedTuple):
     thread: str
     name: str
     category: str
-    args: dict[str, Any] = {}  # noqa: RUF012 - never written to
+    args: Args = {}  # noqa: RUF012 - never written to
     lane: int = 0
     flow_out: int = 0
     flow_in: int = 0
@@ -81,7 +84,7 @@ def _ordered(slices: Iterable[Slice]) -> list[Slice]:
 
 def _phase(phase: Phase, align: Callable[[int], int]) -> Slice:
     begin = align(_ns(phase.began_s))
-    args: dict[str, Any] = {"label": phase.label} if phase.label else {}
+    args: Args = {"label": phase.label} if phase.label else {}
     if phase.bucket >= 0:
         args["bucket"] = phase.bucket
     args |= {name: value if math.isfinite(value) else str(value) for name, value in phase.figures}
@@ -115,7 +118,7 @@ def _collective(event: Collective, align: Callable[[int], int], world_size: int)
     begin = align(_ns(event.began_s))
     subject = f"bucket {event.bucket}" if event.bucket >= 0 else event.label
     where = f" on {event.part}" if event.part else ""
-    args: dict[str, Any] = {
+    args: Args = {
         "label": event.label, "bytes": event.nbytes, "transport": event.transport, "sequence": event.sequence,
     }  # fmt: skip
     if event.part:
@@ -156,7 +159,7 @@ def _number(event: Collective) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 4
 
 
-def _speed(whole: Slice, ns: int) -> dict[str, Any]:
+def _speed(whole: Slice, ns: int) -> Args:
     return {"GB/s": _rounded(whole.args["bytes"] / ns)} if whole.args["bytes"] and ns else {}
 
 

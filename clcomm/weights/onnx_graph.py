@@ -53,11 +53,11 @@ class Graph:
         self._names: dict[int, str] = {id(inputs[0]): "x"}
         self._kept = [*inputs, *results]  # an id means nothing without its tensor
         self._parameters = {id(tensor): name for name, tensor in (*parameters, *model.named_buffers())}
-        self._nodes: list[Any] = []
-        self._weights: list[Any] = []
+        self._nodes: list[object] = []
+        self._weights: list[object] = []
         self._result = results[0]
         self._samples = {id(inputs[0]): (1,) + (0,) * len(in_shape)}
-        self._twins: dict[int, Any] = {}
+        self._twins: dict[int, object] = {}
         tensors, twins = _in_order(results[0]), _in_order(results[1])
         if [each._node.op for each in tensors] != [each._node.op for each in twins]:  # type: ignore[union-attr]
             raise ArgumentError("model: expected the same operations for any number of samples for ONNX, got others")

@@ -30,7 +30,7 @@ class Module:
 
     def __new__(cls, *args: object, **kwargs: object) -> Module:
         module = super().__new__(cls)
-        registries: dict[str, Any] = {"_parameters": {}, "_buffers": {}, "_modules": {}, "_transient": frozenset()}
+        registries: dict[str, object] = {"_parameters": {}, "_buffers": {}, "_modules": {}, "_transient": frozenset()}
         for name, value in {**registries, "_flat_space": None, "training": True}.items():
             object.__setattr__(module, name, value)
         return module
@@ -92,7 +92,7 @@ class Module:
 
     # -- copies
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return the attributes without the flat space, so that a copy has memory of its own."""
         return {**self.__dict__, "_flat_space": None}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class Problem(NamedTuple):
     causal: bool
     mask: Tensor | None  # [1 or batches, 1 or heads, 1 or queries, keys]
 
-    def arguments(self, device: Device, unused: Tensor) -> tuple[Any, ...]:
+    def arguments(self, device: Device, unused: Tensor) -> tuple[object, ...]:
         """Return the kernels' arguments from the mask on."""
         sizes, mask = self.sizes, self.mask
         steps = (0, 0, 0)
@@ -306,7 +306,7 @@ def _problem(
     return problem._replace(mask=_in_four(name, own, (*(before or (1,)), sizes.queries, sizes.keys)))
 
 
-def _uploaded(name: str, mask: Any, device: Device) -> Tensor:
+def _uploaded(name: str, mask: object, device: Device) -> Tensor:
     array = np.asarray(mask)
     if array.dtype.kind not in "fb":
         raise ArgumentError(f"{name}: attn_mask: expected booleans or floats, got {array.dtype}")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from types import EllipsisType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -188,7 +188,7 @@ def _resolve(shape: Shape, given: tuple[Index, ...]) -> tuple[Shape, Shape, Shap
     return starts, steps, sizes, tuple(kept)
 
 
-def _range(entry: Any, length: int, dimension: int) -> tuple[int, int, int]:
+def _range(entry: object, length: int, dimension: int) -> tuple[int, int, int]:
     if isinstance(entry, slice):
         try:
             start, stop, step = entry.indices(length)

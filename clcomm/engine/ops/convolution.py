@@ -6,10 +6,13 @@ N C H W: images, input channels, rows, columns. O: output channels. Kernels are 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clcomm.engine.device import Device
 from clcomm.engine.tensor import Tensor, empty
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 LANES = 8  # images in a CPU vector, as in conv2d.cl
 _TILE_OUTPUTS, _TILE_PIXELS = 4, 3  # of a weight gradient, and pixels of any tile
@@ -157,7 +160,7 @@ def weight_gradient(g: Geometry, packed: Tensor, packed_grad: Tensor, dw: Tensor
         return
     chunk = _CHUNK_IMAGES // LANES
     rows = _rows_each(device.tuning.near_cache, min(g.channels, _TILE_PIXELS), g.width, g.out_width, g.stride)
-    inputs: tuple[Any, ...] = ()
+    inputs: tuple[object, ...] = ()
     tile, each = _tile_outputs(g, g.outputs), 2 if device.tuning.conv_lanes == 16 and g.channels > 1 else 1
     defines: dict[str, Any] = {"EACH": each, "TILE_OUTPUTS": tile, **g.spread}
     if places is not None:
@@ -178,7 +181,7 @@ def can_fuse_pool(g: Geometry, device: Device) -> bool:
     return device.is_cpu and g.keeps_width and g.out_height >= 2
 
 
-def convolve_relu_pool(g: Geometry, packed: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> Any:
+def convolve_relu_pool(g: Geometry, packed: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> cl.Buffer:
     """Queue y = the 2 x 2 maxima of relu(conv2d(x, weight) + bias); return the buffer of their places."""
     device = y.device
     places = device.allocate(g.blocks * LANES * y.size // g.images)

@@ -6,12 +6,15 @@ N C H W: images, input channels, rows, columns. O: output channels. Kernels are 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clcomm.engine.device import Device
 from clcomm.engine.ops.convolution import LANES, Geometry
 from clcomm.engine.program import Kernel
 from clcomm.engine.tensor import Tensor, empty
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 _WEIGHTS = "conv2d_products_weights"  # the file of the weights' gradient
 _DEPTH = 256  # terms added in registers; not tunable, as it decides where long sums are split
@@ -31,9 +34,9 @@ class _Part(NamedTuple):
 class Flags(NamedTuple):
     """Two integer buffers with their lengths; a 0 among them: the result is still to be computed."""
 
-    first: Any
+    first: cl.Buffer
     first_count: int
-    others: Any
+    others: cl.Buffer
     other_count: int
 
 
@@ -130,7 +133,7 @@ class _Packed(NamedTuple):
     """Weights in the order in which tiles read them, and flags of the finite tiles."""
 
     values: Tensor
-    is_finite: Any
+    is_finite: cl.Buffer
 
 
 def _pack_weights(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -87,7 +86,7 @@ def _axis(name: str, x: Tensor, axis: int) -> int:
     return axis % x.ndim
 
 
-def _indices(name: str, x: Tensor, axis: int, given: Any) -> Tensor:
+def _indices(name: str, x: Tensor, axis: int, given: object) -> Tensor:
     """Return indices as a tensor on x's device; an array's are checked."""
     if isinstance(given, Tensor):
         if given.dtype != INT32 or given.device is not x.device:
@@ -146,7 +145,7 @@ def embedding(indices: Tensor | np.ndarray, table: Tensor, padding_idx: int | No
     return EmbeddingOp.apply(table, indices=_index_tensor(indices, table), padding=padding)
 
 
-def _index_tensor(indices: Any, table: Tensor) -> Tensor:
+def _index_tensor(indices: object, table: Tensor) -> Tensor:
     if isinstance(indices, Tensor):
         if indices.dtype != INT32:
             raise ArgumentError(f"embedding: expected int32 indices, got {indices.dtype}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from clcomm.engine.autograd import Context, Op
@@ -112,7 +110,7 @@ def cross_entropy(logits: Tensor, targets: Tensor | np.ndarray, reduction: str =
     return CrossEntropy.apply(logits, targets=targets, reduction=reduction)
 
 
-def target_tensor(name: str, x: Tensor, targets: Any, ignore_index: int | None = None) -> Tensor:
+def target_tensor(name: str, x: Tensor, targets: object, ignore_index: int | None = None) -> Tensor:
     """Return the classes of x's rows on its device; raises ArgumentError as `cross_entropy` does."""
     rows, classes = x.shape
     if not isinstance(targets, Tensor):

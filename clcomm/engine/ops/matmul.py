@@ -6,7 +6,7 @@ M N K: the result is M x N and the sums run over K.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
@@ -15,6 +15,9 @@ from clcomm.engine.ops.shape import reshape
 from clcomm.engine.program import Kernel
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
+
+if TYPE_CHECKING:
+    import pyopencl as cl
 
 _DEPTH = 512  # rows of a panel in local memory; not tunable, as it decides where long sums are split
 _MOST_DOTS, _LEAST_DEPTH = 10, 64  # columns, and terms of a sum, for which lanes run along K
@@ -172,7 +175,7 @@ def multiply(
 
 
 def multiply_batch(
-    a: Tensor, b: Tensor, out: Tensor, firsts: Any, *, transpose_a: bool = False, transpose_b: bool = False
+    a: Tensor, b: Tensor, out: Tensor, firsts: cl.Buffer, *, transpose_a: bool = False, transpose_b: bool = False
 ) -> None:
     """Queue a product for each matrix of `out` [..., M, N], with the bits of `multiply`; not differentiable.
 

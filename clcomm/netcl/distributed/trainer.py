@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ def prepare_replicas(
     synchronizer: Synchronizer | None = None,
     *,
     n_replicas: int | None = None,
-    devices: Sequence[Any] | None = None,
+    devices: Sequence[Device | str] | None = None,
 ) -> Replicas:
     """Copy a model to several devices, each with an optimizer like the model's; or as `clcomm.devices` has it.
 
@@ -54,7 +54,7 @@ def prepare_replicas(
 def data_parallel_step(
     *arguments: Any,
     loss_fn: Callable[[Any, Any], Any] | None = None,
-    tape_factory: Callable[[], Any] = nullcontext,
+    tape_factory: Callable[[], AbstractContextManager[object]] = nullcontext,
     **hooks: Any,
 ) -> float:
     """Train one step and return the mean loss.
@@ -95,7 +95,7 @@ class _Forward:
 
     model: Module
     loss_fn: Callable[[Any, Any], Any]
-    tape_factory: Callable[[], Any]
+    tape_factory: Callable[[], AbstractContextManager[object]]
 
     def __call__(self, device: Device, *arguments: object) -> Any:
         *inputs, targets, _ = arguments
@@ -104,7 +104,7 @@ class _Forward:
         return loss if tape is None else (loss, tape)
 
 
-def _queues(model: Module, count: int | None, devices: Sequence[Any] | None) -> list[Device]:
+def _queues(model: Module, count: int | None, devices: Sequence[Device | str] | None) -> list[Device]:
     """Return the replicas' devices: the model's own in place of one that is the same to OpenCL, as the first."""
     found = DeviceManager(devices).get_queues()
     if count is not None and (count > len(found) or (devices is not None and count != len(found))):

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,7 +63,10 @@ class Executor:
     # --- a step ---
 
     def train(
-        self, boundaries: Boundaries, batch: Batch, accumulate: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self,
+        boundaries: Boundaries,
+        batch: Batch,
+        accumulate: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> list[float]:
         """Run all forwards and backwards; return the losses of the micro-batches on the last stage's rank.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from time import perf_counter
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -109,7 +109,7 @@ class Pipeline:
 
     # --- a step ---
 
-    def step(self, inputs: Any, targets: Any, ddp: DistributedDataParallel | None = None) -> float:
+    def step(self, inputs: object, targets: object, ddp: DistributedDataParallel | None = None) -> float:
         """Run forward and backward of a batch, and return the mean of the micro-batches' losses; collective.
 
         Gradients are added to those that `module` has.
@@ -143,7 +143,7 @@ class Pipeline:
         boundaries, batch = self._prepare(inputs, targets, needs_targets=True)
         return self._mean_loss([float(each.item()) for each in self._executor.evaluate(boundaries, batch)])
 
-    def forward(self, inputs: Any) -> Tensor | None:
+    def forward(self, inputs: object) -> Tensor | None:
         """Return the model's result on the last rank, else None, without a tape; collective; inputs as for `step`."""
         boundaries, batch = self._prepare(inputs, None, needs_targets=False)
         results = self._executor.evaluate(boundaries, batch)

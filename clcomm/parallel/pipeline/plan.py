@@ -120,7 +120,7 @@ def parameter_costs(layers: Sequence[Module]) -> list[float]:
     return [float(layer.parameter_count()) for layer in layers]
 
 
-def measured_costs(model: Module, sample: Any, comm: Communicator | None = None, repeats: int = 3) -> list[float]:
+def measured_costs(model: Module, sample: object, comm: Communicator | None = None, repeats: int = 3) -> list[float]:
     """Return the seconds of each layer's forward and backward, for `Pipeline(costs=...)`.
 
     Rank 0 measures and all ranks get its figures, so that all cut alike: `comm` holds all ranks of the job, not those
