@@ -29,6 +29,8 @@ from clcomm.storage.scratch import scratch_directory
 if TYPE_CHECKING:
     from clcomm.engine.device import Device
 
+T = TypeVar("T")
+
 #: How long the device may take, with the building of its kernels.
 _LIMIT_S = 60.0
 #: A device slower than this share of the others like it is found; so is one that reaches less of the CPU's peak.
@@ -196,9 +198,6 @@ def _share_of_peak(job: JobFacts, ranks: list[int], timed: dict[int, Facts], uni
         "speed", what, "see whether other programs use these cores; clcomm tune-kernels, or another driver: "
         "make mnist OPENCL=intel", **evidence,
     )  # fmt: skip
-
-
-T = TypeVar("T")
 
 
 def _alike(facts: dict[int, Facts], key: Callable[[Facts], T]) -> dict[T, list[int]]:

@@ -35,6 +35,8 @@ from clcomm.units import parse_size
 if TYPE_CHECKING:
     from clcomm.transport.mpi_runtime import Intracomm
 
+T = TypeVar("T")
+
 _IDLE_S = 0.005
 #: More tensors than any model has, and the most arrays of its size that a measured case holds.
 MOST_TENSORS, _ARRAYS = 10**5, 2
@@ -187,9 +189,6 @@ def _group(
         return RankGroup(ranks, hosts, comm, None)
     targets = [MeasuredTransport(name, comm, fold) for name in transports]
     return RankGroup(ranks, hosts, comm, Communicator(comm, transport="mpi"), targets)
-
-
-T = TypeVar("T")
 
 
 def _run_on(group: RankGroup, control: Communicator, work: Callable[[RankGroup], T]) -> T:

@@ -10,7 +10,7 @@ from clcomm.stats.events import Row
 from clcomm.units import format_number
 
 
-class Figure(NamedTuple):
+class TableColumn(NamedTuple):
     """A column's heading, the function that formats its cell of a row, and whether cells are aligned right."""
 
     heading: str
@@ -38,19 +38,19 @@ def named(row: Row) -> str:
 
 
 COLUMNS = [
-    Figure("operation", lambda row: f"{row['operation']} {named(row)}".strip(), right=False),
-    Figure("calls", lambda row: f"{row['calls']:,}"),
-    Figure("bytes", lambda row: f"{row['bytes']:,}"),
-    Figure("bytes/call", lambda row: f"{row['average_bytes_per_call']:,.0f}"),
-    Figure("messages", lambda row: f"{row['messages']:,.0f}" if row["messages"] else ""),
-    Figure("total", _milliseconds("seconds", 1)),
-    Figure("waiting", _waiting),
-    Figure("p50", _milliseconds("p50_s")),
-    Figure("p95", _milliseconds("p95_s")),
-    Figure("max", _milliseconds("max_s")),
-    Figure("algbw", _bandwidth("algbw_bytes_per_s")),
-    Figure("busbw", _bandwidth("busbw_bytes_per_s")),
-    Figure("failed", lambda row: str(row["failures"])),
+    TableColumn("operation", lambda row: f"{row['operation']} {named(row)}".strip(), right=False),
+    TableColumn("calls", lambda row: f"{row['calls']:,}"),
+    TableColumn("bytes", lambda row: f"{row['bytes']:,}"),
+    TableColumn("bytes/call", lambda row: f"{row['average_bytes_per_call']:,.0f}"),
+    TableColumn("messages", lambda row: f"{row['messages']:,.0f}" if row["messages"] else ""),
+    TableColumn("total", _milliseconds("seconds", 1)),
+    TableColumn("waiting", _waiting),
+    TableColumn("p50", _milliseconds("p50_s")),
+    TableColumn("p95", _milliseconds("p95_s")),
+    TableColumn("max", _milliseconds("max_s")),
+    TableColumn("algbw", _bandwidth("algbw_bytes_per_s")),
+    TableColumn("busbw", _bandwidth("busbw_bytes_per_s")),
+    TableColumn("failed", lambda row: str(row["failures"])),
 ]
 #: Columns in the order in which they are dropped where the table is too wide.
 DROPPED_FIRST = ("algbw", "p95", "waiting", "max", "busbw", "p50", "bytes/call", "bytes", "messages", "total")
