@@ -28,6 +28,44 @@ class HostLaunch(NamedTuple):
     used: Sequence[np.ndarray] = ()
 
 
+class PreparedKernels:
+    """Kernels with their arguments, to be run again and again.
+
+    Args:
+        device: whose turn it is to compute.
+        queue: the kernels'.
+        enqueue: OpenCL's launch of a kernel.
+        sized: the kernels, each with its global and local size.
+        memory: what lives as long as this: kernels do not keep their arguments' memory alive.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        queue: Any,
+        enqueue: Callable[..., object],
+        sized: Sequence[tuple[Any, tuple[int, ...], tuple[int, ...]]],
+        memory: object,
+    ):
+        self._in_turn, self._queue, self._finish = device.in_turn, queue, queue.finish
+        self._enqueue, self._sized, self._memory = enqueue, sized, memory
+        self._first = sized[0]
+
+    def run(self) -> None:
+        """Run the kernels and wait for them."""
+        with self._in_turn:
+            for kernel, items, group in self._sized:
+                self._enqueue(self._queue, kernel, items, group)
+            self._finish()
+
+    def run_one(self) -> None:
+        """Run the only kernel and wait for it: a loop would cost each all-reduce some time."""
+        kernel, items, group = self._first
+        with self._in_turn:
+            self._enqueue(self._queue, kernel, items, group)
+            self._finish()
+
+
 class HostKernels:
     """Prepares launches of kernels whose last argument is a count of elements, an int, on arrays in host memory.
 
@@ -55,24 +93,11 @@ class HostKernels:
             kernels = [self._bound(launch, buffers) for launch in planned]
         except (self._cl.Error, DeviceError, MemoryError):  # an error on one rank must not stop the others
             return None
-        enqueue, queue, finish = self._cl.enqueue_nd_range_kernel, self._queue, self._queue.finish
-        in_turn = self.device.in_turn
         sized = [(kernel, *launch.sizes) for kernel, launch in zip(kernels, planned, strict=True)]
-        first, *others = sized
-        kernel, items, group = first
-
-        def run_one(_memory: object = (planned, buffers)) -> None:  # kernels do not keep their arguments' memory alive
-            with in_turn:
-                enqueue(queue, kernel, items, group)
-                finish()
-
-        def run(_memory: object = (planned, buffers)) -> None:
-            with in_turn:
-                for kernel, items, group in sized:
-                    enqueue(queue, kernel, items, group)
-                finish()
-
-        return run if others else run_one
+        prepared = PreparedKernels(
+            self.device, self._queue, self._cl.enqueue_nd_range_kernel, sized, (planned, buffers)
+        )
+        return prepared.run if len(sized) > 1 else prepared.run_one
 
     def _bound(self, launch: HostLaunch, buffers: dict[int, cl.Buffer]) -> cl.Kernel:
         """Return the kernel with its arguments set; it runs on no elements first, since drivers compile it then."""
