@@ -24,10 +24,9 @@ from contextlib import ContextDecorator
 from typing import TYPE_CHECKING, Any
 
 from clcomm.engine.ops.broadcasting import expand
-from clcomm.engine.tensor import Node, Shape, Tensor, constant, copy_into, empty, float_tensor
+from clcomm.engine.tensor import Node, Shape, Tensor, Writes, constant, copy_into, empty, float_tensor, orders
 from clcomm.errors import ArgumentError
 
-_orders = itertools.count()
 _backwards = itertools.count(1)
 
 
@@ -96,7 +95,7 @@ class Context(Node):
         That is the input's own gradient if it is a leaf without one yet, else a new tensor.
         """
         source: Tensor = self.inputs[index]
-        if source._node is None:
+        if self.producers[index] is None:
             claimed = source.claim_gradient()
             if claimed is not None:
                 return claimed
@@ -107,7 +106,7 @@ class Context(Node):
 
         The caller has to set the gradient to 0 where the mask is not positive or NaN.
         """
-        producer: Node | None = self.inputs[index]._node
+        producer = self.producers[index]
         if producer is None or producer.mask is None or producer.grad is not None:
             return None
         producer.is_masked = True
@@ -148,7 +147,8 @@ class Op:
             if any(kept is result for kept in ctx.saved):  # a node that holds its own result would be a reference cycle
                 ctx.saved = tuple([result.detach() if kept is result else kept for kept in ctx.saved])
             ctx.op = cls
-            ctx.order = next(_orders)
+            ctx.order = next(orders)
+            ctx.producers = tuple([None if x is None else x._node for x in inputs])
             result._node = ctx
             result._requires_grad = True
         return result
@@ -207,9 +207,8 @@ def _nodes_before(root: Any) -> tuple[list[Context], dict[int, int]]:
         if node.inputs is None:
             raise ArgumentError("backward: this graph ran backward before and released its tensors; run forward again")
         nodes.append(node)
-        for x, needed in zip(node.inputs, node.needs, strict=True):
+        for x, producer, needed in zip(node.inputs, node.producers, node.needs, strict=True):
             if needed:
-                producer = x._node
                 if producer is None:
                     if x._hooks:
                         uses[id(x)] = uses.get(id(x), 0) + 1
@@ -217,17 +216,29 @@ def _nodes_before(root: Any) -> tuple[list[Context], dict[int, int]]:
                     seen.add(producer)
                     waiting.append(producer)
     nodes.sort(key=lambda node: node.order, reverse=True)
+    if Writes.latest > nodes[-1].order:
+        for node in nodes:
+            _require_unwritten(node)
     return nodes, uses
+
+
+def _require_unwritten(node: Context) -> None:
+    """Raise ArgumentError where values that an operation kept for its backward were overwritten since."""
+    for kept in node.saved:
+        if isinstance(kept, Tensor) and kept.written_at > node.order:
+            raise ArgumentError(
+                f"backward: {node.op.__name__.removesuffix('Op')} kept a tensor of shape {kept.shape}, which was "
+                "overwritten after it (by an optimizer's step, copy_from or an operation in place); run forward again"
+            )
 
 
 def _run_node(node: Context, uses: dict[int, int]) -> None:
     """Run one node's backward, pass its gradients on, and release the saved tensors."""
     inputs = node.inputs
     grads = node.op.backward(node, node.grad) if node.grad is not None else (None,) * len(inputs)
-    for x, grad, needed in zip(inputs, grads, node.needs, strict=True):
+    for x, producer, grad, needed in zip(inputs, node.producers, grads, node.needs, strict=True):
         if not needed:
             continue
-        producer = x._node
         if grad is not None:
             if grad.shape != x.shape:
                 raise ArgumentError(

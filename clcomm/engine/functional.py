@@ -13,13 +13,14 @@ from clcomm.engine.ops.class_losses import cross_entropy, nll_loss
 from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool, conv_transpose2d
 from clcomm.engine.ops.dropout import dropout
 from clcomm.engine.ops.elementwise import add, div, mul, sub
+from clcomm.engine.ops.in_place import overwrite
 from clcomm.engine.ops.indexing import embedding, gather, index_select
 from clcomm.engine.ops.layer_norm import layer_norm
 from clcomm.engine.ops.loss import binary_cross_entropy_with_logits, mse_loss, smooth_l1_loss
 from clcomm.engine.ops.matmul import linear
 from clcomm.engine.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from clcomm.engine.ops.reduce import argmax, mean, sum
-from clcomm.engine.ops.shape import flatten, reshape, transpose
+from clcomm.engine.ops.shape import flatten, reshape, swap_dimensions, transpose
 from clcomm.engine.ops.softmax import log_softmax, logsumexp, softmax
 from clcomm.engine.ops.variance import var
 from clcomm.engine.tensor import Tensor
@@ -56,6 +57,7 @@ __all__ = [
     "mul",
     "multi_head_attention",
     "nll_loss",
+    "overwrite",
     "packed_attention",
     "pad",
     "relu",
@@ -69,6 +71,7 @@ __all__ = [
     "stack",
     "sub",
     "sum",
+    "swap_dimensions",
     "take",
     "tanh",
     "transpose",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clcomm.engine.device import Device
-from clcomm.engine.parameter import Parameter
+from clcomm.engine.parameter import LazyParameter, Parameter
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.shards import Unit
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 
-class GatheredParameter(Parameter):
+class GatheredParameter(LazyParameter):
     """A parameter whose unit is gathered at the first use of its memory, on all ranks at the same point."""
 
     __slots__ = ()
@@ -40,6 +40,7 @@ class GatheredParameter(Parameter):
         if array.shape != self.shape:
             raise ArgumentError(f"copy_from: expected an array of shape {self.shape}, got {array.shape}")
         self._units.write(self, array)
+        self.note_write()
 
 
 class GatheredUnits:

@@ -93,10 +93,11 @@ class GradSlot:
         reduced: the tensor on `reduced`.
     """
 
-    __slots__ = ("_gradient", "dropped", "local", "reduced", "space", "state")
+    __slots__ = ("_gradient", "dropped", "local", "reduced", "space", "state", "written_at")
 
     def __init__(self, space: SlotOwner) -> None:
         self.space = space
+        self.written_at = -1  # see LazyParameter
         self.state = NONE  # no property, as every step reads and sets it for each parameter
         self.dropped = 0
         self.local: Tensor = None  # type: ignore[assignment]

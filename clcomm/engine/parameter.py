@@ -8,7 +8,7 @@ import numpy as np
 
 from clcomm.engine.device import Device
 from clcomm.engine.grad_slot import GradSlot
-from clcomm.engine.tensor import Tensor
+from clcomm.engine.tensor import Tensor, Writes, orders
 from clcomm.errors import ArgumentError
 
 
@@ -86,3 +86,17 @@ class Parameter(Tensor):
 
     def _pickled_as(self) -> type[Tensor]:
         return Parameter
+
+
+class LazyParameter(Parameter):
+    """A parameter whose buffer is made where it is used, so that its slot knows of writes."""
+
+    __slots__ = ()
+
+    @property
+    def written_at(self) -> int:
+        return -1 if self.slot is None else self.slot.written_at
+
+    def note_write(self) -> None:
+        if self.slot is not None:
+            Writes.latest = self.slot.written_at = next(orders)

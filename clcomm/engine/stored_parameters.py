@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clcomm.engine.device import Device
-from clcomm.engine.parameter import Parameter
+from clcomm.engine.parameter import LazyParameter
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.precision import FP16, Precision
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 
-class StoredParameter(Parameter):
+class StoredParameter(LazyParameter):
     """A parameter stored in 16 bits by its flat space."""
 
     __slots__ = ()
@@ -31,6 +31,7 @@ class StoredParameter(Parameter):
         if array.shape != self.shape:
             raise ArgumentError(f"copy_from: expected an array of shape {self.shape}, got {array.shape}")
         self.slot.space.narrow(self, array)  # type: ignore[union-attr]
+        self.note_write()
 
     def _as_host_array(self) -> np.ndarray:
         """Return a copy, as no float32 memory exists to share."""

@@ -5,6 +5,7 @@ Elements are float32, or int32 for class indices. Memory is C-contiguous, so a r
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -24,11 +25,21 @@ _NONE_KNOWN = np.empty(0, np.int32)
 
 Shape = tuple[int, ...]
 
+#: Numbers operations on the tape and writes to tensors in the order in which the program makes them.
+orders = itertools.count()
+
+
+class Writes:
+    """The number of the last write to any tensor, so that backward looks for writes only where there may be some."""
+
+    latest = -1
+
 
 class Node:
     """The operation of which a tensor is the result, on the tape; see autograd.py."""
 
     inputs: tuple[Tensor | None, ...] | None  # None after backward
+    producers: tuple[Node | None, ...]  # of the inputs, which an operation in place may give another since
     needs: tuple[bool, ...]  # whether each input needs a gradient
     saved: tuple[Any, ...]
     order: int
@@ -141,8 +152,18 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         if array.shape != self.shape:
             raise ArgumentError(f"copy_from: expected an array of shape {self.shape}, got {array.shape}")
         self.device.write(self.buffer, array)
+        self.note_write()
         if self.dtype == INT32:
             self._bounds = np.array([array.min(), array.max()])
+
+    @property
+    def written_at(self) -> int:
+        """The number, of `orders`, of the last write to the memory by `copy_from`, a step or in place; -1: none."""
+        return getattr(self.buffer, "written_at", -1)
+
+    def note_write(self) -> None:
+        """Note that the values change: operations before it that kept them have no backward any more."""
+        Writes.latest = self.buffer.written_at = next(orders)
 
     @property
     def known_values(self) -> np.ndarray:
@@ -354,7 +375,12 @@ def _host_array(array_like: object) -> np.ndarray:
     if isinstance(array_like, Tensor):
         array_like = array_like.numpy()
     array = np.asarray(array_like)
-    if array.dtype.kind in "fb":
+    if array.dtype.kind == "b":
+        raise ArgumentError(
+            "Tensor: expected numbers, got booleans; attn_mask takes the array itself, array.astype(np.float32) has 1 "
+            "for True"
+        )
+    if array.dtype.kind == "f":
         array = array.astype(FLOAT32, order="C", copy=False)
     elif array.dtype.kind in "iu":
         is_wider = array.dtype.itemsize >= 4 and array.dtype != INT32

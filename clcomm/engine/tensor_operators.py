@@ -7,6 +7,8 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from clcomm.errors import ArgumentError
+
 AnyTensor = TypeVar("AnyTensor")  # Tensor, whose module imports this one
 Result = TypeVar("Result", covariant=True)
 
@@ -43,11 +45,35 @@ class TensorOperators(Generic[AnyTensor]):
     def __rtruediv__(self, other: float) -> AnyTensor:
         return self._functional.div(other, self)
 
+    def __iadd__(self, other: AnyTensor | float) -> AnyTensor:
+        """Add in place: all names and views of the tensor see it, as in PyTorch."""
+        return self._functional.overwrite(self, lambda x: x + other)
+
+    def __isub__(self, other: AnyTensor | float) -> AnyTensor:
+        return self._functional.overwrite(self, lambda x: x - other)
+
+    def __imul__(self, other: AnyTensor | float) -> AnyTensor:
+        return self._functional.overwrite(self, lambda x: x * other)
+
+    def __itruediv__(self, other: AnyTensor | float) -> AnyTensor:
+        return self._functional.overwrite(self, lambda x: x / other)
+
     def __neg__(self) -> AnyTensor:
         return self._functional.mul(self, -1.0)
 
     def __matmul__(self, other: AnyTensor) -> AnyTensor:
         return self._functional.matmul(self, other)
+
+    def __eq__(self, other: object) -> bool:
+        """Raise ArgumentError for anything but None: PyTorch compares elements, and there is no such kernel here."""
+        if other is None or self is other:
+            return self is other
+        raise ArgumentError(
+            f"==: expected None, got {type(other).__name__}, as elements are not compared here; compare "
+            "x.numpy(), or tensors themselves by `is`"
+        )
+
+    __hash__ = object.__hash__
 
     def __getitem__(self, index: object) -> AnyTensor:
         """Return a part of the tensor as NumPy does, as a copy: whole numbers, slices with any step, `...` and None."""
@@ -69,8 +95,17 @@ class TensorOperators(Generic[AnyTensor]):
         return self._functional.flatten(self, start_dim)
 
     def transpose(self, *axes: int | Sequence[int]) -> AnyTensor:
-        """Return the tensor with its dimensions in the order of `axes`, reversed by default, as in NumPy."""
+        """Return the tensor with two dimensions swapped, as PyTorch's `transpose(0, 1)`.
+
+        More or fewer numbers, or a sequence, are the new order of all dimensions, reversed by default, as in NumPy.
+        """
+        if len(axes) == 2 and all(isinstance(axis, (int, np.integer)) for axis in axes):
+            return self._functional.swap_dimensions(self, *_sizes(axes))
         return self._functional.transpose(self, _sizes(axes) or None)
+
+    def permute(self, *axes: int | Sequence[int]) -> AnyTensor:
+        """Return the tensor with its dimensions in the order of `axes`."""
+        return self._functional.transpose(self, _sizes(axes))
 
     @property
     def T(self) -> AnyTensor:

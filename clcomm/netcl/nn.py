@@ -40,4 +40,6 @@ def Conv2d(
     groups: int = 1,
 ) -> nn.Conv2d:
     """Return the engine's Conv2d on a device; None: on the default one."""
-    return nn.Conv2d(in_channels, out_channels, kernel_size, stride, pad, bias, groups=groups, device=device_of(queue))
+    return nn.Conv2d(
+        in_channels, out_channels, kernel_size, stride, pad, groups=groups, bias=bias, device=device_of(queue)
+    )

@@ -20,6 +20,7 @@ class SGD(Optimizer):
         params: Params,
         lr: float,
         momentum: float = 0.0,
+        *,
         nesterov: bool = False,
         weight_decay: float = 0.0,
     ):

@@ -163,6 +163,8 @@ class Optimizer:
             kernel, own = device.kernel("optim", name), state.updated(part, params)
             launch(kernel, *device.grid(count), own, gradients, *arguments, first, count)
         state.narrow(params)
+        for parameter in self._updated:
+            parameter.note_write()
         for parameter in self._frozen:
             self._missed[parameter] = self._missed.get(parameter, 0) + 1
 
@@ -189,6 +191,7 @@ class Optimizer:
         ours = set(self._members.values())
         pairs = [(slot, p) for slot, p in zip(space.slots, space.parameters, strict=True) if p in ours]
         self._trained = [slot for slot, parameter in pairs if parameter.requires_grad]
+        self._updated = [parameter for _, parameter in pairs if parameter.requires_grad]
         self._frozen = [parameter for _, parameter in pairs if not parameter.requires_grad]
         groups = self._groups()
         trained = {parameter: groups[parameter] for _, parameter in pairs if parameter.requires_grad}
@@ -226,7 +229,7 @@ class Optimizer:
         A copy trains the same parameters with its own state; a deep copy also has its own parameters. Copied together
         with the model, it trains the copied model.
         """
-        found_anew = ("_trained", "_frozen", "_runs", "_launches")
+        found_anew = ("_trained", "_updated", "_frozen", "_runs", "_launches")
         kept = {name: value for name, value in self.__dict__.items() if name not in found_anew}
         groups = [copy(group) for group in self.param_groups]
         own = {"param_groups": groups, "_missed": dict(self._missed), "_state": copy(self._state)}

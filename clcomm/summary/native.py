@@ -36,7 +36,10 @@ def layers_of(model: Any, input_shape: tuple[int, ...]) -> Iterator[Layer]:
     samples, trained, listed = input_shape[0], set[int](), set[str]()
     for node, shape in _walk(result):
         inputs = node.inputs
-        gets_gradient = [isinstance(i, Tensor) and (_is_trained(i, names) or id(i._node) in trained) for i in inputs]
+        gets_gradient = [
+            isinstance(i, Tensor) and (_is_trained(i, names) or id(producer) in trained)
+            for i, producer in zip(inputs, node.producers, strict=True)
+        ]
         if any(gets_gradient):
             trained.add(id(node))
         own = [names[id(i)] for i in inputs if id(i) in names and names[id(i)] not in listed]
@@ -60,10 +63,11 @@ def _walk(result: Tensor) -> list[tuple[Context, tuple[int, ...]]]:
     shapes: dict[Any, tuple[int, ...]] = {result._node: result.shape}
     waiting: list[Any] = [result._node]
     while waiting:
-        for x in waiting.pop().inputs or ():
-            if x is not None and x._node is not None and x._node not in shapes:
-                shapes[x._node] = x.shape
-                waiting.append(x._node)
+        node = waiting.pop()
+        for x, producer in zip(node.inputs, node.producers, strict=True):
+            if x is not None and producer is not None and producer not in shapes:
+                shapes[producer] = x.shape
+                waiting.append(producer)
     return sorted(shapes.items(), key=lambda item: item[0].order)
 
 

@@ -189,5 +189,8 @@ def _in_order(result: Tensor) -> list[Tensor]:
         tensor = waiting.pop()
         if tensor._node is not None and id(tensor) not in found:
             found[id(tensor)] = tensor
-            waiting += [each for each in tensor._node.inputs or () if each is not None]
+            inputs = [each for each in tensor._node.inputs or () if each is not None]
+            if any(each._node not in tensor._node.producers for each in inputs):
+                refuse("operations that leave their inputs as they are, got one in place, such as x += y")
+            waiting += inputs
     return sorted(found.values(), key=lambda tensor: tensor._node.order)  # type: ignore[union-attr]

@@ -59,7 +59,7 @@ def test_agrees_with_pytorch(device, seen, sizes):
         mask[..., 0] = 0  # PyTorch's own gradients of a query that sees no key differ between its kernels
     ours = [Tensor(host, device, requires_grad=True) for host in hosts]
     theirs = [torch.tensor(host, requires_grad=True) for host in hosts]
-    result = F.scaled_dot_product_attention(*ours, mask, seen == "causal")
+    result = F.scaled_dot_product_attention(*ours, mask, is_causal=seen == "causal")
     expected = torch.nn.functional.scaled_dot_product_attention(
         *theirs, None if mask is None else torch.tensor(mask), is_causal=seen == "causal"
     )
@@ -169,7 +169,7 @@ def test_only_the_gradients_that_are_needed(device):
             "attn_mask: expected a shape that broadcasts to (1, 3, 4), got (3, 5)",
         ),
         (
-            lambda t: F.scaled_dot_product_attention(t(3, 2), t(4, 2), t(4, 2), t(3, 4), True),
+            lambda t: F.scaled_dot_product_attention(t(3, 2), t(4, 2), t(4, 2), t(3, 4), is_causal=True),
             "expected no attn_mask with is_causal",
         ),
         (
@@ -211,7 +211,7 @@ def test_the_layer_as_pytorchs(device, seen, itself, bias):
     torch = pytest.importorskip("torch")
     torch.manual_seed(7)
     theirs = torch.nn.MultiheadAttention(24, 3, bias=bias, batch_first=True)
-    ours = MultiheadAttention(24, 3, bias, device=device, rng=Generator(7))
+    ours = MultiheadAttention(24, 3, bias=bias, batch_first=True, device=device, rng=Generator(7))
     named = dict(theirs.named_parameters())
     assert {name: values.tobytes() for name, values in ours.state_dict().items()} == {
         name: values.detach().numpy().tobytes() for name, values in named.items()
@@ -247,11 +247,11 @@ def test_the_layer_as_pytorchs(device, seen, itself, bias):
 
 def test_wrong_arguments_of_the_layer(device):
     with pytest.raises(ArgumentError, match="num_heads: expected a number that divides embed_dim 10, got 3"):
-        MultiheadAttention(10, 3, device=device)
+        MultiheadAttention(10, 3, batch_first=True, device=device)
     x = Tensor(np.ones((1, 2, 4)), device)
     with pytest.raises(
         ArgumentError, match="multi_head_attention: expected heads that divide the widths 4 and 4, got 3"
     ):
         F.multi_head_attention(x, x, x, 3)
     with pytest.raises(ArgumentError, match="attn_mask: expected an array of booleans or float32"):
-        MultiheadAttention(4, 2, device=device)(x, attn_mask=Tensor(np.ones((2, 2), int), device))
+        MultiheadAttention(4, 2, batch_first=True, device=device)(x, attn_mask=Tensor(np.ones((2, 2), int), device))

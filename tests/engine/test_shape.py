@@ -51,6 +51,8 @@ def test_reshape_that_does_not_fit(device, shape):
 def test_wrong_axes(device):
     x = Tensor(np.zeros((2, 3)), device)
     with pytest.raises(ArgumentError, match=r"transpose: axes \(0, 0\)"):
-        x.transpose(0, 0)
+        x.permute(0, 0)
+    with pytest.raises(ArgumentError, match=r"transpose: expected two dimensions of shape \(2, 3\), got 0 and 2"):
+        x.transpose(0, 2)
     with pytest.raises(ArgumentError, match="flatten: start_dim 2"):
         x.flatten(2)

@@ -245,7 +245,7 @@ def test_embeddings_have_the_bits_of_the_whole_one(ranks, padding_idx):
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_attention_computes_what_the_whole_one_does(ranks, bias, is_causal):
     device, heads = cpu_device("cpu"), 2 * ranks.size
-    whole = MultiheadAttention(heads * 3, heads, bias, device=device)
+    whole = MultiheadAttention(heads * 3, heads, bias=bias, batch_first=True, device=device)
 
     class Causal(Module):
         def __init__(self, inner):

@@ -206,7 +206,7 @@ def test_attention_of_separate_tensors(mask, before, tmp_path):
 @pytest.mark.parametrize("heads", [1, 2, 6])
 def test_attention_with_a_mask_for_each_head(mask, heads, tmp_path):
     given = None if MASKS[mask] is None else np.broadcast_to(MASKS[mask], (heads, 4, 5))[..., :4]
-    own = MultiheadAttention(6, heads)
+    own = MultiheadAttention(6, heads, batch_first=True)
 
     def among_themselves(model, x):
         added = given if given is None or given.dtype != bool else ~given

@@ -1,6 +1,7 @@
 """Layers, losses and the base class of models."""
 
 from clcomm.engine.nn.attention import MultiheadAttention
+from clcomm.engine.nn.containers import ModuleDict, ModuleList, ParameterList
 from clcomm.engine.nn.convolutions import Conv2d, ConvTranspose2d
 from clcomm.engine.nn.init import Generator, manual_seed
 from clcomm.engine.nn.layers import (
@@ -51,8 +52,11 @@ __all__ = [
     "MSELoss",
     "MaxPool2d",
     "Module",
+    "ModuleDict",
+    "ModuleList",
     "MultiheadAttention",
     "NLLLoss",
+    "ParameterList",
     "ReLU",
     "Sequential",
     "SiLU",

@@ -26,24 +26,36 @@ class MultiheadAttention(Module):
     Args:
         embed_dim: the values of a token.
         num_heads: their number, which divides `embed_dim`.
+        dropout: of the attention's weights: 0.0, as there is none.
         bias: whether the four projections have biases.
+        batch_first: True, as batches come first; PyTorch's default, False, is refused.
         device: where the parameters are; by default `default_device()`.
         rng: the source of the initial values; by default the one that `manual_seed` seeds.
 
-    Raises ArgumentError for sizes below 1, and heads that do not divide `embed_dim`.
+    Raises ArgumentError for sizes below 1, heads that do not divide `embed_dim`, and another `dropout` or
+    `batch_first`.
     """
 
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
+        dropout: float = 0.0,
         bias: bool = True,
         *,
+        batch_first: bool = False,
         device: Device | str | None = None,
         rng: Generator | None = None,
     ):
         if not isinstance(num_heads, int) or num_heads < 1 or embed_dim % num_heads:
             raise ArgumentError(f"num_heads: expected a number that divides embed_dim {embed_dim}, got {num_heads!r}")
+        if isinstance(dropout, bool) or dropout != 0:
+            raise ArgumentError(f"dropout: expected 0.0, as weights are not dropped here, got {dropout!r}")
+        if batch_first is not True:
+            raise ArgumentError(
+                f"batch_first: expected True, as x is [N, T, embed_dim] here, got {batch_first!r}, PyTorch's default, "
+                "for [T, N, embed_dim]"
+            )
         self.num_heads = num_heads
         out_proj = Linear(embed_dim, embed_dim, bias=bias, device=device, rng=rng)
         device = out_proj.weight.device
@@ -59,6 +71,7 @@ class MultiheadAttention(Module):
         query: Tensor,
         key: Tensor | None = None,
         value: Tensor | None = None,
+        *,
         attn_mask: Tensor | np.ndarray | None = None,
         is_causal: bool = False,
     ) -> Tensor:

@@ -19,9 +19,9 @@ class Conv2d(Module):
         kernel_size: one number for both directions, or (vertical, horizontal).
         stride: one number for both directions.
         padding: one number for both directions, or (vertical, horizontal).
-        bias: whether the layer has a bias.
         dilation: from tap to tap of the kernel: one number for both directions, or (vertical, horizontal).
         groups: divides input and output channels into so many groups.
+        bias: whether the layer has a bias.
         device: where its parameters are; by default `default_device()`.
         rng: the source of the initial values; by default the one that `manual_seed` seeds.
     """
@@ -33,10 +33,10 @@ class Conv2d(Module):
         kernel_size: int | tuple[int, int],
         stride: int = 1,
         padding: int | tuple[int, int] = 0,
-        bias: bool = True,
-        *,
         dilation: int | tuple[int, int] = 1,
         groups: int = 1,
+        bias: bool = True,
+        *,
         device: Device | str | None = None,
         rng: Generator | None = None,
     ):
@@ -58,8 +58,8 @@ class ConvTranspose2d(Module):
         kernel_size: one number for both directions, or (vertical, horizontal).
         stride: one number for both directions.
         padding, output_padding: one number for both directions, or (vertical, horizontal).
-        bias: whether the layer has a bias.
         groups: divides input and output channels into so many groups.
+        bias: whether the layer has a bias.
         dilation: from tap to tap of the kernel: one number for both directions, or (vertical, horizontal).
         device: where its parameters are; by default `default_device()`.
         rng: the source of the initial values; by default the one that `manual_seed` seeds.
@@ -73,10 +73,10 @@ class ConvTranspose2d(Module):
         stride: int = 1,
         padding: int | tuple[int, int] = 0,
         output_padding: int | tuple[int, int] = 0,
-        bias: bool = True,
-        *,
         groups: int = 1,
+        bias: bool = True,
         dilation: int | tuple[int, int] = 1,
+        *,
         device: Device | str | None = None,
         rng: Generator | None = None,
     ):

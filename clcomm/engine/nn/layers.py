@@ -119,10 +119,24 @@ class AdaptiveAvgPool2d(Module):
         return F.adaptive_avg_pool2d(x, self.output_size)
 
 
-class ReLU(Module):
-    """max(x, 0)"""
+class _Activation(Module):
+    """An activation, which gives x its result where it is to work in place."""
+
+    def __init__(self, inplace: bool = False):
+        self.inplace = inplace
 
     def forward(self, x: Tensor) -> Tensor:
+        return F.overwrite(x, self.of) if self.inplace else self.of(x)
+
+    def of(self, x: Tensor) -> Tensor:
+        """Return the result."""
+        raise TypeError(f"{type(self).__name__} defines no of()")
+
+
+class ReLU(_Activation):
+    """max(x, 0); inplace: x itself gets it."""
+
+    def of(self, x: Tensor) -> Tensor:
         return F.relu(x)
 
 
@@ -152,25 +166,28 @@ class GELU(Module):
         return F.gelu(x, self.approximate)
 
 
-class SiLU(Module):
-    """x / (1 + exp(-x))"""
+class SiLU(_Activation):
+    """x / (1 + exp(-x)); inplace: x itself gets it."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def of(self, x: Tensor) -> Tensor:
         return F.silu(x)
 
 
-class LeakyReLU(Module):
-    """x where it is positive, else negative_slope * x."""
+class LeakyReLU(_Activation):
+    """x where it is positive, else negative_slope * x; inplace: x itself gets it."""
 
-    def __init__(self, negative_slope: float = 0.01):
+    def __init__(self, negative_slope: float = 0.01, inplace: bool = False):
+        super().__init__(inplace)
         self.negative_slope = negative_slope
 
-    def forward(self, x: Tensor) -> Tensor:
+    def of(self, x: Tensor) -> Tensor:
         return F.leaky_relu(x, self.negative_slope)
 
 
-class Dropout(Module):
+class Dropout(_Activation):
     """x with each element set to 0 with probability p, else divided by 1 - p, in training; x itself in `eval()`.
+
+    inplace: x itself gets the result.
 
     The random numbers are those of the device's RandomStream, which `manual_seed` seeds, for each rank another.
 
@@ -182,12 +199,13 @@ class Dropout(Module):
 
     stream: RandomStream | None = None
 
-    def __init__(self, p: float = 0.5):
+    def __init__(self, p: float = 0.5, inplace: bool = False):
+        super().__init__(inplace)
         check_probability("Dropout", p)
         self.p = p
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.p, self.training, self.stream)
+    def of(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.p, self.training, stream=self.stream)
 
 
 class Softmax(Module):

@@ -13,6 +13,9 @@ from clcomm.engine.parameter import Parameter, ParameterPart
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
+#: Where a module keeps what its attributes are.
+_REGISTRIES = ("_parameters", "_buffers", "_modules", "_transient", "_flat_space")
+
 
 class Module:
     """Base of all layers and models: a subclass assigns parameters and modules to attributes and defines `forward`.
@@ -35,6 +38,9 @@ class Module:
             object.__setattr__(module, name, value)
         return module
 
+    def __init__(self) -> None:
+        """Take no arguments, so that a subclass without its own refuses what it would not use."""
+
     def __setattr__(self, name: str, value: object) -> None:
         if name in self._buffers:
             if isinstance(value, Parameter) or not (value is None or isinstance(value, Tensor)):
@@ -56,7 +62,8 @@ class Module:
     def _note_change(*members: object) -> None:
         """Void recordings and cached checks that depend on these parameters, buffers and modules."""
         for member in members:
-            for tensor in (*member.parameters(), *member.buffers()) if isinstance(member, Module) else (member,):
+            parts = (*member.named_parameters(), *member.named_buffers()) if isinstance(member, Module) else ()
+            for tensor in (member, *(each for _, each in parts)):
                 if isinstance(tensor, Tensor):
                     tensor.device.revision += 1
 
@@ -135,9 +142,30 @@ class Module:
                     yield (f"{prefix}.{key}" if prefix else key), parameter
 
     def parameters(self) -> Iterator[Parameter]:
-        """Yield the parameters in the order of named_parameters."""
+        """Yield the parameters in the order of named_parameters.
+
+        Raises ArgumentError for modules or parameters in a plain list, tuple or dict, which would not be trained.
+        """
+        self.require_registered()
         for _, parameter in self.named_parameters():
             yield parameter
+
+    def require_registered(self) -> None:
+        """Raise ArgumentError for modules and parameters that an attribute has only in a plain list, tuple or dict."""
+        modules = list(self.named_modules())
+        known = {id(module) for _, module in modules} | {id(each) for _, each in self.named_parameters()}
+        for prefix, module in modules:
+            for name, value in vars(module).items():
+                if name in _REGISTRIES or not isinstance(value, (list, tuple, dict)):
+                    continue
+                lost = [each for each in _members(value) if id(each) not in known]
+                if lost:
+                    kind = "ParameterList" if isinstance(lost[0], Parameter) else "ModuleList"
+                    raise ArgumentError(
+                        f"{f'{prefix}.{name}' if prefix else name}: expected a {kind} or a Sequential, whose "
+                        f"parameters are found, got a {type(value).__name__} with {len(lost)} others, the first a "
+                        f"{type(lost[0]).__name__}"
+                    )
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (dotted name, buffer), each once: a module's own buffers, then those of its sub-modules."""
@@ -155,7 +183,7 @@ class Module:
 
     def parameter_count(self) -> int:
         """Return the number of trainable values."""
-        return sum(p.size for p in self.parameters() if p.requires_grad)
+        return sum(p.size for _, p in self.named_parameters() if p.requires_grad)
 
     def train(self, mode: bool = True) -> Module:
         """Set `training` on this module and all inside it; return the module."""
@@ -171,7 +199,7 @@ class Module:
 
     def zero_grad(self) -> None:
         """Drop the gradients of all parameters."""
-        for parameter in self.parameters():
+        for _, parameter in self.named_parameters():
             parameter.grad = None
 
     def flat_space(self) -> FlatSpace:
@@ -180,6 +208,7 @@ class Module:
         Parameters that are frozen later keep their place. The flat space is built again after parameters became
         trainable or layers were replaced.
         """
+        self.require_registered()
         named = list(self.named_parameters())
         space = FlatSpace.holding(named, self._flat_space)
         members = [(name, p) for name, p in named if p.slot is not None]
@@ -226,6 +255,16 @@ class Module:
         values = {name: _values_for(name, tensor, state[name]) for name, tensor in own.items()}
         for name, tensor in own.items():
             tensor.copy_from(values[name])
+
+
+def _members(value: object) -> Iterator[Module | Parameter]:
+    """Yield the modules and parameters in a container, those in containers within it included."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    for part in parts:
+        if isinstance(part, (Module, Parameter)):
+            yield part
+        else:
+            yield from _members(part)
 
 
 def _part_of(tensor: Tensor) -> ParameterPart | None:

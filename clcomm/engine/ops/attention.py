@@ -141,6 +141,7 @@ def scaled_dot_product_attention(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | np.ndarray | None = None,
+    dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
@@ -155,13 +156,16 @@ def scaled_dot_product_attention(
         value: float32 [..., keys, value length].
         attn_mask: added to the scores; of booleans or int32: nonzero where a query sees a key; its shape
             broadcasts to [..., queries, keys]. It gets no gradient. A query that sees no key gives zeros.
+        dropout_p: 0.0, as weights are not dropped here.
         is_causal: whether query i sees only the keys up to i; not with a mask.
         scale: of the scores; None: 1 / sqrt(length).
 
-    Raises ArgumentError for shapes that do not fit, lengths above 512, a mask that needs a gradient, and a mask beside
-    `is_causal`.
+    Raises ArgumentError for shapes that do not fit, lengths above 512, a mask that needs a gradient, a mask beside
+    `is_causal`, and another `dropout_p`.
     """
     name = "scaled_dot_product_attention"
+    if isinstance(dropout_p, bool) or dropout_p != 0:
+        raise ArgumentError(f"{name}: dropout_p: expected 0.0, as weights are not dropped here, got {dropout_p!r}")
     before = _check_shapes(name, query, key, value)
     sizes = Sizes(
         math.prod(before[:-1]), before[-1] if before else 1, query.shape[-2], key.shape[-2], key.shape[-1],

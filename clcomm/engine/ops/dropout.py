@@ -37,7 +37,7 @@ def _masked(x: Tensor, ticket: Tensor, p: float, out: Tensor) -> Tensor:
     return out
 
 
-def dropout(x: Tensor, p: float = 0.5, training: bool = True, stream: RandomStream | None = None) -> Tensor:
+def dropout(x: Tensor, p: float = 0.5, training: bool = True, *, stream: RandomStream | None = None) -> Tensor:
     """Return x with each element set to 0 with probability p, and divided by 1 - p else; x itself if not `training`.
 
     x: float32 of any shape, which the result has too.

@@ -93,6 +93,15 @@ def flatten(x: Tensor, start_dim: int = 0) -> Tensor:
     return Reshape.apply(x, shape=(*x.shape[:first], math.prod(x.shape[first:])))
 
 
+def swap_dimensions(x: Tensor, first: int, second: int) -> Tensor:
+    """Return x with two dimensions swapped; x: float32 of any shape."""
+    order = list(range(x.ndim))
+    if not all(-x.ndim <= axis < x.ndim for axis in (first, second)):
+        raise ArgumentError(f"transpose: expected two dimensions of shape {x.shape}, got {first} and {second}")
+    order[first], order[second] = order[second], order[first]
+    return transpose(x, tuple(order))
+
+
 def transpose(x: Tensor, axes: Shape | None = None) -> Tensor:
     """Return x with its dimensions in the order of `axes`, reversed by default.
 

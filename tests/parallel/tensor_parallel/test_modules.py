@@ -46,7 +46,10 @@ class OwnBlock(Module):
     """A user's block, with PyTorch's attention and an MLP, and a dropout in each place."""
 
     def __init__(self):
-        self.norm, self.attention = LayerNorm(WIDTH, device=device()), MultiheadAttention(WIDTH, HEADS, device=device())
+        self.norm, self.attention = (
+            LayerNorm(WIDTH, device=device()),
+            MultiheadAttention(WIDTH, HEADS, batch_first=True, device=device()),
+        )
         self.mlp = Sequential(
             LayerNorm(WIDTH, device=device()), Linear(WIDTH, HIDDEN, device=device()), GELU(),
             Linear(HIDDEN, WIDTH, device=device()), Dropout(0.0),

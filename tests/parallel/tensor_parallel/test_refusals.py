@@ -43,7 +43,7 @@ def test_plans_that_do_not_fit_are_refused_on_all_ranks_with_the_numbers(several
             return super().forward(x) * 2
 
     layers = Sequential(Linear(n + 1, 4 * n, device=dev), Linear(2 * n, n + 1, device=dev), LayerNorm(4, device=dev))
-    attention = MultiheadAttention(6 * (n + 1), n + 1, device=dev)
+    attention = MultiheadAttention(6 * (n + 1), n + 1, batch_first=True, device=dev)
     gpt, column = GPTTask.model(), ColumnParallel()
     for model, plan, message in (
         (layers, {"1": column}, rf"^plan\['1'\]: ColumnParallel: expected outputs that {n} ranks divide, got {n + 1}$"),

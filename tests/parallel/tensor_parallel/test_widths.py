@@ -87,7 +87,9 @@ def test_every_other_width_is_refused_and_the_right_one_gives_the_whole_layers_r
 
 def test_attention_of_another_width_is_refused(several):
     heads = 2 * several.size
-    layer = parallelize_module(MultiheadAttention(4 * heads, heads, device=device()), several, HeadsParallel())
+    layer = parallelize_module(
+        MultiheadAttention(4 * heads, heads, batch_first=True, device=device()), several, HeadsParallel()
+    )
     for width in (1, 4 * heads - 4, 4 * heads + 4, 12 * heads):
         x, other = of(2, 3, width), of(2, 3, 4 * heads)
         for given in ((x,), (other, x), (other, other, x)):

@@ -1,0 +1,137 @@
+"""Modules and parameters in lists and dicts, which `named_parameters` finds, with PyTorch's names."""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from typing import Any, ClassVar, Generic, TypeVar, overload
+
+from clcomm.engine.nn.module import Module
+from clcomm.engine.parameter import Parameter
+from clcomm.errors import ArgumentError
+
+Member = TypeVar("Member", Module, Parameter)
+
+
+class _List(Module, Generic[Member]):
+    """Members whose names are their positions; it is no layer, and has no forward."""
+
+    _kind: ClassVar[type]
+
+    def _all(self) -> list[Any]:
+        return list((self._modules if self._kind is Module else self._parameters).values())
+
+    def _replace(self, members: list[Any]) -> None:
+        for member in members:
+            if not isinstance(member, self._kind):
+                raise ArgumentError(
+                    f"{type(self).__name__}: expected a {self._kind.__name__} in each place, got "
+                    f"{type(member).__name__}"
+                )
+        for position in range(len(self)):
+            delattr(self, str(position))
+        for position, member in enumerate(members):
+            setattr(self, str(position), member)
+
+    def append(self, member: Member) -> _List[Member]:
+        """Add a member at the end; return the list."""
+        return self.extend([member])
+
+    def extend(self, members: Iterable[Member]) -> _List[Member]:
+        """Add members at the end; return the list."""
+        self._replace([*self._all(), *members])
+        return self
+
+    def insert(self, index: int, member: Member) -> None:
+        """Add a member before the one at `index`."""
+        members = self._all()
+        members.insert(index, member)
+        self._replace(members)
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._all())
+
+    @overload
+    def __getitem__(self, index: int) -> Member: ...
+    @overload
+    def __getitem__(self, index: slice) -> _List[Member]: ...
+    def __getitem__(self, index: int | slice) -> Member | _List[Member]:
+        if isinstance(index, slice):
+            return type(self)().extend(self._all()[index])
+        member: Member = self._all()[index]
+        return member
+
+    def __setitem__(self, index: int, member: Member) -> None:
+        members = self._all()
+        members[index] = member
+        self._replace(members)
+
+
+class ModuleList(_List[Module]):
+    """Modules in a list, such as the blocks of a model; `forward` calls them as it likes."""
+
+    _kind = Module
+
+    def __init__(self, modules: Iterable[Module] = ()):
+        self.extend(modules)
+
+
+class ParameterList(_List[Parameter]):
+    """Parameters in a list."""
+
+    _kind = Parameter
+
+    def __init__(self, values: Iterable[Parameter] = ()):
+        self.extend(values)
+
+
+class ModuleDict(Module):
+    """Modules by names, which are those of `named_parameters`; it is no layer, and has no forward."""
+
+    def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] = ()):
+        self.update(modules)
+
+    def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
+        """Add modules, or replace those of the same names."""
+        for name, module in dict(modules).items():
+            self[name] = module
+
+    def __setitem__(self, name: str, module: Module) -> None:
+        if not isinstance(name, str) or not name or "." in name or not isinstance(module, Module):
+            raise ArgumentError(
+                f"ModuleDict: expected a name without a dot and a Module, got {name!r} and {type(module).__name__}"
+            )
+        if name not in self._modules and hasattr(self, name):
+            raise ArgumentError(f"ModuleDict: expected the name of no attribute of a Module, got {name!r}")
+        setattr(self, name, module)
+
+    def __getitem__(self, name: str) -> Module:
+        return self._modules[name]
+
+    def __delitem__(self, name: str) -> None:
+        if name not in self._modules:
+            raise KeyError(name)
+        delattr(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._modules
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def keys(self) -> KeysView[str]:
+        """Return the names."""
+        return self._modules.keys()
+
+    def values(self) -> ValuesView[Module]:
+        """Return the modules."""
+        return self._modules.values()
+
+    def items(self) -> ItemsView[str, Module]:
+        """Return pairs of name and module."""
+        return self._modules.items()

@@ -1,0 +1,107 @@
+"""Positional arguments bind to the parameters that PyTorch's names bind them to, or are refused by their type."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from clcomm import optim
+from clcomm.engine import Tensor, nn
+from clcomm.engine import functional as F
+
+torch = pytest.importorskip("torch")
+
+#: This package's names for PyTorch's.
+NAMES = {
+    "x": "input", "a": "input", "b": "other", "logits": "input", "prediction": "input", "log_probabilities": "input",
+    "targets": "target", "indices": "input", "table": "weight", "axis": "dim", "keepdims": "keepdim",
+    "tensors": "input", "sizes": "split_size_or_sections", "widths": "pad",
+}  # fmt: skip
+#: Where another argument is refused by its type: a reduction is one of three words, pairs are no flat list of numbers.
+REFUSED = {
+    *(f"nn.{name}: {argument}" for name in ("BCEWithLogitsLoss", "CrossEntropyLoss", "MSELoss", "NLLLoss")
+      for argument in ("reduction",)),
+    "nn.SmoothL1Loss: reduction", "nn.SmoothL1Loss: beta",
+    *(f"F.{name}: reduction" for name in (
+        "binary_cross_entropy_with_logits", "cross_entropy", "mse_loss", "nll_loss", "smooth_l1_loss")),
+    "F.smooth_l1_loss: beta", "F.pad: value", "F.split: x",
+}  # fmt: skip
+#: PyTorch's that are built in and have no signature, from its manual.
+MANUAL = {
+    "conv2d": ["input", "weight", "bias", "stride", "padding", "dilation", "groups"],
+    "conv_transpose2d": ["input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation"],
+    "max_pool2d": ["input", "kernel_size", "stride", "padding", "dilation", "ceil_mode"],
+    "avg_pool2d": ["input", "kernel_size", "stride", "padding", "ceil_mode"],
+    "scaled_dot_product_attention": ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"],
+    "linear": ["input", "weight", "bias"],
+    "gelu": ["input", "approximate"],
+    "gather": ["input", "dim", "index"],
+    "index_select": ["input", "dim", "index"],
+    "flatten": ["input", "start_dim", "end_dim"],
+    "sum": ["input", "dim", "keepdim"],
+    "mean": ["input", "dim", "keepdim"],
+    "logsumexp": ["input", "dim", "keepdim"],
+    "stack": ["input", "dim"],
+    "concat": ["input", "dim"],
+    "matmul": ["input", "other"],
+    "reshape": ["input", "shape"],
+    **{name: ["input", "other"] for name in ("add", "sub", "mul", "div")},
+}  # fmt: skip
+
+
+def positional(function: Callable[..., Any]) -> list[str] | None:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return None
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [each.name for each in parameters if each.kind in kinds and each.name != "self"]
+
+
+def pairs() -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield the name of each callable that both have, and the names of their positional parameters."""
+    for name in nn.__all__:
+        theirs, ours = getattr(torch.nn, name, None), getattr(nn, name)
+        if inspect.isclass(theirs) and inspect.isclass(ours):
+            yield f"nn.{name}", positional(ours.__init__) or [], positional(theirs.__init__) or []
+    for name in F.__all__:
+        theirs = getattr(torch.nn.functional, name, None) or getattr(torch, name, None)
+        names = MANUAL.get(name) or (positional(theirs) if callable(theirs) else None)
+        if names is not None:
+            yield f"F.{name}", positional(getattr(F, name)) or [], names
+    for name in ("SGD", "Adam", "AdamW"):
+        theirs, ours = getattr(torch.optim, name), getattr(optim, name)
+        yield f"optim.{name}", positional(ours.__init__) or [], positional(theirs.__init__) or []
+
+
+def test_every_positional_parameter_is_pytorchs_at_that_place():
+    checked, wrong = 0, []
+    for name, ours, theirs in pairs():
+        checked += 1
+        for place, own in enumerate(ours):
+            theirs_there = theirs[place] if place < len(theirs) else None
+            if theirs_there not in (own, NAMES.get(own)) and f"{name}: {own}" not in REFUSED:
+                wrong.append(f"{name}: {own} where PyTorch has {theirs_there}")
+    assert checked > 60
+    assert wrong == []
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [
+    (lambda: nn.Conv2d(3, 8, 3, 1, 2, 2), lambda: torch.nn.Conv2d(3, 8, 3, 1, 2, 2)),
+    (lambda: nn.Conv2d(16, 16, 3, 1, 1, 1, 4, False), lambda: torch.nn.Conv2d(16, 16, 3, 1, 1, 1, 4, False)),
+    (lambda: nn.ConvTranspose2d(4, 8, 3, 2, 1, 1, 2), lambda: torch.nn.ConvTranspose2d(4, 8, 3, 2, 1, 1, 2)),
+    (lambda: nn.ConvTranspose2d(4, 8, 3, 2, 1, 1, 2, False, 2),
+     lambda: torch.nn.ConvTranspose2d(4, 8, 3, 2, 1, 1, 2, False, 2)),
+])  # fmt: skip
+def test_a_layer_made_by_position_is_pytorchs(ours, theirs):
+    own, other = ours(), theirs()
+    state = {name: value.numpy() for name, value in other.state_dict().items()}
+    own.load_state_dict(state)
+    x = torch.rand(2, state["weight"].shape[1] * getattr(other, "groups", 1), 9, 9)
+    if isinstance(other, torch.nn.ConvTranspose2d):
+        x = torch.rand(2, state["weight"].shape[0], 9, 9)
+    result = own(Tensor(x.numpy())).numpy()
+    assert result == pytest.approx(other(x).detach().numpy(), rel=1e-4, abs=1e-5)
