@@ -231,7 +231,9 @@ def test_the_layer_as_pytorchs(device, seen, itself, bias):
         [torch.tensor(h, requires_grad=True) for h in hosts],
     )
     given_mask = {"attn_mask": None if turned is None else turned.copy()}
-    result = ours(*xs, is_causal=True) if seen == "causal" else ours(*xs, **given_mask)
+    given = {"is_causal": True} if seen == "causal" else given_mask
+    result, weights = ours(*xs, need_weights=False, **given)
+    assert weights is None
     expected, _ = theirs(
         *(ts * 3 if itself else ts), need_weights=False,
         attn_mask=None if turned is None else torch.tensor(turned.reshape(6, queries, keys)),
@@ -254,4 +256,10 @@ def test_wrong_arguments_of_the_layer(device):
     ):
         F.multi_head_attention(x, x, x, 3)
     with pytest.raises(ArgumentError, match="attn_mask: expected an array of booleans or float32"):
-        MultiheadAttention(4, 2, batch_first=True, device=device)(x, attn_mask=Tensor(np.ones((2, 2), int), device))
+        MultiheadAttention(4, 2, batch_first=True, device=device)(
+            x, need_weights=False, attn_mask=Tensor(np.ones((2, 2), int), device)
+        )
+    with pytest.raises(
+        ArgumentError, match="need_weights: expected False, .* got True"
+    ):
+        MultiheadAttention(4, 2, batch_first=True, device=device)(x, x, x)

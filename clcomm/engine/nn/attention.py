@@ -66,36 +66,42 @@ class MultiheadAttention(Module):
             out_proj.bias = Parameter(np.zeros(embed_dim, np.float32), device)
         self.out_proj = out_proj
 
-    def forward(
+    def forward(  # type: ignore[override]  # a pair, as PyTorch's
         self,
         query: Tensor,
         key: Tensor | None = None,
         value: Tensor | None = None,
         *,
+        need_weights: bool = True,
         attn_mask: Tensor | np.ndarray | None = None,
         is_causal: bool = False,
-    ) -> Tensor:
-        """Return the attention's result.
+    ) -> tuple[Tensor, None]:
+        """Return the attention's result and None, as PyTorch's layer does without weights.
 
         Args:
             query: [N, T, embed_dim].
             key: [N, S, embed_dim]; None: the queries.
             value: [N, S, embed_dim]; None: the keys.
+            need_weights: False, as the weights are never in memory; PyTorch's default, True, is refused.
             attn_mask: added to the scores; of booleans: True where a query does not see a key, as in
                 PyTorch's layer and the reverse of `scaled_dot_product_attention`'s; its shape broadcasts to
                 [N, heads, T, S].
             is_causal: whether query i sees only the keys up to i; not with a mask.
 
-        Raises ArgumentError for shapes that do not fit, and for an int32 mask.
+        Raises ArgumentError for shapes that do not fit, for an int32 mask, and without `need_weights=False`.
         """
+        if need_weights is not False:
+            raise ArgumentError(
+                f"need_weights: expected False, as attention keeps no weights here, got {need_weights!r}"
+            )
         added = _added(attn_mask)
         key = query if key is None else key
         value = key if value is None else value
         if query is key is value:
             packed = self._linear(query, self.in_proj_weight, self.in_proj_bias)
-            return self.out_proj(F.packed_attention(packed, self.num_heads, added, is_causal))
+            return self.out_proj(F.packed_attention(packed, self.num_heads, added, is_causal)), None
         q, k, v = (self._projected(number, x) for number, x in enumerate((query, key, value)))
-        return self.out_proj(F.multi_head_attention(q, k, v, self.num_heads, added, is_causal))
+        return self.out_proj(F.multi_head_attention(q, k, v, self.num_heads, added, is_causal)), None
 
     def _projected(self, number: int, x: Tensor) -> Tensor:
         width = self.in_proj_weight.shape[0] // 3

@@ -56,7 +56,7 @@ class OwnBlock(Module):
         )  # fmt: skip
 
     def forward(self, x):
-        x = x + self.attention(self.norm(x), is_causal=True)
+        x = x + self.attention(self.norm(x), need_weights=False, is_causal=True)[0]
         return x + self.mlp(x)
 
 
