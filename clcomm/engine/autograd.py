@@ -24,7 +24,7 @@ from contextlib import ContextDecorator
 from typing import TYPE_CHECKING, Any
 
 from clcomm.engine.ops.broadcasting import expand
-from clcomm.engine.tensor import Node, Shape, Tensor, Writes, constant, copy_into, empty, float_tensor, orders
+from clcomm.engine.tensor import Node, Shape, Tensor, constant, copy_into, empty, float_tensor, orders
 from clcomm.errors import ArgumentError
 
 _backwards = itertools.count(1)
@@ -176,6 +176,9 @@ def _backpropagate(root: Tensor, seed: Tensor) -> None:
         _run_hooks(root)
         return
     nodes, uses = _nodes_before(root._node)
+    if root.device.written_at > nodes[-1].order:
+        for node in nodes:
+            _require_unwritten(node)
     root._node.grad = seed
     with no_grad():
         for node in nodes:
@@ -216,9 +219,6 @@ def _nodes_before(root: Any) -> tuple[list[Context], dict[int, int]]:
                     seen.add(producer)
                     waiting.append(producer)
     nodes.sort(key=lambda node: node.order, reverse=True)
-    if Writes.latest > nodes[-1].order:
-        for node in nodes:
-            _require_unwritten(node)
     return nodes, uses
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.reachable import BOOKKEEPING, PLAIN, ReachableValues
+from clcomm.engine.tensor import Tensor
+from clcomm.errors import ArgumentError
 
 _MISSING = object()
 _BY_IDENTITY: object = object.__eq__
@@ -57,16 +59,24 @@ def _difference(read: Callable[[], Any], before: Any, names: Sequence[str]) -> s
     """Return the name of the first value that is no longer as `before`; None if there is none."""
     try:
         now = read()
-        if now == before:
+        if not _differs(now, before):
             return None
         if isinstance(now, dict):
-            keys = (key for key in {**before, **now} if now.get(key, _MISSING) != before.get(key, _MISSING))
+            keys = (key for key in {**before, **now} if _differs(now.get(key, _MISSING), before.get(key, _MISSING)))
             return f"{next(keys)} of {names[0]}"
         if isinstance(now, tuple) and len(now) == len(before) == len(names):
-            return next(name for name, one, other in zip(names, now, before, strict=True) if one != other)
+            return next(name for name, one, other in zip(names, now, before, strict=True) if _differs(one, other))
     except Exception:  # as in are_same
         pass
     return str(names[0])
+
+
+def _differs(now: object, before: object) -> bool:
+    """Return whether a value is another one; tensors, which refuse to be compared, are where they are not the same."""
+    try:
+        return bool(now != before)
+    except ArgumentError:
+        return True
 
 
 class _Identical:
@@ -97,7 +107,8 @@ def _comparable(value: object) -> object:
 def _comparable_element(value: object) -> object:
     if type(value) is tuple:
         return _comparable(value)
-    return value if isinstance(value, PLAIN) or type(value).__eq__ is _BY_IDENTITY else _Identical(value)
+    is_as_it_is = isinstance(value, (*PLAIN, Tensor)) or type(value).__eq__ is _BY_IDENTITY
+    return value if is_as_it_is else _Identical(value)
 
 
 def _bits(state: object) -> str:

@@ -53,6 +53,7 @@ class LaunchQueue:
         # threads may then wait for each other's events. So one thread at a time uses such a device.
         self.in_turn = self.launching if runs_in_caller else nullcontext()
         self.revision = 0  # grows when memory, hooks or requires_grad of tensors change, which voids recordings
+        self.written_at = -1  # the number of the last write that a tensor on it has noted
         self.note: Callable[[LaunchEvent], None] | None = None  # called with each launch
         #: Called with its number at the end of each backward, like planned hooks: what they return runs next, also
         #: in replays.

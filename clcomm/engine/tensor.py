@@ -29,12 +29,6 @@ Shape = tuple[int, ...]
 orders = itertools.count()
 
 
-class Writes:
-    """The number of the last write to any tensor, so that backward looks for writes only where there may be some."""
-
-    latest = -1
-
-
 class Node:
     """The operation of which a tensor is the result, on the tape; see autograd.py."""
 
@@ -163,7 +157,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
 
     def note_write(self) -> None:
         """Note that the values change: operations before it that kept them have no backward any more."""
-        Writes.latest = self.buffer.written_at = next(orders)
+        self.device.written_at = self.buffer.written_at = next(orders)
 
     @property
     def known_values(self) -> np.ndarray:
