@@ -5,6 +5,8 @@ Calls queue work and return; only reads to the host block.
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
@@ -81,6 +83,8 @@ class Device(LaunchQueue):
         self._grids: dict[int, tuple[tuple[int], tuple[int]]] = {}
         self.kept: dict[object, cl.Buffer] = {}  # buffers of constant values, by key
         self.random_stream: Any = None  # see random_stream.py
+        if not in_caller:
+            process_devices().computing.add(self)
 
     @staticmethod
     def select(
@@ -279,11 +283,19 @@ class ProcessDevices:
     Attributes:
         default: the device of tensors and modules that name none; None: selected at first use.
         by_name: devices that a program selected by name, for the same one at each selection.
+        computing: those that compute in threads of their own, or beside the host.
     """
 
     def __init__(self) -> None:
         self.default: Device | None = None
         self.by_name: dict[str, Device] = {}
+        self.computing: weakref.WeakSet[Device] = weakref.WeakSet()
+        atexit.register(self._finish)
+
+    def _finish(self) -> None:
+        """Wait for the devices: PoCL's threads crash in a compiler that the process's end has taken apart."""
+        for device in list(self.computing):
+            device.finish_at_exit()
 
 
 @cache

@@ -130,6 +130,11 @@ class LaunchQueue:
         with self.launching:
             self._drop_kept_arrays()
 
+    def finish_at_exit(self) -> None:
+        """Wait until everything queued is done, whatever this process's other threads hold; never raises."""
+        with suppress(self._error):
+            self.queue.finish()
+
     def keep_while_queued(self, array: np.ndarray) -> None:
         """Keep a released buffer's array until the kernels queued so far are done, as drivers do not.
 

@@ -266,3 +266,31 @@ def test_a_repeated_launch_sets_what_changed_and_is_recorded_as_any_other(device
     with device.profile() as timed:
         repeated(kernel, *device.grid(count), ours, *arguments)
     assert [launch.name for launch in timed.launches] == ["sgd"]
+
+
+QUEUES_AND_ENDS = """
+import atexit
+
+import numpy as np
+
+finished = []
+atexit.register(lambda: print("complete" if finished[0].command_execution_status == 0 else "still computing"))
+
+import pyopencl as cl
+
+from clcomm.engine import Device, Linear, Tensor
+
+device = Device.select("cpu", cores=2)
+layer = Linear(2048, 2048, device=device)
+y = Tensor(np.ones((2048, 2048), np.float32), device)
+for _ in range(4):
+    y = layer(y)
+finished.append(cl.enqueue_marker(device.queue))
+print("queued" if device.runs_in_caller or finished[0].command_execution_status != 0 else "early")
+"""
+
+
+def test_the_processs_end_waits_for_what_is_queued():
+    """PoCL's threads crash in a compiler that the end of the process has taken apart."""
+    ended = subprocess.run([sys.executable, "-c", QUEUES_AND_ENDS], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout.split()[-1]) == (0, "complete"), ended.stderr
