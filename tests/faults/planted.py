@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from clcomm import Communicator, checkpoint
+from clcomm import Communicator
+from clcomm.checkpoint import file as checkpoint_file
 
 FAULT, PLACE, RANK = os.environ["CLCOMM_TEST_FAULT"].split(":")
 #: Time from the begin of a wait to the signal, and the delay of the rank that is waited for.
@@ -233,7 +234,7 @@ def while_writing() -> None:
         fsync(descriptor)
 
     done: list[bool] = []
-    checkpoint.os = SimpleNamespace(**{**vars(os), "fsync": struck})  # type: ignore[attr-defined]
+    checkpoint_file.os = SimpleNamespace(**{**vars(os), "fsync": struck})  # type: ignore[attr-defined]
 
 
 def disagree(place: str, comm: Communicator) -> None:

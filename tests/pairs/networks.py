@@ -80,7 +80,7 @@ class Dropping(Dropout):
             streams = self.replicas.streams[each.replica]
             step = x.shape[1] // len(streams)
             parts = [
-                F.dropout(x[each.start : each.stop, place * step : (place + 1) * step], self.p, True, stream)
+                F.dropout(x[each.start : each.stop, place * step : (place + 1) * step], self.p, True, stream=stream)
                 for place, stream in enumerate(streams)
             ]
             rows.append(F.concat(parts, 1) if len(parts) > 1 else parts[0])
