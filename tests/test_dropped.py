@@ -147,13 +147,13 @@ def test_room_is_made_of_what_was_dropped(monkeypatch):
     Communicator().barrier()  # the process remembers the latest
     del going, memory, holder
     gc.collect()
-    shared, refused = staying._shared, []
+    shared, refused = staying.world.shared, []
     if shared is None:
         pytest.skip("no shared memory")
     before = len(this_job().communicators.dropped)
     make_room = shared.make_room
     monkeypatch.setattr(shared, "make_room", lambda *a: make_room(*a) if refused else refused.append(1))
-    assert staying._shared.holds(staying.allocate(100))
+    assert staying.world.shared.holds(staying.allocate(100))
     assert before and len(this_job().communicators.dropped) < before
 
 
@@ -161,7 +161,7 @@ def test_ranks_that_keep_theirs_hold_the_others_up_nowhere():
     """A Communicator that one rank keeps is not freed; those after it are."""
     rank = world().Get_rank()
     kept = Communicator()
-    number = kept._resources.key[0]
+    number = kept.resources.key[0]
     if rank:
         kept = None
     for _ in range(5):
@@ -170,7 +170,7 @@ def test_ranks_that_keep_theirs_hold_the_others_up_nowhere():
     if world().Get_size() > 1:
         assert (number in numbers) == (rank > 0)
     assert len(numbers) <= 2 + 1
-    assert kept is None or kept._resources in this_job().communicators.open
+    assert kept is None or kept.resources in this_job().communicators.open
 
 
 def test_a_constructor_that_fails_takes_nothing_for_good():
