@@ -90,7 +90,7 @@ def _hierarchical_bench(layout: str, comm, pending=None) -> Bench:
     if layout == "halves":
         made.fold = DeviceFold(cpu_device("cpu"))
     if layout == "first-alone":
-        for each in (base, made._peers or base):
+        for each in (base, made.peers or base):
             each.most_bytes = PIECE_BYTES
     return Bench(made, made.allocate, made.allocate_common, hosts=hosts.ranks, release=base.close)
 
