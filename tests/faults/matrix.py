@@ -24,15 +24,14 @@ from tests.faults.cases import SAVED, STALL_WARNING_S, TIMEOUT_S, Case, all_case
 from tests.faults.elastic_runs import find_mpiexec
 from tests.faults.file_cases import FileCase, file_cases
 from tests.faults.file_jobs import forget_kernels, run_file_case
-from tests.faults.launch import END_S, ROOT, clean_environment, mpiexec
+from tests.faults.launch import ROOT, clean_environment, mpiexec
 from tests.faults.pace import Pace
+from tests.faults.page import LINE, Row, page
 from tests.faults.start_cases import start_cases
 from tests.multihost.two_hosts import TwoHosts
 
 #: How long a job may take on a busy machine before it counts as hung, and its processes after its end.
 LIMIT_S, GONE_S = 120.0, 5.0
-#: Number of a message's characters that the page shows.
-LINE = 160
 #: Runs the job within its own mounts, and copies the files on its disk before it is unmounted.
 _IN_OWN_MOUNTS = """
 mount -t tmpfs -o size=64m clcomm-faults /dev/shm || exit 99
@@ -42,24 +41,6 @@ code=$?
 ls -A /dev/shm > "$LEFT"
 if [ "$DISK" ]; then cp -a "$CLCOMM_TEST_DIR"/. "$0"; fi
 exit $code
-"""
-_PAGE_HEAD = """# Faults
-
-Faults that are caused in a job of two ranks, or as many as are named, with their place and rank, and the job's exit
-code and first line about it. In each case the harness checks that the job ends within {end_s:g} s of the fault, or of
-the time-out where a rank stops (or that it finishes with the right result), that the message names rank and cause, that
-the newest checkpoint is complete and as recent as it can be, and that no process and no file in /dev/shm is left. A
-full or read-only disk is a small file system of the job's own. `make faults` runs all {count} cases and writes this
-page; CI runs one of each mechanism.
-
-Under MPICH the launcher determines the exit code of a job in which a rank is killed or calls `os._exit`. A signal that
-ends a rank while MPI starts is reported by the launcher alone, and MPICH's own file (4 MB) stays in /dev/shm. "Plain
-script": one that does not call `clcomm.job.run(main)`; Python has no hook for SystemExit, so the job's exit code is 1
-where another rank waits for the one that has left. "ULFM" is Open MPI's `mpiexec --with-ft ulfm`, with which the other
-ranks survive when one dies.
-
-| fault | place | rank | exit code | what the user reads |
-|---|---|---|---|---|
 """
 
 
@@ -270,22 +251,13 @@ def _processes(directory: Path) -> list[int]:
     return found
 
 
-def page(outcomes: list[Outcome]) -> str:
-    """Return docs/faults.md."""
-    return _PAGE_HEAD.format(end_s=END_S, count=len(outcomes)) + page_rows(outcomes)
-
-
-def page_rows(outcomes: list[Outcome]) -> str:
-    """Return a page's rows of a table, one for each outcome."""
-    rows = []
-    for outcome in outcomes:
-        case = outcome.case
-        line = re.sub(r"/\S*/", "", outcome.first_line()).replace("|", "\\|")
-        line = line if len(line) <= LINE else f"{line[:LINE]} …"
-        rank = f"{case.rank}" if case.ranks == 2 and not case.ulfm else f"{case.rank} of {case.ranks}"
-        rank += ", ULFM" if case.ulfm else ""
-        rows.append(f"| {case.fault} | {case.place} | {rank} | {outcome.code} | {f'`{line}`' if line else ''} |")
-    return "\n".join(rows) + "\n"
+def row(outcome: Outcome) -> Row:
+    """Return a case's row of the page: without folders, and shortened."""
+    case = outcome.case
+    line = re.sub(r"/\S*/", "", outcome.first_line())
+    rank = f"{case.rank}" if case.ranks == 2 and not case.ulfm else f"{case.rank} of {case.ranks}"
+    rank += ", ULFM" if case.ulfm else ""
+    return Row(case.fault, case.place, rank, outcome.code, line if len(line) <= LINE else f"{line[:LINE]} …")
 
 
 def report(case: Case) -> Outcome:
@@ -311,7 +283,7 @@ def main(pattern: str = "", at_once: str = "1") -> int:
     failed = sum(bool(outcome.problems) for outcome in outcomes)
     print(f"{len(outcomes) - failed} of {len(outcomes)} as they have to be")
     if not pattern:
-        (ROOT / "docs" / "faults.md").write_text(page(outcomes))
+        (ROOT / "docs" / "faults.md").write_text(page(list(map(row, outcomes))))
     return 1 if failed else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,8 +11,10 @@ import pytest
 
 from tests.faults.cases import SAMPLE
 from tests.faults.file_jobs import forget_kernels
+from tests.faults.launch import ROOT
 from tests.faults.matrix import Outcome, every_case, run_case, undisturbed
 from tests.faults.pace import Pace
+from tests.faults.page import Row, page, section_of
 
 #: Cases at a time: they mostly wait.
 AT_ONCE = 3
@@ -41,3 +44,21 @@ def test_a_fault_ends_as_it_has_to(name: str, outcomes: dict[str, Future[Outcome
 def test_the_matrix_has_enough_cases_each_once() -> None:
     names = Counter(case.name for case in every_case())
     assert len(names) >= 300 and set(names.values()) == {1}
+
+
+def test_the_page_has_a_line_for_each_mechanism_of_the_matrix() -> None:
+    shown = re.findall(r"^<summary><b>(.+?)</b>, \d+ case", (ROOT / "docs" / "faults.md").read_text(), re.MULTILINE)
+    assert sorted(shown) == sorted({case.fault for case in every_case()})
+
+
+def test_a_mechanism_s_line_has_its_exit_codes_and_the_message_of_most_cases() -> None:
+    written = page([
+        Row("SIGTERM", "start-up", "1", 15, ""),
+        Row("SIGTERM", "forward", "1", 143, "clcomm: rank 1 | <5>"),
+        Row("SIGTERM", "collective", "1", 143, "clcomm: rank 1 | <6>"),
+        Row("no number", "--lr", "0", 2, ""),
+    ])  # fmt: skip
+    assert "<summary><b>SIGTERM</b>, 3 cases, exit codes 15, 143: <code>clcomm: rank 1 | &lt;5&gt;</code>" in written
+    assert "| SIGTERM | collective | 1 | 143 | `clcomm: rank 1 \\| <6>` |" in written
+    assert "<summary><b>no number</b>, 1 case, exit code 2</summary>" in written
+    assert section_of("SIGTERM") == "Signals" and section_of("no number") == "Options, files and disks"

@@ -23,7 +23,8 @@ from tests.faults.cases import (
     all_cases,
 )
 from tests.faults.launch import END_S, ROOT
-from tests.faults.matrix import page_rows, report, undisturbed
+from tests.faults.matrix import report, row, undisturbed
+from tests.faults.page import table
 from tests.multihost import two_hosts
 
 #: Faults of one process that say nothing of hosts: signals to all, and what ranks do to themselves at their end.
@@ -36,8 +37,6 @@ The cases of the [fault matrix](faults.md) that concern hosts, with the ranks di
 namespaces, and faults of a whole host. What is checked is the same. `make hosts` runs all {count} cases and writes this
 page; CI runs a sample.
 
-| fault | place | rank | exit code | what the user reads |
-|---|---|---|---|---|
 """
 #: The sample that CI runs.
 SAMPLE = ("exception:collective:1:two hosts", "SIGKILL:forward:1:two hosts", "host lost:collective:1:two hosts")
@@ -97,7 +96,7 @@ def main(pattern: str = "", at_once: str = "1") -> int:
     failed = sum(bool(outcome.problems) for outcome in outcomes)
     print(f"{len(outcomes) - failed} of {len(outcomes)} as they have to be")
     if not pattern:
-        (ROOT / "docs" / "faults-on-hosts.md").write_text(PAGE.format(count=len(outcomes)) + page_rows(outcomes))
+        (ROOT / "docs" / "faults-on-hosts.md").write_text(PAGE.format(count=len(outcomes)) + table(map(row, outcomes)))
     return 1 if failed else 0
 
 
