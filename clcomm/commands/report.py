@@ -7,15 +7,26 @@ import sys
 
 from clcomm.commands import output
 from clcomm.commands.command import Command
+from clcomm.console.option_types import whole_number
+from clcomm.errors import ArgumentError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", metavar="FILE", help="a file of --report, or those of a run's ranks")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="a file of --report, or those of a run's ranks")
     output.add_arguments(parser)
+    parser.add_argument(
+        "--serve", type=whole_number(0, 65535), nargs="?", const=0, metavar="PORT",
+        help="instead of a file: the page of a running job, which updates itself; for this user on this host",
+    )  # fmt: skip
+    parser.add_argument("--job", type=whole_number(1), metavar="PID", help="which job, if several run: its process")
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the report; return 1 if a file was left out. Raises DataError if none could be read."""
+    if options.serve is not None:
+        return _serve(options)
+    if not options.files or options.job:
+        raise ArgumentError("report: expected FILE, or --serve [PORT] [--job PID] for the page of a running job")
     from clcomm.report import build, read_runs  # here, to keep it out of the start of other commands
 
     form = output.form_of(options)
@@ -26,15 +37,27 @@ def run(options: argparse.Namespace) -> int:
     return 1 if found.problems else 0
 
 
+def _serve(options: argparse.Namespace) -> int:
+    """Serve a running job's page; raises NoJobError (exit code 1) where there is none."""
+    if options.files or options.format or options.output:
+        raise ArgumentError("--serve: shows a running job, as a page; leave out FILE, --format and -o")
+    from clcomm.report.live import serve
+    from clcomm.top.watch import choose
+
+    return serve(choose(options.job, "report --serve"), options.serve)
+
+
 COMMAND = Command(
     "report",
     "show a run's figures: tables, charts, a page",
     "Show what a run's --report says: where the time went, which bucket, which rank. Files of several ranks of one run "
-    "are put together, whatever their order. docs/reading-a-report.md reads one line by line.",
+    "are put together, whatever their order. --serve shows a job that still runs. "
+    "docs/reading-a-report.md reads one line by line.",
     add_arguments,
     run,
     (
         ("clcomm report run.json", "where the time went, on the terminal"),
         ("clcomm report run.json -o run.html", "the same as a page"),
+        ("clcomm report --serve", "the page of the job that runs here, until Ctrl-C"),
     ),
 )

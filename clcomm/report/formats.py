@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
 import io
 import json
 from collections.abc import Sequence
@@ -82,8 +84,15 @@ def _escaped(text: str) -> str:
     return "".join(f"\\{character}" if character in "\\`*_[]<>|#" else character for character in text)
 
 
-def as_html(report: Report) -> str:
-    """Return the report as an HTML page."""
+def as_html(report: Report, script: str = "") -> str:
+    """Return the report as an HTML page.
+
+    script: JavaScript of clcomm's own, which may fetch from the page's server.
+    """
+    policy = _POLICY
+    if script:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        policy += f"; script-src 'sha256-{digest}'; connect-src 'self'"
     style = files("clcomm.report").joinpath("page.css").read_text(encoding="utf-8")
     body = [
         f"<h1>{escape(report.title)}</h1>",
@@ -103,10 +112,14 @@ def as_html(report: Report) -> str:
         ]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<link rel="icon" href="data:,">\n<title>{escape(report.title)}</title>\n<style>\n{style}</style>\n</head>\n'
-        "<body>\n<main>\n" + "\n".join(part for part in body if part) + "\n</main>\n</body>\n</html>\n"
+        "<body>\n<main>\n"
+        + "\n".join(part for part in body if part)
+        + "\n</main>\n"
+        + (f"<script>{script}</script>\n" if script else "")
+        + "</body>\n</html>\n"
     )
 
 

@@ -20,7 +20,7 @@ WAITS_S = 0.5
 #: A smaller share of time spent waiting is not worth a rank's name.
 WORTH_NAMING = 0.02
 SCHEMA = 1
-_COLUMNS = (
+COLUMNS = (
     TextColumn("rank"), TextColumn("step"), TextColumn("samples/s"), TextColumn("comm"), TextColumn("wait"),
     TextColumn("for", right=False), TextColumn("cores"), TextColumn("memory"), TextColumn("doing", right=False),
 )  # fmt: skip
@@ -126,9 +126,9 @@ def table(job: RunningJob, rows: Sequence[RankRow], most: int | None = None) -> 
     """
     shown = list(rows) if most is None or len(rows) <= most else _most_telling(rows, most)
     note = "" if len(shown) == len(rows) else f"{len(rows) - len(shown)} more ranks; --once shows all"
-    cells = [_cells(row) for row in shown]
+    texts = [cells(row) for row in shown]
     styles = [_STYLES.get(row.state, "") for row in shown]
-    return TextTable(_COLUMNS, cells, title=title(job, rows), note=note, dropped_first=_DROPPED_FIRST, styles=styles)
+    return TextTable(COLUMNS, texts, title=title(job, rows), note=note, dropped_first=_DROPPED_FIRST, styles=styles)
 
 
 def _most_telling(rows: Sequence[RankRow], most: int) -> list[RankRow]:
@@ -154,7 +154,8 @@ def title(job: RunningJob, rows: Sequence[RankRow]) -> str:
     return ", ".join(parts)
 
 
-def _cells(row: RankRow) -> tuple[str, ...]:
+def cells(row: RankRow) -> tuple[str, ...]:
+    """Return a rank's texts under COLUMNS."""
     known = row.state not in ("unknown", "starting")
     doing = _DETAILS.sub("", row.doing)  # one line a rank; JSON has all of it
     if row.state == "silent":

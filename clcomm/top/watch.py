@@ -22,8 +22,8 @@ class NoJobError(ClcommError):
     exit_code = 1
 
 
-def choose(pid: int | None) -> RunningJob:
-    """Return this user's only job here, or the job of a process.
+def choose(pid: int | None, command: str = "top") -> RunningJob:
+    """Return this user's only job here, or the job of a process; messages name the command.
 
     Raises NoJobError without a job, ArgumentError where there are several and none is chosen.
     """
@@ -32,20 +32,22 @@ def choose(pid: int | None) -> RunningJob:
     if len(own) == 1:
         return own[0]
     if own:
-        raise ArgumentError(f"top: {len(own)} jobs run here: {view.choices(own)}; choose one with --job {own[0].pid}")
+        raise ArgumentError(
+            f"{command}: {len(own)} jobs run here: {view.choices(own)}; choose one with --job {own[0].pid}"
+        )
     if jobs:
         raise ArgumentError(f"--job: expected one of {view.choices(jobs)}, got {pid}")
     if problems:
-        raise NoJobError(f"top: {problems[0]}; use the clcomm of that job")
+        raise NoJobError(f"{command}: {problems[0]}; use the clcomm of that job")
     raise NoJobError(
-        "top: no job of yours with several ranks runs on this host; start one, such as mpiexec -n 4 python train.py, "
-        "or run clcomm top on one of its hosts"
+        f"{command}: no job of yours with several ranks runs on this host; start one, such as mpiexec -n 4 python "
+        f"train.py, or run clcomm {command} on one of its hosts"
     )
 
 
 def show_once(job: RunningJob, as_json: bool) -> int:
     """Print the job's ranks and return the exit code."""
-    rows = _settled(job)
+    rows = settled(job)
     if job.has_ended():
         raise NoJobError(f"top: the job of process {job.pid} has ended")
     sys.stdout.write(view.as_json(job, rows) if as_json else f"{view.table(job, rows)}\n")
@@ -53,7 +55,7 @@ def show_once(job: RunningJob, as_json: bool) -> int:
     return 0
 
 
-def _settled(job: RunningJob, within_s: float = 2.0) -> list[RankRow]:
+def settled(job: RunningJob, within_s: float = 2.0) -> list[RankRow]:
     """Return the rows once all ranks have written figures, which takes about a second."""
     deadline = time.monotonic() + within_s
     while True:
@@ -65,8 +67,7 @@ def _settled(job: RunningJob, within_s: float = 2.0) -> list[RankRow]:
 
 def show_live(job: RunningJob, interval_s: float, as_json: bool) -> int:
     """Show the ranks until the job ends or Ctrl-C: in place on a terminal, else as plain tables or lines of JSON."""
-    with contextlib.suppress(OSError, AttributeError):  # the job goes first
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    let_the_job_go_first()
     try:
         if as_json or not sys.stdout.isatty():
             _print_until_end(job, interval_s, as_json)
@@ -76,6 +77,12 @@ def show_live(job: RunningJob, interval_s: float, as_json: bool) -> int:
         return 0
     print(f"the job of process {job.pid} has ended", file=sys.stderr)
     return 0
+
+
+def let_the_job_go_first() -> None:
+    """Run this process at the scheduler's idle priority, where there is one."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _print_until_end(job: RunningJob, interval_s: float, as_json: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from html import escape, unescape
 from pathlib import Path
@@ -15,18 +14,10 @@ import pytest
 from clcomm.report.formats import as_html
 from clcomm.report.reading import read_runs
 from clcomm.report.report import build
+from tests.browser import CHROMIUM, QUIET, needs_chromium
 from tests.report.families import KINDS, reported
 from tests.report.runs import LAYOUT, document, written
 
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
-)
-QUIET = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-extensions",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps",
-    "--host-resolver-rules=MAP * ~NOTFOUND",  # nor does the browser itself ask anyone
-)  # fmt: skip
-needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="no Chromium here: install chromium to have the page tested")
 PROBE = (Path(__file__).parent / "probe.js").read_text()
 
 

@@ -202,7 +202,7 @@ def test_who_waits_long_waits_for_those_that_are_elsewhere():
 )
 def test_states_of_ranks(given, state, shown):
     (row,) = rows_of([line(0, **given)])
-    assert row.state == state and re.fullmatch(shown, view._cells(row)[-1])
+    assert row.state == state and re.fullmatch(shown, view.cells(row)[-1])
 
 
 def test_tables_fit_any_width(monkeypatch):

@@ -97,7 +97,7 @@ def test_perfetto_shows_ranks_in_order_their_counters_and_who_was_waited_for(tmp
     parts_of(tmp_path, ranks, rows)
     with perfetto_page.opened(tmp_path / "trace.json", tmp_path) as page:
         assert page.query("select name, value from stats where severity != 'info' and value > 0") == []
-        shown = page.run("sync", "return window.app.trace.workspace.children.map(each => each.name)")
+        shown = page.run("return window.app.trace.workspace.children.map(each => each.name)")
         flows = page.query(
             "select p.pid, q.pid from flow join slice o on slice_out = o.id join slice i on slice_in = i.id "
             "join thread_track k on o.track_id = k.id join thread t using (utid) join process p using (upid) "
