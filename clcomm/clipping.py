@@ -21,6 +21,7 @@ from clcomm.sync.model_ranks import ModelRanks
 
 if TYPE_CHECKING:
     from clcomm.engine.parameter import Parameter, Stages
+    from clcomm.sync.logical_shards import LogicalShards
     from clcomm.sync.sharded_update import ShardedUpdate
     from clcomm.sync.shared_space import SharedSpace
     from clcomm.synchronizer import Synchronizer
@@ -49,7 +50,7 @@ def clip_grad_norm(sync: Synchronizer, model: object, max_norm: float) -> float:
     """
     check_max_norm(max_norm)
     ours = sync.models.of(model)
-    return clip_averaged(sync.comm, ours.space, ours.sharded_update, max_norm)
+    return clip_averaged(sync.comm, ours.space, ours.sharded_update, max_norm, sync.shards)
 
 
 def check_max_norm(max_norm: float) -> None:
@@ -58,12 +59,21 @@ def check_max_norm(max_norm: float) -> None:
         raise ArgumentError(f"max_norm: expected a number above 0, got {max_norm!r}")
 
 
-def clip_averaged(comm: Communicator, space: SharedSpace, sharded: ShardedUpdate | None, max_norm: float) -> float:
-    """Clip a model's averaged gradients, with a sharded update its; return the norm before. Collective."""
+def clip_averaged(
+    comm: Communicator, space: SharedSpace, sharded: ShardedUpdate | None, max_norm: float,
+    shards: LogicalShards | None = None,
+) -> float:  # fmt: skip
+    """Clip a model's averaged gradients, with a sharded update its; return the norm before. Collective.
+
+    shards: into how many parts the gradients are cut, on any number of ranks; None: into one of each rank.
+    """
     if sharded is not None:
         return sharded.clip_grad_norm(max_norm)
-    part, written = averaged_part(comm, space)
-    norm = global_norm(comm, space, named_parts(space.layout, part, comm.rank * space.shard_nbytes))
+    if shards is None:
+        part, written = averaged_part(comm, space)
+        norm = global_norm(comm, space, named_parts(space.layout, part, comm.rank * space.shard_nbytes))
+    else:
+        norm, written = _norm_of_shards(comm, space, shards)
     coefficient = clip_coefficient(norm, max_norm)
     if coefficient != 1.0:
         scale_averaged(comm, space, coefficient, written)
@@ -96,6 +106,19 @@ def global_norm(comm: Communicator, space: SharedSpace, parts: Iterable[tuple[st
     return model.norm([math.fsum(column) for column in comm.all_gather(sums, label=CLIPPING).T])
 
 
+def _norm_of_shards(comm: Communicator, space: SharedSpace, shards: LogicalShards) -> tuple[float, Sequence[str]]:
+    """Return the norm from the sums of as many parts as there are shards, and the changed gradients' names."""
+    gradients, written = _averaged(comm, space)
+    model, layout = ModelRanks.of(space), space.layout
+    bounds = shard_bounds(layout.span, shards.count, layout.alignment)
+    sums = np.zeros((shards.count, 2))
+    for shard in shards.own:
+        start, stop = bounds[shard], bounds[shard + 1]
+        sums[shard] = model.own_squares(named_parts(layout, gradients[start:stop], start))
+    everyone = comm.all_reduce(sums, label=CLIPPING)  # to each sum the other ranks add zeros
+    return model.norm([math.fsum(column) for column in everyone.T]), written
+
+
 def clip_coefficient(norm: float, max_norm: float) -> float:
     """Return the factor for gradients of this norm; 1.0: they stay unchanged."""
     coefficient = max_norm / (norm + _EPS)
@@ -124,14 +147,20 @@ def averaged_part(comm: Communicator, space: SharedSpace) -> tuple[np.ndarray, S
 
     Raises ArgumentError, on every rank, where the changed ones differ between ranks, as they have not been averaged.
     """
+    gradients, written = _averaged(comm, space)
     start = comm.rank * space.shard_nbytes
+    return gradients[start : start + space.shard_nbytes], written
+
+
+def _averaged(comm: Communicator, space: SharedSpace) -> tuple[np.ndarray, Sequence[str]]:
+    """Return the averaged gradients as they are now, and the names of those that the program has changed; see above."""
     written = space.adapter.pull_written()
     if space.padded.reduced is space.padded.grads:
         written = ()  # one rank: its own gradients are the averaged ones
     gradients = _current(space, written)
     if written:
         _require_alike(comm, gradients)
-    return gradients[start : start + space.shard_nbytes], written
+    return gradients, written
 
 
 def scale_averaged(comm: Communicator, space: SharedSpace, coefficient: float, written: Sequence[str]) -> None:

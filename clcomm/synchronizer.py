@@ -23,6 +23,7 @@ from clcomm.sync.decision import Decision
 from clcomm.sync.divergence import ReplicaGuard
 from clcomm.sync.hook_choice import hook_of, refuse_hook
 from clcomm.sync.known_models import KnownModels
+from clcomm.sync.logical_shards import LogicalShards
 from clcomm.sync.model_ranks import refuse_mixing
 from clcomm.sync.model_sync import ModelSync
 from clcomm.sync.parameter_broadcast import PARAMETERS, average_parameters, broadcast_buffers, broadcast_parameters
@@ -75,6 +76,9 @@ class Synchronizer:
             optimizer's state; 2: gradients too, in units of up to `bucket_size`; 3: parameters too (docs/zero.md).
         precision: "float32", "bf16" or "fp16": what the engine's models store and send parameters in. The optimizer
             then has float32 masters; gradients are float32 in any case (docs/precision.md).
+        shards: the logical shards of a step, at least one for each rank: with the same number, runs on any number of
+            ranks have the same bits. Backward then runs in `shard()`; without compression, algorithm, samples and
+            sharded updates (docs/same-bits.md). None: each rank's batch is its own.
     """
 
     def __init__(
@@ -95,19 +99,24 @@ class Synchronizer:
         combination: str = "mean",
         zero: int = 1,
         precision: Precision | str = "float32",
+        shards: int | None = None,
     ):
         if not isinstance(comm, Communicator):
             given = comm.__name__ if isinstance(comm, type) else type(comm).__name__
             raise ArgumentError(f"comm: expected a Communicator, got {given}; make one: Communicator()")
+        #: How the ranks share out a step's logical shards; None: there are none.
+        self.shards = None if shards is None else LogicalShards.of(comm, shards)
         settings = SyncSettings.of(
             comm, use_bucketing, bucket_size, first_bucket_size, split_tensors, overlap, zero, precision,
             check_replicas_every=check_replicas_every, check_start=check_start, on_divergence=on_divergence,
-            check_finite=check_finite,
+            check_finite=check_finite, shards=self.shards,
         )  # fmt: skip
         self.comm, self.guard = comm, ReplicaGuard(comm, check_replicas_every, on_divergence)
         #: The models that it has seen, for what works on them beside it, such as a DistributedOptimizer.
         self.models = KnownModels(comm, settings.with_hook(hook_of(compression, algorithm, combination)))
         self._weights = SampleWeights(comm, self.models)
+        for decision in settings.decisions_without_buckets() if self.shards and self.shards.is_divided else ():
+            self.models.decisions.add(decision)
 
     def __reduce__(self) -> NoReturn:
         raise no_copy("Synchronizer", "make one for each model")
@@ -154,6 +163,8 @@ class Synchronizer:
         ours = self._model(model)
         ours.require_unchanged()
         broadcast_buffers(self.comm, ours.space, root)
+        if ours.sharded_steps is not None:
+            ours.sharded_steps.start_over()
 
     def average_parameters(self, model: object) -> None:
         """Replace each rank's parameters by the mean of all ranks'; the same bits everywhere. Collective.
@@ -170,6 +181,7 @@ class Synchronizer:
                 "average_parameters: expected a model without a DistributedOptimizer, which keeps the parameters alike "
                 "in each step, got one with it"
             )
+        self._settings.refuse_shards("average_parameters", "no call", "which have the same parameters at every step")
         if self._weights.in_join or ours.expected_weight is not None:
             call = "join() around it" if self._weights.in_join else "expect_samples() before it"
             raise ArgumentError(
@@ -244,7 +256,8 @@ class Synchronizer:
         # Of a model whose gradients were reduced in backward, broadcast_parameters has divided the replicas.
         if self._settings.check_start and not ours.has_started and ours.space.arrays.grads.size:
             self.guard.check_start(ours.space, lambda root: self.broadcast_parameters(model, root))
-            self._expect_gradients(ours.space)
+            if ours.shard_mean is None:
+                self._expect_gradients(ours.space)
         ours.has_started = True
         if ours.sharded_update is not None:
             ours.sharded_update.expect_step(weight)
@@ -284,6 +297,21 @@ class Synchronizer:
             step()
 
         return self._weights.join(model, take_part)
+
+    def shard(self, model: object, shard: int) -> AbstractContextManager[None]:
+        """Return a block in which the model computes one logical shard of the step; collective the first time.
+
+        `for shard in sync.shards.own:` are this rank's; after the last of them comes `sync_gradients(model)`. In a
+        block, all micro-batches of the shard run forward and backward, each weighed by its share of the shard's
+        samples, of which all shards have equally many. Dropout draws the shard's own numbers, on every rank that
+        computes it, and batch norm has the shard's own running statistics.
+
+        Raises ArgumentError for a Synchronizer without `shards`, and for a shard that is not this rank's next.
+        """
+        steps = self._model(model).sharded_steps
+        if steps is None:
+            raise ArgumentError("shard: expected a Synchronizer with logical shards: Synchronizer(comm, shards=8)")
+        return steps.active(shard)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -325,6 +353,8 @@ class Synchronizer:
         ours = self._model(model)
         if ours.sharded_update is not None:
             return ours.sharded_update.buckets
+        if ours.shard_mean is not None:
+            return ours.shard_mean.buckets
         return ours.plan(use_bucketing).buckets
 
     def reductions(self, model: object, use_bucketing: bool | None = None) -> Callable[[], None]:
@@ -337,7 +367,7 @@ class Synchronizer:
         ours = self._model(model)
         if ours.sharded_update is not None:
             raise ArgumentError("model: expected one whose gradients are reduced in buckets, got a sharded update's")
-        return ours.plan(use_bucketing).reduce
+        return ours.plan(use_bucketing).reduce if ours.shard_mean is None else ours.shard_mean.reduce
 
     def check_replicas(self, model: object) -> None:
         """Compare the parameters' bits over the ranks; where they differ, act by `on_divergence`. Collective.

@@ -14,7 +14,7 @@ import numpy as np
 
 from clcomm.checkpoint import invalid_entry
 from clcomm.engine.device import Device
-from clcomm.engine.random_stream import RANK_WORD, STATE_WORDS, RandomStream
+from clcomm.engine.random_stream import STATE_WORDS, RandomStream
 
 #: The number of words of a Mersenne Twister's state; its position is from 0 to this.
 _TWISTER = 624
@@ -82,9 +82,8 @@ def restore_random_state(state: Mapping[str, np.ndarray], device: Device | None 
 def continue_stream(state: Mapping[str, np.ndarray], device: Device | None, rank: int) -> None:
     """Let a device's stream go on as this rank's, after as many draws as in another rank's state."""
     if device is not None and _STREAM in state:
-        words = state[_STREAM].copy()
-        words[RANK_WORD] = rank
-        RandomStream.of(device).load(words)
+        stream = RandomStream.of(device)
+        stream.load(stream.state_of(rank, state[_STREAM]))
 
 
 def _torch() -> Any:

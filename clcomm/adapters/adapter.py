@@ -46,6 +46,19 @@ class Mark(Protocol):
         """Block until it is reached."""
 
 
+class RandomNumbers(Protocol):
+    """The random numbers that a model's layers draw."""
+
+    def state(self) -> np.ndarray:
+        """Return the state, from which later numbers follow."""
+
+    def load(self, state: np.ndarray) -> None:
+        """Restore a `state`."""
+
+    def state_of(self, rank: int, state: np.ndarray) -> np.ndarray:
+        """Return the state from which another rank's numbers follow, of the same seed and after as many draws."""
+
+
 class GradientMoves(Protocol):
     """Copies of gradients to and from flat arrays."""
 
@@ -90,6 +103,12 @@ class ModelAdapter(GradientMoves, Protocol):
 
     def has_gradients(self) -> bool:
         """Return whether any parameter has a gradient."""
+
+    def drop_gradients(self) -> None:
+        """Let the parameters have no gradients, as before a first backward."""
+
+    def random_numbers(self) -> RandomNumbers | None:
+        """Return the random numbers that the model's layers draw; None: the library's cannot be set."""
 
     def pull_written(self) -> tuple[str, ...]:
         """Copy gradients that were written since they were pushed to `arrays.grads`; return their names."""
@@ -139,6 +158,13 @@ class CopyingAdapter:
 
     def has_gradients(self) -> bool:
         return any(parameter.grad is not None for parameter in self._parameters.values())
+
+    def drop_gradients(self) -> None:
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def random_numbers(self) -> RandomNumbers | None:
+        return None
 
     def pull_gradients(self, bucket: Bucket) -> None:
         raise NotImplementedError

@@ -18,6 +18,7 @@ from clcomm.engine.fold import DeviceFold
 from clcomm.engine.grad_slot import NONE
 from clcomm.engine.hashing import hash_buffer
 from clcomm.engine.queue_mark import QueueMark
+from clcomm.engine.random_stream import RandomStream
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.layout import FlatLayout
@@ -76,6 +77,12 @@ class NativeAdapter:
 
     def has_gradients(self) -> bool:
         return any(slot.state != NONE for slot in self.flat_space.slots)
+
+    def drop_gradients(self) -> None:
+        self.flat_space.zero_grad()
+
+    def random_numbers(self) -> RandomStream:
+        return RandomStream.of(self.flat_space.device)
 
     def pull_gradients(self, bucket: Bucket) -> None:
         self.flat_space.moves.pull(bucket.start, bucket.stop)

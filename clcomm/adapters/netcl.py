@@ -176,6 +176,9 @@ class NetclAdapter(CopyingAdapter):
             parameter.copy_from(self._layout.view(self._arrays.params, name))
         self._model.forget_derived()
 
+    def drop_gradients(self) -> None:
+        self._model.zero_grad()
+
     def pull_gradients(self, bucket: Bucket) -> None:
         for place in bucket.opening:
             gradient = self._parameters[place.name].grad

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from weakref import WeakMethod
 
@@ -77,6 +78,9 @@ class TorchAdapter(CopyingAdapter):
     def push_parameters(self) -> None:
         for slot in self._slots.values():
             real(slot.parameter).copy_(slot.value)
+
+    def random_numbers(self) -> TorchNumbers:
+        return TorchNumbers()
 
     def pull_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's gradients into the flat space, except those that lie there; a missing one counts as zero."""
@@ -168,6 +172,21 @@ class TorchAdapter(CopyingAdapter):
             if name not in self._parameters:
                 yield name, parameter.detach()
         yield from self._model.named_buffers()
+
+
+class TorchNumbers:
+    """PyTorch's random numbers on the CPU."""
+
+    def state(self) -> np.ndarray:
+        return torch.get_rng_state().numpy()
+
+    def load(self, state: np.ndarray) -> None:
+        torch.set_rng_state(torch.tensor(state))
+
+    def state_of(self, rank: int, state: np.ndarray) -> np.ndarray:
+        """Return the state of a generator whose seed follows from a state and a rank."""
+        seed = zlib.crc32(rank.to_bytes(8, "little"), zlib.crc32(state.tobytes()))
+        return torch.Generator().manual_seed(seed).get_state().numpy()
 
 
 def _trainable(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:

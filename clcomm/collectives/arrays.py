@@ -194,30 +194,32 @@ class OtherCollectives:
 
     def reduce_scatter_init(
         self, rows: np.ndarray, op: str = "sum", *, out: np.ndarray, label: str = "", nbytes: int | None = None,
-        bucket: int = -1,
+        bucket: int = -1, count: int | None = None,
     ) -> Callable[[], None]:  # fmt: skip
         """Return a prepared reduce-scatter of common memory, to be called repeatedly.
 
-        When all ranks have called it, a call reduces block `rank` of all rows, in rank order. It returns as soon as
+        When all ranks have called it, a call reduces block `rank` of all rows, in their order. It returns as soon as
         this rank's block is done, so rows may be written again only after the next collective.
 
         Args:
-            rows: C-contiguous in common memory, (world_size, world_size * n); each rank writes its own row.
+            rows: C-contiguous in common memory, (any number, world_size * n); each is written by one rank.
             out: n elements of this rank, separate from `rows`.
             nbytes: the size to count.
             bucket: index of the gradients' bucket, for observers.
+            count: by what a mean divides the sum; None: the number of rows.
         """
         self.runner.require_open()
         check_op(op, rows)
-        if rows.shape != (self.size, self.size * out.size) or rows.dtype != out.dtype or not self.is_common(rows):
+        fits = rows.ndim == 2 and len(rows) and rows.shape[1] == self.size * out.size
+        if not fits or rows.dtype != out.dtype or not self.is_common(rows):
             raise ArgumentError(
-                f"rows: expected ({self.size}, {self.size * out.size}) of {out.dtype}, common to all ranks, "
+                f"rows: expected (rows, {self.size * out.size}) of {out.dtype}, common to all ranks, "
                 f"got {rows.shape} of {rows.dtype}"
             )
         target, _ = writable(out, "out")
         shared, block = self.world.shared, slice(self.rank * out.size, (self.rank + 1) * out.size)
         assert shared is not None, "common memory without a transport"
-        reduce = prepared_reduction([row[block] for row in rows], target, op, fold=shared.fold)
+        reduce = prepared_reduction([row[block] for row in rows], target, op, count, fold=shared.fold)
         call = self.runner.call("reduce_scatter", shared, label, array=rows[0], nbytes=nbytes, op=op, bucket=bucket)
         return PreparedCollective(self.runner, call, MeetAndReduce(shared, reduce).run, self).run
 

@@ -74,9 +74,14 @@ class RandomStream:
 
     def stand_for(self, rank: int) -> None:
         """Draw another rank's numbers from now on, also after further seeds; the number of uses stays."""
-        state = self.state()
-        self._rank = state[RANK_WORD] = rank
-        self.load(state)
+        self._rank = rank
+        self.load(self.state_of(rank, self.state()))
+
+    def state_of(self, rank: int, state: np.ndarray) -> np.ndarray:
+        """Return the state of another rank's stream of the same seed, after as many uses."""
+        state = state.copy()
+        state[RANK_WORD] = rank
+        return state
 
     def __deepcopy__(self, memo: dict[int, object]) -> RandomStream:
         return self

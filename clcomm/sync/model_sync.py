@@ -18,7 +18,9 @@ from clcomm.sync.bucket_plan import GRADIENTS, BucketPlan, PlanSettings
 from clcomm.sync.completion_order import CompletionOrder
 from clcomm.sync.decision import Decision, DecisionLog
 from clcomm.sync.overlap_choice import OverlapChoice
+from clcomm.sync.logical_shards import ShardedSteps
 from clcomm.sync.settings import SyncSettings
+from clcomm.sync.shard_mean import ShardMean
 from clcomm.sync.sharded_update import ShardedUpdate
 from clcomm.sync.shared_space import SharedSpace
 
@@ -75,6 +77,10 @@ class ModelSync:
         self.sharded_update: ShardedUpdate | None = None
         self.comm, self._settings, self._decisions = comm, settings, decisions
         self._is_paused = is_paused
+        #: The model's steps over logical shards; None: each rank's batch is its own.
+        self.sharded_steps: ShardedSteps | None = None
+        if settings.shards is not None:
+            self.sharded_steps = ShardedSteps(comm, space, settings.shards, settings.check_finite)
         self._plans: dict[PlanSettings, BucketPlan] = {}
         self._averagings: dict[bool | None, Averaging] = {}  # by use_bucketing, until something changes
         self._tunings: dict[bool, AutoBuckets] = {}  # where the bucket size is to be found: False without overlap
@@ -111,15 +117,23 @@ class ModelSync:
             use_bucketing: False: each tensor on its own; None: as in the settings.
             weight: factor for this rank's gradients.
         """
+        if self.shard_mean is not None and self.sharded_steps is not None:
+            self.sharded_steps.average()
+            return
         average = self._averagings.get(use_bucketing)
         if average is None:
             average = self._prepare(use_bucketing)
         average(weight)
 
+    @property
+    def shard_mean(self) -> ShardMean | None:
+        """What averages the gradients of logical shards; None: a plan's buckets are averaged."""
+        return None if self.sharded_steps is None else self.sharded_steps.mean
+
     def count_synchronisation(self) -> None:
         """Note that the gradients were averaged, here or by a sharded update; collective in the first steps."""
         self.synchronisations += 1
-        if self._order.is_open and self._order.close():
+        if self.shard_mean is None and self._order.is_open and self._order.close():
             self._averagings.clear()  # the buckets may be others from now on
 
     def plan(self, use_bucketing: bool | None) -> BucketPlan:

@@ -85,6 +85,7 @@ class SampleWeights:
                 "samples: expected None with overlap, where gradients are on their way before they could be weighed; "
                 "use overlap=False"
             )
+        settings.refuse_shards("samples", "None", "all of which count alike")
         if isinstance(settings.hook, AdasumHook):
             raise ArgumentError("samples: expected None with combination='adasum', which is no mean over samples")
         if settings.zero > 1 and self._models.of(model).sharded_update is not None:

@@ -10,6 +10,7 @@ from clcomm.compression import CommHook
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.precision import FLOAT32, Precision, parse_precision
 from clcomm.sync.decision import Decision
+from clcomm.sync.logical_shards import LogicalShards
 from clcomm.units import parse_size
 
 #: The stages of ZeRO.
@@ -22,6 +23,7 @@ class SyncSettings:
 
     bucket_size is in bytes; with `is_auto` it is that of a model whose fastest size is not known yet. overlap: True,
     False or "auto". hook: reduces each bucket in place of a plain all-reduce; None: a plain all-reduce.
+    shards: the logical shards of a step; None: each rank's batch is its own.
     """
 
     use_bucketing: bool
@@ -37,6 +39,7 @@ class SyncSettings:
     zero: int = 1
     precision: Precision = FLOAT32
     hook: CommHook | None = None
+    shards: LogicalShards | None = None
 
     @classmethod
     def of(
@@ -54,6 +57,8 @@ class SyncSettings:
         """Return the settings for a Synchronizer's arguments; None: the Communicator's. Raises ArgumentError."""
         if isinstance(zero, bool) or zero not in STAGES:
             raise ArgumentError(f"zero: expected a stage of ZeRO, 1, 2 or 3, got {zero!r}")
+        if zero > 1 and others.get("shards") is not None:
+            raise ArgumentError(f"zero: expected 1 with shards, whose gradients each rank needs whole, got {zero}")
         if zero > 1 and split_tensors:
             raise ArgumentError(f"split_tensors: expected False with zero={zero}, which moves whole tensors, got True")
         is_auto = comm.auto_bucket_size if bucket_size is None else bucket_size == AUTO
@@ -72,7 +77,13 @@ class SyncSettings:
     def compared(self) -> list[str]:
         """Return in words what ranks compare for each model; its bucket plan has the rest."""
         names = ("overlap", "check_replicas_every", "check_start", "on_divergence", "check_finite", "zero", "precision")
-        return [f"{name} {getattr(self, name)}" for name in names]
+        shards = [] if self.shards is None else [f"shards {self.shards.count}"]
+        return [*(f"{name} {getattr(self, name)}" for name in names), *shards]
+
+    def refuse_shards(self, argument: str, expected: str, reason: str) -> None:
+        """Raise ArgumentError where steps have logical shards, which exclude something."""
+        if self.shards is not None:
+            raise ArgumentError(f"{argument}: expected {expected} with shards={self.shards.count}, {reason}")
 
     def with_hook(self, hook: CommHook | None) -> SyncSettings:
         """Return these settings with another hook; ArgumentError for one that cannot reduce their buckets."""
@@ -80,6 +91,8 @@ class SyncSettings:
             raise ArgumentError(
                 f"hook: expected something to call with (gradient, comm, out, bucket), got {type(hook).__name__}"
             )
+        if hook is not None:
+            self.refuse_shards("hook", "none, no compression, algorithm or combination", "which have a fixed sum")
         if hook is not None and self.split_tensors:
             raise ArgumentError("split_tensors: expected False with a compression or a hook, which need whole tensors")
         return replace(self, hook=hook)
@@ -94,7 +107,10 @@ class SyncSettings:
         stage = self.zero
         size = "none" if stage == 1 else str(self.bucket_size)
         asked = {"overlap": ("off", self.overlap == AUTO), "bucket_size": (size, self.is_auto and self.use_bucketing)}
-        reason = f"without measuring: {'a sharded update has no buckets' if stage == 1 else f'with zero={stage}'}"
+        why = "a sharded update has no buckets" if stage == 1 else f"with zero={stage}"
+        if self.shards is not None:
+            why = "ranks have several shards, whose mean has no buckets"
+        reason = f"without measuring: {why}"
         return [Decision(what, chosen, reason, (), 0) for what, (chosen, is_asked) in asked.items() if is_asked]
 
 

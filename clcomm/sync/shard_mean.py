@@ -1,0 +1,144 @@
+"""The mean of logical shards' gradients: a sum in the shards' order, whichever ranks computed them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clcomm.communicator import Communicator
+from clcomm.errors import ArgumentError
+from clcomm.flat_space.buckets import Bucket
+from clcomm.sync.bucket_plan import GRADIENTS
+from clcomm.sync.finiteness import raise_non_finite
+from clcomm.sync.shared_space import SharedSpace
+from clcomm.transport.reduction import prepared_reduction
+
+if TYPE_CHECKING:
+    from clcomm.sync.logical_shards import LogicalShards
+
+
+class ShardMean:
+    """Keeps the gradients of a rank's shards apart, and averages those of all ranks.
+
+    Each element is (((shard 0 + shard 1) + shard 2) + ...) / shards. Rank 0's shards are the first of the sum, so that
+    one row holds their sum so far; every other shard has a row of its own, in common memory where there is some.
+    Each rank reduces a part of all rows.
+
+    Args:
+        comm: the ranks.
+        space: the model's.
+        shards: how the ranks share them out.
+        check_finite: whether `run` raises NonFiniteError on every rank where the mean holds NaN or Inf.
+
+    Raises ArgumentError, on every rank, for parameters of several dtypes.
+    """
+
+    def __init__(self, comm: Communicator, space: SharedSpace, shards: LogicalShards, check_finite: bool = False):
+        dtypes = sorted({str(place.dtype) for place in space.layout.ranges})
+        if len(dtypes) > 1:
+            raise ArgumentError(f"shards: expected a model with parameters of one dtype, got {', '.join(dtypes)}")
+        self._comm, self._space, self._shards, self._checks = comm, space, shards, check_finite
+        self._dtype = np.dtype(dtypes[0])
+        self._all = Bucket(0, space.layout.ranges, 0, space.layout.span)
+        self._moves = space.adapter.moves_in_place()
+        counts = [1, *(len(shards.of_rank(rank)) for rank in range(1, shards.ranks))]
+        self._firsts = [sum(counts[:rank]) for rank in range(shards.ranks + 1)]
+        self._mean = space.padded.reduced.view(self._dtype)
+        self._rows, self._reduce = self._prepared(sum(counts))
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """What is reduced at a time: all gradients."""
+        return (self._all,)
+
+    def keep(self, shard: int) -> None:
+        """Take the model's gradients as those of a shard; the model has none afterwards."""
+        adapter, grads = self._space.adapter, self._space.arrays.grads
+        if self._moves is None:
+            adapter.pull_gradients(self._all)
+        else:
+            self._moves[0]()
+        own = grads.view(self._dtype)
+        index = shard - self._shards.own.start
+        row = self._rows[0 if self._comm.rank == 0 else index][: own.size]
+        if self._comm.rank == 0 and index:
+            with np.errstate(all="ignore"):  # `check_finite` looks at the mean
+                np.add(row, own, out=row)
+        else:
+            np.copyto(row, own)
+        adapter.drop_gradients()
+
+    def run(self) -> None:
+        """Average all shards' gradients into the model; collective."""
+        self.reduce()
+        if self._checks and not np.isfinite(self._space.arrays.reduced.view(self._dtype)).all():
+            self._raise_non_finite()
+        if self._moves is None:
+            self._space.adapter.push_gradients(self._all)
+        else:
+            self._moves[1]()
+
+    def reduce(self) -> None:
+        """Average the rows: the part of `run` in which ranks communicate."""
+        self._comm.run_as_all_reduce(self._reduce, label=GRADIENTS, nbytes=self._space.layout.nbytes)
+
+    def _prepared(self, rows: int) -> tuple[np.ndarray, Callable[[], None]]:
+        """Return this rank's rows and the reduction of all; collective."""
+        comm, mean, fold = self._comm, self._mean, self._space.adapter.fold
+        block = mean[comm.rank * (mean.size // comm.size) :][: mean.size // comm.size]
+        gather = comm.all_gather_in_place_init(mean, label=GRADIENTS)
+        if comm.size == 1:
+            row = np.zeros((1, mean.size), self._dtype)
+            return row, prepared_reduction(list(row), mean, "mean", self._shards.count, fold)
+        memory = comm.allocate_common(rows * mean.nbytes).view(self._dtype).reshape(rows, mean.size)
+        own = slice(*self._firsts[comm.rank : comm.rank + 2])
+        if comm.is_common(memory):
+            scatter = comm.reduce_scatter_init(
+                memory, "mean", out=block, count=self._shards.count, label=GRADIENTS, nbytes=mean.nbytes
+            )
+            return memory[own], _InOrder(scatter, gather).run
+        parts = np.empty((rows, block.size), self._dtype)
+        fold_parts = prepared_reduction(list(parts), block, "mean", self._shards.count, fold)
+        kept = np.zeros((own.stop - own.start, mean.size), self._dtype)
+        exchange = _Exchange(comm, kept, parts, self._firsts)
+        return kept, _InOrder(exchange.run, fold_parts, gather).run
+
+    def _raise_non_finite(self) -> None:
+        with np.errstate(all="ignore"):
+            own = np.add.reduce(self._rows, axis=0)[: self._space.arrays.grads.size // self._dtype.itemsize]
+        layout, reduced = self._space.layout, self._space.arrays.reduced
+        raise_non_finite(self._comm, layout, layout.ranges, np.ascontiguousarray(own).view(np.uint8), reduced)
+
+
+class _InOrder:
+    """Steps of a reduction, one after another."""
+
+    def __init__(self, *steps: Callable[[], None]):
+        self._steps = steps
+
+    def run(self) -> None:
+        for step in self._steps:
+            step()
+
+
+class _Exchange:
+    """Sends each rank its part of this rank's rows.
+
+    Args:
+        comm: the ranks.
+        rows: this rank's.
+        parts: receives this rank's part of all ranks' rows.
+        firsts: the index of each rank's first row in `parts`, and their number at the end.
+    """
+
+    def __init__(self, comm: Communicator, rows: np.ndarray, parts: np.ndarray, firsts: list[int]):
+        self._comm, self._rows = comm, rows
+        size = parts.shape[1]
+        self._cuts = [slice(rank * size, (rank + 1) * size) for rank in range(comm.size)]
+        self._receives = [parts[firsts[rank] : firsts[rank + 1]].reshape(-1) for rank in range(comm.size)]
+
+    def run(self) -> None:
+        sends = [np.ascontiguousarray(self._rows[:, cut]).reshape(-1) for cut in self._cuts]
+        self._comm.all_to_all(sends, self._receives, label=GRADIENTS)
