@@ -78,7 +78,7 @@ class Synchronizer:
             then has float32 masters; gradients are float32 in any case (docs/precision.md).
         shards: the logical shards of a step, at least one for each rank: with the same number, runs on any number of
             ranks have the same bits. Backward then runs in `shard()`; without compression, algorithm, samples and
-            sharded updates (docs/same-bits.md). None: each rank's batch is its own.
+            sharded updates (docs/summation-order.md). None: each rank's batch is its own.
     """
 
     def __init__(

@@ -14,11 +14,13 @@ from clcomm.host import require_memory
 from clcomm.parallel.loss_scaling import GradScaler
 from clcomm.sampler import BalancedSampler, ContiguousSampler, DistributedSampler, Sampler
 from clcomm.sync.balance import MOST_TIMES, Balancer
+from clcomm.sync.logical_shards import LogicalShards
 from clcomm.synchronizer import Synchronizer
 from clcomm.units import format_size
 from training.data.augment import ShiftAndMirror
 from training.data.datasets import ArrayDataset
 from training.data.loader import Loader, default_prefetch
+from training.data.shard_sampler import ShardSampler
 from training.engines.build_together import build_together
 from training.engines.parts import Parts, Placement, build_parts
 from training.evaluate import EVALUATION_BATCH
@@ -51,6 +53,8 @@ def make_loader(options: TrainingOptions, comm: Communicator, train: ArrayDatase
     prefetch = default_prefetch(comm.cores)
     augment = ShiftAndMirror(options.seed, len(train), train.black) if options.augment else None
     held = min(options.grad_accumulation, -(-sampler.longest_shard // options.batch_size))
+    if options.logical_shards:
+        held *= len(LogicalShards.of(comm, options.logical_shards).own)
     image_bytes = np.dtype(np.float32).itemsize * math.prod(train.image_shape)
     try:
         loader = Loader(train, sampler, options.batch_size, prefetch=prefetch, held=held, augment=augment)
@@ -66,6 +70,11 @@ def make_loader(options: TrainingOptions, comm: Communicator, train: ArrayDatase
 def _sampler(options: TrainingOptions, comm: Communicator, length: int) -> Sampler:
     if options.balance == "auto":
         return BalancedSampler(length, comm.rank, comm.size, (options.batch_size,) * comm.size, seed=options.seed)
+    if options.logical_shards:
+        shards = LogicalShards.of(comm, options.logical_shards)
+        return ShardSampler(
+            [DistributedSampler(length, shard, shards.count, seed=options.seed) for shard in shards.own]
+        )
     sampler_class = ContiguousSampler if options.sharding == "contiguous" else DistributedSampler
     return sampler_class(length, comm.rank, comm.size, seed=options.seed, pad=options.uneven_inputs == "pad")
 
@@ -102,6 +111,7 @@ def make_trainer(options: TrainingOptions, comm: Communicator, parts: Parts, loa
         compression=options.compression,
         zero=options.zero_stage or 1,
         precision=options.precision,
+        shards=options.logical_shards,
     )
     optimizer = parts.make_optimizer(options.optimizer, options.learning_rate, **_optimizer_settings(options))
     if options.zero_stage:

@@ -17,6 +17,7 @@ from training.trainer import Trainer
 SHARED_SETTINGS = (
     "model", "batch_size", "optimizer", "lr", "momentum", "nesterov", "weight_decay", "schedule", "clip_norm",
     "grad_accumulation", "augment", "sharding", "uneven_inputs", "seed", "compression", "precision", "loss_scaling",
+    "logical_shards",
 )  # fmt: skip
 
 

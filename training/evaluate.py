@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from clcomm.communicator import Communicator
-from training.data.loader import Loader
+from clcomm.sampler import EvaluationSampler
+from clcomm.sync.logical_shards import LogicalShards
+from training.data.loader import BatchSource, Loader
 
 #: Samples that a rank evaluates at a time.
 EVALUATION_BATCH = 128
@@ -23,23 +25,39 @@ class Evaluation:
     samples: int
 
 
-def evaluate(comm: Communicator, predict: Callable[[np.ndarray], np.ndarray], loader: Loader) -> Evaluation:
+def evaluate(
+    comm: Communicator, predict: Callable[[np.ndarray], np.ndarray], test: BatchSource, samples: int, batch_size: int,
+    shards: LogicalShards | None = None,
+) -> Evaluation:  # fmt: skip
     """Return the same Evaluation on every rank; collective.
 
     Args:
         predict: returns the logits (B, classes) of images (B, C, H, W), or (B, T, classes) of sequences with T labels,
             each of which then counts as a sample.
-        loader: this rank's part of the dataset.
+        test: the dataset.
+        samples: of it, divided between the ranks.
+        batch_size: samples that a rank evaluates at a time.
+        shards: what they are divided into instead, on any number of ranks.
     """
-    totals = np.zeros(3, np.float64)  # samples, correct, loss
+    shards = shards or LogicalShards(comm.size, comm.rank, comm.size, is_divided=False)
+    totals = {}  # by shard: samples, correct, loss
     with comm.phase("predict"):
-        for images, several in loader:
-            labels = several.reshape(-1)
-            logits = predict(images).reshape(len(labels), -1)
-            totals += len(labels), int((logits.argmax(1) == labels).sum()), _cross_entropy(logits, labels)
+        for shard in shards.own:
+            loader = Loader(test, EvaluationSampler(samples, shard, shards.count), batch_size, prefetch=0)
+            totals[shard] = _totals(predict, loader)
     comm.rendezvous()
-    samples, correct, loss = comm.all_reduce(totals, label="metrics")
-    return Evaluation(correct / samples, loss / samples, int(samples))
+    evaluated, correct, loss = shards.total(comm, totals, 3)
+    return Evaluation(correct / evaluated, loss / evaluated, int(evaluated))
+
+
+def _totals(predict: Callable[[np.ndarray], np.ndarray], loader: Loader) -> np.ndarray:
+    """Return the number of samples, the right answers and the sum of losses, float64 (3,)."""
+    totals = np.zeros(3, np.float64)
+    for images, several in loader:
+        labels = several.reshape(-1)
+        logits = predict(images).reshape(len(labels), -1)
+        totals += len(labels), int((logits.argmax(1) == labels).sum()), _cross_entropy(logits, labels)
+    return totals
 
 
 def _cross_entropy(logits: np.ndarray, labels: np.ndarray) -> float:

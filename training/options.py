@@ -262,6 +262,11 @@ class TrainingOptions(JobOptions):
     trackio: str | None = _log(None, "keep rank 0's figures for trackio (needs clcomm[trackio])", metavar="DIR")
     wandb: str | None = _log(None, "keep them for Weights & Biases, offline (needs clcomm[wandb])", metavar="DIR")
 
+    logical_shards: int | None = _data(
+        None, "cut each step into N shards of --batch-size samples, which the ranks share out: the same bits on any "
+        "number of ranks up to N", whole_number(1), metavar="N",
+    )  # fmt: skip
+
     elastic: bool = _failure(
         False, "go on with the ranks that are left; needs Open MPI with ULFM; see docs/robustness.md"
     )
@@ -276,6 +281,8 @@ class TrainingOptions(JobOptions):
             raise ArgumentError(
                 "--elastic: expected no --trace with it, which is one file of all ranks; use one of the two"
             )
+        if self.logical_shards:
+            self._refuse_with_shards()
         if self.otlp and not self.otlp.startswith(("http://", "https://")):
             raise ArgumentError(
                 f"--otlp: expected a collector's address such as http://localhost:4318, got {self.otlp!r}"
@@ -288,6 +295,20 @@ class TrainingOptions(JobOptions):
             raise ArgumentError("--resume: expected a file, here or with --checkpoint")
         if self.checkpoint_every and not self.checkpoint:
             raise ArgumentError("--checkpoint-every: needs --checkpoint FILE to say where")
+
+    def _refuse_with_shards(self) -> None:
+        """Raise ArgumentError if an option is given whose sums depend on the number of ranks, or that needs it."""
+        given = {
+            f"--engine {self.engine}": self.engine != "native",
+            "--sharding contiguous": self.sharding != "interleaved",
+            "--uneven-inputs join": self.uneven_inputs != "pad",
+            "--balance auto": self.balance == "auto",
+            "--compression": self.compression != "none",
+            "--zero": bool(self.zero_stage),
+            "--elastic": self.elastic,
+        }
+        for name in (name for name, is_given in given.items() if is_given):
+            raise ArgumentError(f"--logical-shards: expected no {name} with it; use one of the two")
 
     @property
     def exports(self) -> bool:

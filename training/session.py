@@ -18,7 +18,6 @@ from clcomm.parallel.grid import in_words
 from clcomm.report.last_steps import LastSteps
 from clcomm.report.record import gather_records, layout_of
 from clcomm.report.warm_steps import FirstSteps
-from clcomm.sampler import EvaluationSampler
 from clcomm.stats.comm_stats import CommStats
 from clcomm.stats.cores import CoreWaits
 from clcomm.summary import Summary, summarize
@@ -108,7 +107,7 @@ class Session:
             size += " to begin with"
         buckets = f"{_count(len(sync.bucket_plan(self.parts.model)), 'bucket')} {size}"
         line = (
-            f"{options.model} on {_count(comm.size, 'rank')}, batch {options.batch_size} a rank, "
+            f"{options.model} on {_count(comm.size, 'rank')}, batch {options.batch_size} a {self._share()}, "
             f"{self.parts.device}; {_update(options.zero_stage, buckets)}"
         )
         if options.precision != "float32":
@@ -116,6 +115,11 @@ class Session:
         if options.trace and self.parts.opencl is None:
             line += f"\ntrace: without kernels, which --engine {options.engine} does not report"
         return line
+
+    def _share(self) -> str:
+        """Return in words what has a batch of its own."""
+        shards = self.trainer.sync.shards
+        return "rank" if shards is None else f"shard, {_count(shards.count, 'shard')} a step"
 
     def describe(self) -> Summary:
         """Return the model's layers and the current bucket plan; collective."""
@@ -291,12 +295,12 @@ class Session:
     def _evaluate(self) -> None:
         test = self.splits.test
         assert test is not None  # only --no-eval leaves it out
-        sampler = EvaluationSampler(len(test), self.replicas.rank, self.replicas.size)
-        loader = Loader(test, sampler, self.EVALUATION_BATCH, prefetch=0)
         with self.comm.phase("evaluate"):
             self.trainer.sync.broadcast_buffers(self.trainer.model)  # all ranks evaluate one model
             with self.trainer.sync.full_parameters(self.trainer.model):
-                evaluation = evaluate(self.replicas, self.parts.predict, loader)
+                evaluation = evaluate(
+                    self.replicas, self.parts.predict, test, len(test), self.EVALUATION_BATCH, self.trainer.sync.shards
+                )
         self._evaluation, self._evaluated_at = evaluation, self.trainer.progress.step
         for callback in self.trainer.callbacks:
             callback.evaluation_finished(self._evaluated_at, evaluation)

@@ -19,7 +19,7 @@ from clcomm.flat_space.parameters import ParameterSpec
 from clcomm.sync import compression_state
 from training.random_state import PARTS, check_random_state, continue_stream, random_state, restore_random_state
 from training.trainer import Trainer
-from training.trainer_state import check_state, load_state, state_of
+from training.trainer_state import check_state, load_state, parts_of, state_of
 
 _log = logging.getLogger("clcomm")
 #: Settings that older checkpoints lack, as they were then.
@@ -83,7 +83,8 @@ def restore_snapshot(path: str | os.PathLike[str], trainer: Trainer, job: dict[s
     random_states = _random_states(checkpoint)
     check_state(trainer, checkpoint.facts.get("training"))
     ranks = len(random_states)
-    whole_number("sampler.world_size", checkpoint.facts["training"]["sampler"]["world_size"], ranks, ranks)
+    parts = ranks if trainer.sync.shards is None else parts_of(trainer)
+    whole_number("sampler.world_size", checkpoint.facts["training"]["sampler"]["world_size"], parts, parts)
     optimizer_state = checkpoint.group("optimizer")
     _check_optimizer(optimizer_state)
     _check_compression(checkpoint, trainer, ranks)

@@ -69,5 +69,7 @@ class TextOptions(TrainingOptions):
             raise ArgumentError(f"--tp: expected a number that divides --heads {self.heads}, got {self.tp}")
         if self.tp > 1 and self.elastic:
             raise ArgumentError("--tp: expected no --elastic with it, as no other rank has a lost one's part")
+        if self.tp > 1 and self.logical_shards:
+            raise ArgumentError("--tp: expected no --logical-shards with it, as its sums follow its own ranks")
         if self.sample and not self.prompt:
             raise ArgumentError("--prompt: expected at least one character, got none")

@@ -117,6 +117,9 @@ class Trainer:
         self.progress = Progress()
         self._log = StepLog(self.callbacks, time.perf_counter)
         self._taken = 0  # steps of this run
+        #: How many logical shards' batches this rank has in a step.
+        self._own_shards = 1 if sync.shards is None else len(sync.shards.own)
+        self._shard_losses: dict[int, tuple[float, int]] = {}  # of the epoch: losses times samples, samples
         self.overhead = Overhead(parts.profile, comm.communicated)
         self.train_loss = float("nan")
         self._epoch_batches = loader.most_batches  # of the current epoch, on the rank that has the most
@@ -154,6 +157,7 @@ class Trainer:
         """
         while self.progress.epoch < epochs:
             self.metrics.start_epoch()
+            self._shard_losses.clear()
             self.loader.sampler.set_epoch(self.progress.epoch)
             self._epoch_batches = self.loader.most_batches  # fewer than before in an epoch that other ranks began
             with self.comm.phase("epoch", epoch=self.progress.epoch + 1):
@@ -171,17 +175,8 @@ class Trainer:
         self.optimizer.lr = self.base_lr * self.schedule(self.progress.step)
         samples = sum(len(labels) for _, labels in group)
         note_samples(samples)
-        loss = 0.0
         with self.overhead.sampled():
-            for number, (images, labels) in enumerate(group, 1):
-                with nullcontext() if number == len(group) else self.sync.no_sync():
-                    share = len(labels) / samples
-                    part = self._forward_backward(images, labels, share)
-                    self._synchronise(samples)
-                    with self._loss_phase:
-                        loss += share * part.item()  # item() blocks: only after synchronisation has started
-            if not group:
-                self._synchronise(0)
+            loss = self._gradients(group, samples) if self.sync.shards is None else self._gradients_of_shards(group)
             if self.clip_norm is not None:
                 with self.comm.phase("clipping"):
                     self.scaler.unscale_(self.optimizer)
@@ -202,6 +197,36 @@ class Trainer:
             self.loader.sampler.shares = self.balancer.shares
             for callback in self.callbacks:
                 callback.shares_changed(self.progress.step, self.balancer.shares)
+
+    def _gradients(self, group: list[Batch], samples: int) -> float:
+        """Compute the gradients of micro-batches, and average them over the ranks; return their mean loss."""
+        loss = 0.0
+        for number, (images, labels) in enumerate(group, 1):
+            with nullcontext() if number == len(group) else self.sync.no_sync():
+                share = len(labels) / samples
+                part = self._forward_backward(images, labels, share)
+                self._synchronise(samples)
+                with self._loss_phase:
+                    loss += share * part.item()  # item() blocks: only after synchronisation has started
+        if not group:
+            self._synchronise(0)
+        return loss
+
+    def _gradients_of_shards(self, group: list[Batch]) -> float:
+        """Do the same for this rank's logical shards, whose micro-batches take turns in the group."""
+        shards, total = self.sync.shards, 0.0
+        assert shards is not None
+        for number, shard in enumerate(shards.own):
+            batches = group[number :: self._own_shards]
+            samples = sum(len(labels) for _, labels in batches)
+            with self.sync.shard(self.model, shard), self.sync.no_sync() if shards.is_divided else nullcontext():
+                loss = self._gradients(batches, samples)
+            before, counted = self._shard_losses.get(shard, (0.0, 0))
+            self._shard_losses[shard] = before + loss * samples, counted + samples
+            total += loss / self._own_shards
+        if shards.is_divided:
+            self._synchronise(sum(len(labels) for _, labels in group))
+        return total
 
     def _figures(self, samples: int, loss: float, seconds: float) -> tuple[tuple[str, float], ...]:
         """Return the step's figures for a timeline, numbered from 1 as in all output."""
@@ -233,7 +258,7 @@ class Trainer:
             begin = time.perf_counter()
             is_measured = self._taken < WARM_UP_STEPS or (self._taken - WARM_UP_STEPS) % PROCESSOR_TIME_EVERY == 0
             cpu_began_s = time.process_time() if is_measured else None
-            group = list(islice(batches, self.accumulation))
+            group = list(islice(batches, self.accumulation * self._own_shards))
             if not group and self.progress.batch >= self._epoch_batches:
                 return
             wait_s = time.perf_counter() - begin
@@ -241,7 +266,8 @@ class Trainer:
             yield group, begin, wait_s, cpu_began_s
 
     def _batches_left(self) -> Generator[Batch, None, None]:
-        return self.loader.epoch(self.progress.epoch, min(self.progress.batch, len(self.loader)))
+        done = self.progress.batch * self._own_shards
+        return self.loader.epoch(self.progress.epoch, min(done, len(self.loader)))
 
     def _shares(self) -> tuple[int, ...] | None:
         return None if self.balancer is None else self.balancer.shares
@@ -277,9 +303,13 @@ class Trainer:
 
     def _reduce_train_loss(self) -> bool:
         """Reduce the mean loss of the epoch; return False, and keep the last one, if this run took no step in it."""
-        metrics = self.metrics
-        totals = np.array([metrics.epoch_loss, metrics.epoch_samples], np.float64)
-        loss, samples = self.comm.all_reduce(totals, label="metrics")
+        shards = self.sync.shards
+        if shards is None:
+            metrics = self.metrics
+            totals = np.array([metrics.epoch_loss, metrics.epoch_samples], np.float64)
+            loss, samples = self.comm.all_reduce(totals, label="metrics")
+        else:
+            loss, samples = shards.total(self.comm, self._shard_losses, 2)
         if samples:
             self.train_loss = loss / samples
         return bool(samples)

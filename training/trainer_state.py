@@ -40,8 +40,13 @@ def load_state(trainer: Trainer, state: dict[str, Any]) -> None:
     trainer.progress, trainer.base_lr = progress, float(state["base_lr"])
     if trainer.scaler.is_enabled():
         trainer.scaler.load_state_dict(state["scaler"])
-    if state["sampler"]["world_size"] != trainer.comm.size:
+    if state["sampler"]["world_size"] != parts_of(trainer):
         _redistribute(trainer, state["sampler"]["world_size"])
+
+
+def parts_of(trainer: Trainer) -> int:
+    """Return into how many parts the samples are divided: logical shards, or ranks."""
+    return trainer.comm.size if trainer.sync.shards is None else trainer.sync.shards.count
 
 
 def check_state(trainer: Trainer, state: Any) -> Progress:
@@ -70,7 +75,7 @@ def _check_scaler(trainer: Trainer, state: Any) -> None:
 def _batches_left(trainer: Trainer, sampler: Sampler, ranks: int) -> int:
     """Return the most batches that one of `ranks` ranks has left in the sampler's epoch."""
     share = sampler.longest_shard
-    if ranks != trainer.comm.size:
+    if ranks != parts_of(trainer):
         assert isinstance(sampler, DistributedSampler)  # other samplers refuse another number of ranks
         share = -(-(sampler.length - sampler.done) // ranks)
     return -(-share // trainer.loader.batch_size)

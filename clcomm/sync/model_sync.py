@@ -18,9 +18,9 @@ from clcomm.sync.bucket_plan import GRADIENTS, BucketPlan, PlanSettings
 from clcomm.sync.completion_order import CompletionOrder
 from clcomm.sync.decision import Decision, DecisionLog
 from clcomm.sync.overlap_choice import OverlapChoice
-from clcomm.sync.logical_shards import ShardedSteps
 from clcomm.sync.settings import SyncSettings
 from clcomm.sync.shard_mean import ShardMean
+from clcomm.sync.sharded_steps import ShardedSteps
 from clcomm.sync.sharded_update import ShardedUpdate
 from clcomm.sync.shared_space import SharedSpace
 

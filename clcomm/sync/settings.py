@@ -92,7 +92,9 @@ class SyncSettings:
                 f"hook: expected something to call with (gradient, comm, out, bucket), got {type(hook).__name__}"
             )
         if hook is not None:
-            self.refuse_shards("hook", "none, no compression, algorithm or combination", "which have a fixed sum")
+            self.refuse_shards(
+                "hook", "none, no compression, algorithm or combination", "which sum in an order of their own"
+            )
         if hook is not None and self.split_tensors:
             raise ArgumentError("split_tensors: expected False with a compression or a hook, which need whole tensors")
         return replace(self, hook=hook)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,11 +11,9 @@ from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.sync.bucket_plan import GRADIENTS
 from clcomm.sync.finiteness import raise_non_finite
+from clcomm.sync.logical_shards import LogicalShards
 from clcomm.sync.shared_space import SharedSpace
 from clcomm.transport.reduction import prepared_reduction
-
-if TYPE_CHECKING:
-    from clcomm.sync.logical_shards import LogicalShards
 
 
 class ShardMean:

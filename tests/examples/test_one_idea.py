@@ -29,6 +29,7 @@ PRINTED = {
                 "same bits: True": 2},
     "same_bits": {r"(one bucket|buckets of 16 KiB|per tensor|16 KiB)(, \w+)? +[0-9a-f]{64}": 6,
                   "same bits on 4 ranks in 6 ways: True": 1},
+    "any_ranks": {r"[1-4] ranks? +[0-9a-f]{64}": 4, "same bits on 1 to 4 ranks: True": 1},
     "accumulation": {r"10 backwards: loss of this rank \d\.\d{4}, 10 all-reduces": 2,
                      r"40 backwards: loss of this rank \d\.\d{4}, 10 all-reduces": 2},
     "hooks": {r"rank [01]: sent 2,918,400 of 5,836,800 bytes; test accuracy [789]\d\.\d%": 2},
@@ -50,7 +51,7 @@ PRINTED = {
                   r"with:    131,072 of 262,144 bytes of each rank between hosts": 1},
 }  # fmt: skip
 #: Those of another number of ranks than two.
-RANKS = {"two_hosts": 4, "same_bits": 4}
+RANKS = {"two_hosts": 4, "same_bits": 4, "any_ranks": 4}
 #: Those that are started in another way, each with a test of its own.
 OTHERS = {"elastic", "restart"}
 NEEDS = {"torch_ddp": "torch", "horovod_shim": "torch", "netcl_model": "netcl", "hooks": "sklearn",

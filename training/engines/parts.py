@@ -157,7 +157,7 @@ def native_parts(module: Module, loss_fn: Callable[[Any, Any], Tensor], device: 
 class InputTensors:
     """Makes tensors of batches; where the device computes in the arrays' memory, arrays that come again keep theirs."""
 
-    _MOST = 16  # arrays
+    _MOST = 64  # arrays: those of a step's micro-batches, and of batches fetched ahead
 
     def __init__(self, device: Device):
         self._device = device

@@ -1,0 +1,95 @@
+"""A model's steps over logical shards: the random numbers and buffers of each, and the mean of their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from clcomm.communicator import Communicator
+from clcomm.errors import ArgumentError
+from clcomm.sync.logical_shards import LogicalShards
+from clcomm.sync.model_ranks import refuse_mixing
+from clcomm.sync.shard_mean import ShardMean
+from clcomm.sync.shared_space import SharedSpace
+
+
+class ShardedSteps:
+    """One model's steps over logical shards: each in turn draws its own random numbers and has its own buffers.
+
+    Args:
+        comm: the ranks.
+        space: the model's.
+        shards: how the ranks share them out.
+        check_finite: see ShardMean.
+
+    Raises ArgumentError, on every rank, for a model with SyncBatchNorm, or with parameters of several dtypes.
+    """
+
+    def __init__(self, comm: Communicator, space: SharedSpace, shards: LogicalShards, check_finite: bool = False):
+        refuse_mixing(space, "shards", "whose statistics are of all shards at once")
+        self._comm, self._adapter, self.shards = comm, space.adapter, shards
+        self._mean = ShardMean(comm, space, shards, check_finite) if shards.is_divided else None
+        self._states: dict[int, tuple[np.ndarray | None, dict[str, np.ndarray]]] = {}
+        self._first_numbers: np.ndarray | None = None
+        self._next = shards.own.start
+
+    @property
+    def mean(self) -> ShardMean | None:
+        """What averages the shards' gradients; None: each rank has one, and a plain all-reduce does."""
+        return self._mean
+
+    @contextmanager
+    def active(self, shard: int) -> Iterator[None]:
+        """Let forward and backward be those of a shard within this block; a rank's follow each other in order."""
+        if shard != self._next or shard not in self.shards.own:
+            left = range(self._next, self.shards.own.stop)
+            expected = f"shard {left.start}, this rank's next," if left else "sync_gradients() after this rank's shards"
+            raise ArgumentError(f"shard: expected {expected} of {self.shards.own}, got {shard!r}")
+        self._enter(shard)
+        yield
+        self._leave(shard)
+
+    def average(self) -> None:
+        """Replace the model's gradients by the mean over all shards; collective.
+
+        Raises ArgumentError, on every rank, where one has not computed all of its shards.
+        """
+        if self._next != self.shards.own.stop:
+            self._comm.refuse(
+                f"sync_gradients: expected each of rank {self._comm.rank}'s shards, {self.shards.own}, in a block "
+                f"`with sync.shard(model, shard)` before it, got none of shard {self._next}"
+            )
+        self._next = self.shards.own.start
+        assert self._mean is not None, "each rank has one shard"
+        self._mean.run()
+
+    def start_over(self) -> None:
+        """Let all shards have the buffers that the model has now."""
+        self._states = {shard: (numbers, {}) for shard, (numbers, _) in self._states.items()}
+
+    def _enter(self, shard: int) -> None:
+        stream = self._adapter.random_numbers()
+        if stream is not None and self._first_numbers is None:
+            self._first_numbers = stream.state()
+        kept = self._states.get(shard)
+        if kept is not None and len(self.shards.own) == 1:
+            return  # nothing has changed them since
+        numbers, buffers = kept or (None, {})
+        if stream is not None and self._first_numbers is not None:
+            stream.load(stream.state_of(shard, self._first_numbers) if numbers is None else numbers)
+        if buffers:
+            self._adapter.load_buffers(buffers)
+
+    def _leave(self, shard: int) -> None:
+        stream = self._adapter.random_numbers()
+        several = len(self.shards.own) > 1
+        buffers = self._adapter.buffers() if several else {}
+        self._states[shard] = None if stream is None or not several else stream.state(), buffers
+        if self._mean is not None:
+            self._mean.keep(shard)
+            self._next = shard + 1
+        if several and buffers and shard + 1 == self.shards.own.stop:
+            # The model's own between steps, so that rank 0's are shard 0's, as `broadcast_buffers` sends them.
+            self._adapter.load_buffers(self._states[self.shards.own.start][1])

@@ -1,0 +1,229 @@
+"""Logical shards: the bits of parameters, optimizer, buffers and norms are the same on any number of ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clcomm import Communicator, Synchronizer, clip_grad_norm, optim
+from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.engine import BatchNorm1d, CrossEntropyLoss, Dropout, Linear, ReLU, Sequential, Tensor, nn
+from clcomm.engine.random_stream import RandomStream
+from clcomm.errors import ArgumentError, NonFiniteError
+from clcomm.parallel import SyncBatchNorm
+from clcomm.transport import mpi_communicators
+from tests.helpers import one_line
+from tests.numpy_models import Model
+from tests.transport.references import pretended_host
+
+INPUTS, CLASSES = 12, 5
+OPTIMIZERS = {
+    "sgd": lambda model: optim.SGD(model, 0.1, momentum=0.9), "adam": lambda model: optim.Adam(model, 1e-2),
+}  # fmt: skip
+
+
+def batches(shards: int, steps: int, seed: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield for each step the inputs and targets of every shard."""
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        yield (
+            rng.standard_normal((shards, 8, INPUTS)).astype(np.float32),
+            rng.integers(0, CLASSES, (shards, 8)).astype(np.int32),
+        )
+
+
+def trained(
+    comm: Communicator, device: Any, shards: int, *, optimizer: str = "adam", micro_batches: int = 1, steps: int = 3,
+    **options: Any,
+) -> str:  # fmt: skip
+    """Return the hash of everything that a training with dropout, batch norm and clipping ends with."""
+    nn.manual_seed(7)
+    RandomStream.of(device).seed(7, comm.rank)
+    model = Sequential(
+        Linear(INPUTS, 33, device=device), BatchNorm1d(33, device=device), ReLU(), Dropout(0.3),
+        Linear(33, CLASSES, device=device),
+    )  # fmt: skip
+    sync, loss_of, norms = Synchronizer(comm, shards=shards, **options), CrossEntropyLoss(), []
+    sync.broadcast_parameters(model)
+    stepper = OPTIMIZERS[optimizer](model)
+    for inputs, targets in batches(shards, steps):
+        for shard in sync.shards.own:
+            with sync.shard(model, shard):
+                parts = np.split(inputs[shard], micro_batches), np.split(targets[shard], micro_batches)
+                for number, (x, y) in enumerate(zip(*parts, strict=True), 1):
+                    loss = loss_of(model(Tensor(x, device)), Tensor(y, device)) * (1 / micro_batches)
+                    if number < micro_batches:
+                        with sync.no_sync():
+                            loss.backward()
+                    else:
+                        loss.backward()
+        sync.sync_gradients(model)
+        norms.append(clip_grad_norm(sync, model, 0.5))
+        stepper.step()
+        stepper.zero_grad()
+    sync.check_replicas(model)
+    sync.broadcast_buffers(model)
+    state = {**model.state_dict(), **stepper.state_dict(), "norms": np.array(norms)}
+    return hashlib.sha256(b"".join(np.asarray(state[name]).tobytes() for name in sorted(state))).hexdigest()
+
+
+@contextmanager
+def first_ranks(comm: Communicator, count: int) -> Iterator[Communicator | None]:
+    """Lend a Communicator of the first ranks, None on the others."""
+    part = comm.split(0 if comm.rank < count else None)
+    yield part
+    if part is not None:
+        part.finalize()
+
+
+@pytest.mark.parametrize(("shards", "optimizer", "micro_batches"), [(4, "sgd", 2), (7, "adam", 1)])
+def test_the_bits_are_the_same_on_any_number_of_ranks(several, device, shards, optimizer, micro_batches):
+    given = {"optimizer": optimizer, "micro_batches": micro_batches}
+    expected = trained(Communicator(transport="solo"), device, shards, **given)
+    for count in range(1, several.size + 1):
+        with first_ranks(several, count) as part:
+            assert part is None or trained(part, device, shards, **given) == expected, count
+
+
+@pytest.mark.parametrize(
+    "options", [{"overlap": True}, {"overlap": "auto", "bucket_size": "auto"}, {"bucket_size": 64}]
+)
+def test_as_many_shards_as_ranks_have_the_bits_of_one_rank_with_any_settings(several, device, options):
+    expected = trained(Communicator(transport="solo"), device, several.size, steps=9)
+    assert trained(several, device, several.size, steps=9, **options) == expected
+
+
+def test_one_rank_has_the_mean_over_shards_in_their_order(device):
+    """Each gradient is (((shard 0 + shard 1) + shard 2) + ...) / shards in float32."""
+    shards, comm = 5, Communicator(transport="solo")
+    model = Model([("w", np.zeros(257, np.float32))])
+    sync = Synchronizer(comm, shards=shards)
+    drawn = np.random.default_rng(3).standard_normal((shards, 257)).astype(np.float32)
+    for shard in sync.shards.own:
+        with sync.shard(model, shard):
+            model["w"].grad = drawn[shard].copy()
+    sync.sync_gradients(model)
+    total = drawn[0].copy()
+    for row in drawn[1:]:
+        total += row
+    np.testing.assert_array_equal(model["w"].grad, total / np.float32(shards))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("layout", ["first-alone", "interleaved"])
+def test_hosts_do_not_change_the_bits(device, monkeypatch, layout):
+    expected = trained(Communicator(transport="solo"), device, 6)
+    monkeypatch.setattr(mpi_communicators, "host_of", lambda comm: pretended_host(layout, comm))
+    with Communicator() as comm:
+        assert trained(comm, device, 6) == expected
+
+
+def test_a_torch_model_draws_each_shards_numbers(several, torch):
+    def run(comm: Communicator) -> bytes:
+        torch.manual_seed(5)
+        model = torch.nn.Sequential(torch.nn.Linear(INPUTS, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, CLASSES))
+        sync = Synchronizer(comm, shards=4)
+        sync.broadcast_parameters(model)
+        stepper = torch.optim.SGD(model.parameters(), 0.1)
+        for inputs, targets in batches(4, 3):
+            for shard in sync.shards.own:
+                with sync.shard(model, shard):
+                    logits = model(torch.from_numpy(inputs[shard]))
+                    torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets[shard]).long()).backward()
+            sync.sync_gradients(model)
+            stepper.step()
+            stepper.zero_grad()
+        return b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    expected = run(Communicator(transport="solo"))
+    for count in range(2, several.size + 1):
+        with first_ranks(several, min(count, 4)) as part:
+            assert part is None or run(part) == expected, count
+    torch.set_num_threads(threads)
+
+
+def test_a_shard_that_a_rank_left_out_is_named_on_every_rank(several, device):
+    model = Linear(INPUTS, CLASSES, device=device)
+    sync = Synchronizer(several, shards=2 * several.size)
+    sync.broadcast_parameters(model)
+    for shard in sync.shards.own[: 1 if several.rank == 1 else 2]:
+        with sync.shard(model, shard):
+            model(Tensor(np.ones((2, INPUTS), np.float32), device)).sum().backward()
+    with pytest.raises(ArgumentError, match=r"rank 1's shards, range\(2, 4\).*got none of shard 3") as caught:
+        sync.sync_gradients(model)
+    one_line(caught)
+
+
+def test_an_infinite_gradient_is_named_with_its_parameter(several, device):
+    model = Linear(INPUTS, CLASSES, device=device)
+    sync = Synchronizer(several, shards=2 * several.size, check_finite=True)
+    sync.broadcast_parameters(model)
+    for shard in sync.shards.own:
+        with sync.shard(model, shard):
+            value = np.inf if shard == 3 else 1
+            model(Tensor(np.full((2, INPUTS), value, np.float32), device)).sum().backward()
+    with pytest.raises(NonFiniteError, match=r"'weight' has .* Inf on rank 1"):
+        sync.sync_gradients(model)
+
+
+def test_shards_out_of_their_order_are_refused(device):
+    model = Linear(INPUTS, CLASSES, device=device)
+    sync = Synchronizer(Communicator(transport="solo"), shards=3)
+    expected = r"expected shard 0, this rank's next, of range\(0, 3\), got 1"
+    with pytest.raises(ArgumentError, match=expected), sync.shard(model, 1):
+        pass
+    with pytest.raises(ArgumentError, match=r"expected a Synchronizer with logical shards: Synchronizer\(comm, sh"):
+        Synchronizer(Communicator(transport="solo")).shard(model, 0)
+
+
+@pytest.mark.parametrize("shards", [0, -1, True, 1.5, "2"])
+def test_only_whole_numbers_of_shards_are_accepted(shards):
+    with pytest.raises(ArgumentError, match="shards: expected a whole number from 1 up, for 1 rank, got"):
+        Synchronizer(Communicator(transport="solo"), shards=shards)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_fewer_shards_than_ranks_are_refused(auto):
+    with pytest.raises(ArgumentError, match=f"expected a whole number from {auto.size} up, for {auto.size} ranks"):
+        Synchronizer(auto, shards=auto.size - 1)
+
+
+@pytest.mark.parametrize(
+    "options", [{"compression": "fp16"}, {"algorithm": "ring"}, {"combination": "adasum"}, {"zero": 2}, {"zero": 3}]
+)
+def test_what_sums_in_another_order_is_refused(options):
+    with pytest.raises(ArgumentError, match="shards") as caught:
+        Synchronizer(Communicator(transport="solo"), shards=4, **options)
+    one_line(caught)
+
+
+def test_calls_that_weigh_or_mix_ranks_are_refused(device):
+    model = Linear(INPUTS, CLASSES, device=device)
+    sync = Synchronizer(Communicator(transport="solo"), shards=2)
+    sync.broadcast_parameters(model)
+    refused = {
+        "samples": lambda: sync.sync_gradients(model, samples=3),
+        "expect": lambda: sync.expect_samples(model, 3),
+        "join": lambda: sync.join(model, lambda: None).__enter__(),
+        "average": lambda: sync.average_parameters(model),
+        "hook": lambda: sync.register_comm_hook(lambda gradient, comm, out, bucket: None),
+        "sharded": lambda: DistributedOptimizer(optim.SGD(model, 0.1), sync),
+    }
+    for name, call in refused.items():
+        with pytest.raises(ArgumentError, match="shards=2") as caught:
+            call()
+        assert one_line(caught), name
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_sync_batch_norm_is_refused(auto, device):
+    model = SyncBatchNorm.convert_sync_batchnorm(Sequential(BatchNorm1d(4, device=device)), auto)
+    with pytest.raises(ArgumentError, match="shards: expected a model without SyncBatchNorm"):
+        Synchronizer(auto, shards=4).broadcast_parameters(model)

@@ -1,0 +1,118 @@
+"""Runs with --logical-shards: the same hash on any number of ranks, also where a run resumes on another number."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clcomm.communicator import Communicator
+from clcomm.engine import BatchNorm1d, Dropout, Generator, Linear, Module
+from clcomm.engine import functional as F
+from clcomm.errors import ArgumentError, CheckpointError
+from training.console import make_console
+from training.data.datasets import load_synthetic
+from training.data.shard_sampler import ShardSampler
+from training.engines import parts as parts_module
+from training.options import TrainingOptions
+from training.session import Session
+
+SHARDS, STEPS = 4, 9
+SPLITS = load_synthetic(103, 50, shape=(1, 8, 8))  # 7 steps an epoch at batch 4, the last one of 2 samples a shard
+OPTIONS = TrainingOptions(
+    model="mlp", batch_size=4, epochs=2, max_steps=STEPS, device="cpu", quiet=True, logical_shards=SHARDS,
+    optimizer="adam", clip_norm=0.5, augment=True,
+)  # fmt: skip
+
+
+class Net(Module):
+    """A network with random numbers and running statistics of its own."""
+
+    def __init__(self, in_shape, classes, *, device, seed):
+        rng = Generator(seed)
+        self.fc1 = Linear(int(np.prod(in_shape)), 12, device=device, rng=rng)
+        self.norm, self.drop = BatchNorm1d(12, device=device), Dropout(0.25)
+        self.fc2 = Linear(12, classes, device=device, rng=rng)
+
+    def forward(self, x):
+        return self.fc2(self.drop(F.relu(self.norm(self.fc1(F.flatten(x, 1))))))
+
+
+@pytest.fixture(autouse=True)
+def drops_and_normalises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(parts_module._KINDS, "mlp", Net)
+
+
+def ends_with(comm: Communicator, options: TrainingOptions) -> tuple[str, float, float]:
+    """Return a run's hash of model and optimizer, its training loss, and its loss on the test set."""
+    session = Session(options, comm, SPLITS, make_console(comm))
+    result = session.run()
+    state = session.parts.model.state_dict() | session.trainer.optimizer.state_dict()
+    digest = hashlib.sha256(b"".join(np.asarray(state[name]).tobytes() for name in sorted(state)))
+    assert result.evaluation is not None
+    return digest.hexdigest(), result.train_loss, result.evaluation.loss
+
+
+@contextmanager
+def first_ranks(comm: Communicator, count: int) -> Iterator[Communicator | None]:
+    part = comm.split(0 if comm.rank < count else None)
+    yield part
+    if part is not None:
+        part.finalize()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_runs_on_any_number_of_ranks_end_alike(auto: Communicator, accumulation: int) -> None:
+    options = replace(OPTIONS, grad_accumulation=accumulation, max_steps=STEPS if accumulation == 1 else 5)
+    expected = ends_with(Communicator(transport="solo"), options)
+    for count in range(2, auto.size + 1):
+        with first_ranks(auto, count) as part:
+            assert part is None or ends_with(part, options) == expected, count
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("stop", [3, 7])
+def test_a_run_resumes_on_another_number_of_ranks_with_its_bits(auto: Communicator, tmp_path: Path, stop: int) -> None:
+    expected = ends_with(Communicator(transport="solo"), OPTIONS)
+    file = auto.broadcast_object(str(tmp_path / "run.npz"))
+    with first_ranks(auto, 2) as two:
+        if two is not None:
+            ends_with(two, replace(OPTIONS, max_steps=stop, checkpoint=file))
+    auto.rendezvous()
+    found = ends_with(auto if auto.size > 2 else Communicator(transport="solo"), replace(OPTIONS, resume=file))
+    assert (found[0], found[2]) == (expected[0], expected[2])  # the training loss is that of the epoch's rest
+
+
+def test_a_run_with_other_shards_does_not_resume(tmp_path: Path) -> None:
+    file = str(tmp_path / "run.npz")
+    comm = Communicator(transport="solo")
+    ends_with(comm, replace(OPTIONS, max_steps=2, checkpoint=file))
+    with pytest.raises(CheckpointError, match="was written with --logical-shards 4, this job has 5"):
+        ends_with(comm, replace(OPTIONS, logical_shards=5, resume=file))
+
+
+@pytest.mark.parametrize(
+    ("named", "given"),
+    [
+        ("--engine torch", {"engine": "torch"}), ("--sharding contiguous", {"sharding": "contiguous"}),
+        ("--uneven-inputs join", {"uneven_inputs": "join"}), ("--balance auto", {"balance": "auto"}),
+        ("--compression", {"compression": "fp16"}), ("--zero", {"zero": 1}), ("--elastic", {"elastic": True}),
+    ],
+)  # fmt: skip
+def test_options_that_depend_on_the_number_of_ranks_are_refused(named: str, given: dict[str, object]) -> None:
+    with pytest.raises(ArgumentError, match=f"--logical-shards: expected no {named} with it"):
+        replace(OPTIONS, **given)
+
+
+def test_shards_take_turns_batch_by_batch() -> None:
+    from clcomm.sampler import DistributedSampler
+
+    shards = [DistributedSampler(22, shard, 5, shuffle=False) for shard in (1, 2)]
+    batches = ShardSampler(shards).batches(2)
+    assert [batch.tolist() for batch in batches] == [[1, 6], [2, 7], [11, 16], [12, 17], [21], [0]]
