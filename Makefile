@@ -64,7 +64,7 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
   tests/test_replayed_synchronisation.py tests/sync/test_overlap.py tests/training/test_build_together.py
 
 .DELETE_ON_ERROR:
-.PHONY: ulfm options help mnist test test-torch test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
+.PHONY: ulfm options help mnist test test-all test-torch test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
 .PHONY: causes pairs orders families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
 .PHONY: faults clean examples notebooks deploy matrix release newcomer hosts debian-packages unpack-debian docs
 .PHONY: docs-check drawings exporters
@@ -86,6 +86,10 @@ test test-torch test-plain test-mpi: export TEST_ARGS := $(TEST_ARGS)
 
 test: $(FOR_TEST) | $(OCLGRIND) ## the whole suite: plain, then on TEST_RANKS ranks, going on after a failure
 	@$(RUN_TESTS) --ranks $(TEST_RANKS)
+
+test-all: export CLCOMM_ALL_CASES := 1
+test-all: TEST_LIMIT_S = 7200
+test-all: test ## every case of every test: about two hours
 
 test-torch: $(VENV)/.has-$(SETUP),test,torch-suite | $(OCLGRIND) ## what `make test` skipped for want of PyTorch, which this installs
 	@$(RUN_TESTS) --ranks $(TEST_RANKS) --only-skipped-for PyTorch

@@ -17,6 +17,17 @@ import pytest
 
 _Value = TypeVar("_Value")
 
+#: The most cases of a test in a run of the whole suite, without a mark of its own.
+MOST_CASES = 12
+#: The same in folders and files whose tests start jobs, or compute for seconds.
+MOST_SLOW_CASES = 2
+SLOW = tuple(
+    f"tests/{name}" for name in (
+        "benchmarks/", "console/", "deploy/", "docs/", "doctor/", "examples/", "families/", "faults/", "fuzz/",
+        "launch/", "measure/", "multihost/", "oclgrind/", "parallel/", "proofs/", "report/test_planted_causes",
+        "report/test_wait_causes", "engine/test_tuning", "top/", "trace/", "training/test_engines", "zero/test_memory",
+    )
+)  # fmt: skip
 #: From how many cases on a test's cases are divided between numbers of ranks.
 DIVIDED_FROM = 2
 #: Where one of four such cases runs: half of them on two ranks, which take least time.
@@ -53,19 +64,25 @@ def some(values: Sequence[_Value], count: int) -> Sequence[_Value]:
 
 
 def sampled(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Return the items without those beyond the number that their test's mark `sampled(cases)` gives.
+    """Return the items without slow tests, and without a test's cases beyond the number that it may have.
 
     Which of them stay follows from their names, so that every parameter's values have their chance.
     """
     tests = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("sampled") is not None:
-            tests[_test_of(item)].append(item)
+        tests[_test_of(item)].append(item)
     left_out = set()
     for cases in tests.values():
-        (count,) = cases[0].get_closest_marker("sampled").args
-        left_out.update(sorted(cases, key=_draw)[count:])
+        left_out.update(sorted(cases, key=_draw)[_most_cases(cases[0]) :])
     return [item for item in items if item not in left_out]
+
+
+def _most_cases(item: pytest.Item) -> int:
+    if item.get_closest_marker("slow") is not None:
+        return 0
+    mark = item.get_closest_marker("sampled")
+    usual = MOST_SLOW_CASES if item.nodeid.startswith(SLOW) else MOST_CASES
+    return usual if mark is None else min(mark.args[0], usual)
 
 
 def divided(items: list[pytest.Item], ranks: int) -> list[pytest.Item]:

@@ -23,6 +23,7 @@ def test_a_test_takes_all_batches_together():
     assert found["accuracy"] == (chances.argmax(1) == labels).mean()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", ["gpt", "resnet"])
 def test_both_systems_take_the_same_course(model, tmp_path):
     pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -43,6 +43,7 @@ def run(module: str, *arguments: str, ranks: int = 0) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("module", "tables"), [("examples.mnist", 0), ("examples.compare_bucketing", 2)], ids=lambda each: str(each)
@@ -134,6 +135,7 @@ def test_four_ranks_at_16_train_as_one_at_64(tmp_path: Path) -> None:
     assert np.linalg.norm(four - one) / np.linalg.norm(one) < 1e-5
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("other", ["netcl", "torch"])
 def test_other_engines_train_in_the_same_loop(tmp_path: Path, other: str) -> None:
     pytest.importorskip(other, reason=f"{other} is not installed")
@@ -165,6 +167,7 @@ def table_rows(out: str) -> dict[str, list[str]]:
     return {re.split(r"\s{2,}", line)[0]: re.split(r"\s{2,}", line)[1:] for line in lines}
 
 
+@pytest.mark.slow
 @needs_mnist
 def test_the_published_table_of_one_epoch() -> None:
     """Of an epoch's first steps, unless every case is to run; its figures grow with the number of steps."""
@@ -181,6 +184,7 @@ def test_the_published_table_of_one_epoch() -> None:
     assert "both runs ended with the same parameters, bit for bit" in out
 
 
+@pytest.mark.slow
 def test_all_ways_are_compared_in_one_run(tmp_path: Path) -> None:
     draws = importlib.util.find_spec("matplotlib") is not None
     report, chart = tmp_path / "all.json", tmp_path / "chart.png"

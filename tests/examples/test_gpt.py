@@ -33,6 +33,7 @@ def difference(first: Path, second: Path) -> float:
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [0, 2, 3, 4])
 def test_it_reports_on_any_number_of_ranks(tmp_path: Path, text: str, ranks: int) -> None:
@@ -78,6 +79,7 @@ def test_ranks_that_divide_layers_train_as_those_that_do_not(
     assert len(sample_of(found)) == len(sample_of(expected))
 
 
+@pytest.mark.slow
 def test_a_divided_run_continues_with_the_same_bits_and_on_other_divisions(tmp_path: Path, text: str) -> None:
     job = [*TINY, "--text", text, "--batch-size", "4", "--no-eval", "--quiet", "--dropout", "0.2"]
     two = ["--tp", "2", "--checkpoint"]

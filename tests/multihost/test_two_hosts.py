@@ -76,6 +76,7 @@ def test_every_stage_of_zero_has_the_bits_of_plain_data_parallelism(two_hosts: T
         assert (parameters <= part) == (stage > 2), name
 
 
+@pytest.mark.slow
 def test_compression_saves_on_the_cable(two_hosts: TwoHosts):
     """Two hosts send each other half of the gradients twice, so each receives as much as the gradients are."""
     command = two_hosts.command((2, 2), ["-m", "tests.multihost.compressed"])
@@ -178,6 +179,7 @@ def test_a_cable_has_the_delay_and_the_rate_it_was_made_with(two_hosts: TwoHosts
     assert least_s[1 << 20] >= 2 * (0.015 + 8 * (1 << 20) / 100e6)
 
 
+@pytest.mark.slow
 def test_bucket_sizes_are_measured_on_two_hosts_with_a_delay(two_hosts: TwoHosts):
     arguments = ["--hosts", "1", "1", "--delay-ms", "0.2", "--rate-mbit", "1000", "--model", "mlp"]
     quick = ["--windows", "1", "--window-s", "0.001"]
