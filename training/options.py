@@ -305,7 +305,6 @@ class TrainingOptions(JobOptions):
             "--balance auto": self.balance == "auto",
             "--compression": self.compression != "none",
             "--zero": bool(self.zero_stage),
-            "--elastic": self.elastic,
         }
         for name in (name for name, is_given in given.items() if is_given):
             raise ArgumentError(f"--logical-shards: expected no {name} with it; use one of the two")

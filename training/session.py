@@ -13,7 +13,9 @@ import numpy as np
 from clcomm import elastic
 from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.selection import load_platforms
+from clcomm.errors import ArgumentError
 from clcomm.parallel.grid import in_words
 from clcomm.report.last_steps import LastSteps
 from clcomm.report.record import gather_records, layout_of
@@ -76,6 +78,7 @@ class Session:
         build_kernels(options, comm, train, self.parts, loader, self.EVALUATION_BATCH)
         self._core_waits = CoreWaits()
         self.trainer = self._make_trainer(loader)
+        self._numbers: np.ndarray | None = None  # the state of the device's random numbers after the last step
         self._checkpoints = Checkpoints(options, comm, self.splits.name)
         self._evaluation: Evaluation | None = None
         self._evaluated_at = -1
@@ -97,6 +100,11 @@ class Session:
 
     def _make_trainer(self, loader: Loader) -> Trainer:
         self.comm.add_observer(self._core_waits)
+        if self.options.elastic and self.options.logical_shards and dict(self.parts.model.named_buffers()):
+            raise ArgumentError(
+                "--elastic: expected a model without running statistics with --logical-shards, as no other rank has a "
+                "lost one's; use clcomm run --restarts with --checkpoint"
+            )
         return make_trainer(self.options, self.replicas, self.parts, loader, self.epochs)
 
     def headline(self) -> str:
@@ -161,7 +169,7 @@ class Session:
     def _go_on_with_survivors(self) -> None:
         """Move the run to the remaining ranks, at the newest step that one of them completed."""
         began, ranks, old = time.perf_counter(), self.comm.size, self.trainer
-        state = MovingState.of(old)
+        state = MovingState.of(old, self._numbers)
         while True:
             self.comm = elastic.survivors_of(self.comm)
             try:
@@ -184,6 +192,9 @@ class Session:
         trainer.optimizer.load_state_dict(state.optimizer)
         trainer.optimizer.zero_grad()  # those of the interrupted step
         load_state(trainer, state.training)
+        self._numbers = state.random
+        if state.random is not None and self.parts.opencl is not None:
+            RandomStream.of(self.parts.opencl).load(state.random)
         trainer.metrics = old.metrics
         trainer.schedule = parse_schedule(self.options.schedule, trainer.total_steps(self.epochs))
         self._first_steps = FirstSteps(self.comm, self._core_waits)
@@ -279,7 +290,9 @@ class Session:
             self.comm.add_observer(self._first_steps)
             stack.callback(self.comm.remove_observer, self._first_steps)
             trainer.callbacks.extend(shown)
+            self._keep_numbers()
             for _ in self.steps():
+                self._keep_numbers()
                 epoch_done = trainer.epoch_done
                 if epoch_done and options.eval:
                     self._evaluate()
@@ -287,6 +300,11 @@ class Session:
             self._checkpoints.save(trainer)
             self._checkpoints.wait()
             self._evaluate_last_step()  # now, while the loggers are open
+
+    def _keep_numbers(self) -> None:
+        """Keep what a step that loses ranks draws again, so that shards have the numbers of an undisturbed run."""
+        if self.options.elastic and self.trainer.sync.shards is not None and self.parts.opencl is not None:
+            self._numbers = RandomStream.of(self.parts.opencl).state()
 
     def _evaluate_last_step(self) -> None:
         if self.options.eval and self._evaluated_at != self.trainer.progress.step:

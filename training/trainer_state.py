@@ -107,16 +107,18 @@ class MovingState(NamedTuple):
     Attributes:
         model, optimizer: their arrays by name.
         training: see `state_of`.
+        random: the state of the device's random numbers after that step; None: they are the rank's own.
     """
 
     model: dict[str, np.ndarray]
     optimizer: dict[str, np.ndarray]
     training: dict[str, Any]
+    random: np.ndarray | None = None
 
     @classmethod
-    def of(cls, trainer: Trainer) -> MovingState:
+    def of(cls, trainer: Trainer, random: np.ndarray | None = None) -> MovingState:
         """Return the trainer's state after its last complete step; not collective."""
-        return cls(trainer.model.state_dict(), trainer.optimizer.state_dict(), state_of(trainer))
+        return cls(trainer.model.state_dict(), trainer.optimizer.state_dict(), state_of(trainer), random)
 
     def newest(self, comm: Communicator) -> MovingState:
         """Return the state of the lowest of the ranks that have completed the most steps; collective."""
@@ -124,5 +126,5 @@ class MovingState(NamedTuple):
         return MovingState(
             elastic.send_arrays(comm, self.model, root),
             elastic.send_arrays(comm, self.optimizer, root),
-            comm.broadcast_object(self.training, root, label=elastic.RECOVERY),
+            *comm.broadcast_object((self.training, self.random), root, label=elastic.RECOVERY),
         )

@@ -6,15 +6,18 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from clcomm import elastic
 from clcomm.communicator import Communicator
 from clcomm.engine import BatchNorm1d, Dropout, Generator, Linear, Module
 from clcomm.engine import functional as F
 from clcomm.errors import ArgumentError, CheckpointError
+from clcomm.synchronizer import Synchronizer
 from training.console import make_console
 from training.data.datasets import load_synthetic
 from training.data.shard_sampler import ShardSampler
@@ -71,9 +74,9 @@ def first_ranks(comm: Communicator, count: int) -> Iterator[Communicator | None]
 def test_runs_on_any_number_of_ranks_end_alike(auto: Communicator, accumulation: int) -> None:
     options = replace(OPTIONS, grad_accumulation=accumulation, max_steps=STEPS if accumulation == 1 else 5)
     expected = ends_with(Communicator(transport="solo"), options)
-    for count in range(2, auto.size + 1):
-        with first_ranks(auto, count) as part:
-            assert part is None or ends_with(part, options) == expected, count
+    for ranks in range(2, auto.size + 1):
+        with first_ranks(auto, ranks) as part:
+            assert part is None or ends_with(part, options) == expected, ranks
 
 
 @pytest.mark.mpi(min_size=2)
@@ -89,6 +92,57 @@ def test_a_run_resumes_on_another_number_of_ranks_with_its_bits(auto: Communicat
     assert (found[0], found[2]) == (expected[0], expected[2])  # the training loss is that of the epoch's rest
 
 
+class DropNet(Net):
+    """The same without running statistics."""
+
+    def forward(self, x):
+        return self.fc2(self.drop(F.relu(self.fc1(F.flatten(x, 1)))))
+
+
+class LostPeer(Exception):
+    pass
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("lost_at", [1, 4, 8])
+def test_ranks_that_are_left_end_with_the_undisturbed_bits(
+    auto: Communicator, monkeypatch: pytest.MonkeyPatch, lost_at: int
+) -> None:
+    """The last rank is lost within a step, in which the others have computed some of their shards."""
+    monkeypatch.setitem(parts_module._KINDS, "mlp", dropping)
+    options = replace(OPTIONS, elastic=True, overlap="off")
+    expected = ends_with(Communicator(transport="solo"), options)
+    left = auto.split(0 if auto.rank < auto.size - 1 else None)
+    monkeypatch.setattr(elastic, "is_lost_peer", lambda error: isinstance(error, LostPeer))
+    monkeypatch.setattr(elastic, "survivors_of", lambda comm: left)
+    average, calls = Synchronizer.sync_gradients, count(1)
+
+    def lost(self: Synchronizer, model: object, **given: object) -> None:
+        if not self.models.is_paused and next(calls) == lost_at and self.comm is auto:
+            raise LostPeer
+        average(self, model, **given)
+
+    monkeypatch.setattr(Synchronizer, "sync_gradients", lost)
+    if left is None:
+        with pytest.raises(AttributeError):
+            ends_with(auto, options)
+    else:
+        found = ends_with(auto, options)
+        assert (found[0], found[2]) == (expected[0], expected[2])
+    auto.rendezvous()
+
+
+def dropping(in_shape, classes, *, device, seed):
+    net = DropNet(in_shape, classes, device=device, seed=seed)
+    del net.norm
+    return net
+
+
+def test_elastic_runs_of_models_with_running_statistics_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="--elastic: expected a model without running statistics with --logical"):
+        ends_with(Communicator(transport="solo"), replace(OPTIONS, elastic=True))
+
+
 def test_a_run_with_other_shards_does_not_resume(tmp_path: Path) -> None:
     file = str(tmp_path / "run.npz")
     comm = Communicator(transport="solo")
@@ -102,7 +156,7 @@ def test_a_run_with_other_shards_does_not_resume(tmp_path: Path) -> None:
     [
         ("--engine torch", {"engine": "torch"}), ("--sharding contiguous", {"sharding": "contiguous"}),
         ("--uneven-inputs join", {"uneven_inputs": "join"}), ("--balance auto", {"balance": "auto"}),
-        ("--compression", {"compression": "fp16"}), ("--zero", {"zero": 1}), ("--elastic", {"elastic": True}),
+        ("--compression", {"compression": "fp16"}), ("--zero", {"zero": 1}),
     ],
 )  # fmt: skip
 def test_options_that_depend_on_the_number_of_ranks_are_refused(named: str, given: dict[str, object]) -> None:
