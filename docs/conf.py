@@ -26,6 +26,7 @@ extensions = [
     "docs.extensions.troubleshooting",
     "docs.extensions.results",
     "docs.extensions.llms",
+    "docs.extensions.excerpts",
     "docs.extensions.accessible",
 ]
 exclude_patterns = ["_build", "extensions", "README.md"]
@@ -48,7 +49,8 @@ toc_object_entries = False  # each page would list all pages' names: three times
 html_theme = "furo"
 html_title = f"clcomm {release}"
 html_static_path = ["static"]
-html_css_files = ["site.css"]
+html_css_files, html_js_files = ["site.css"], ["site.js"]
+html_search_scorer = str(ROOT / "docs" / "scorer.js")
 html_copy_source, html_show_sourcelink = True, False
 html_show_sphinx = False
 html_permalinks_icon = "#"

@@ -33,6 +33,26 @@ loaded = [name for name in sys.modules if name.split(".")[0] == "clcomm"]
 print(json.dumps([[name for name in before if before[name] != after[name]], loaded]))
 """
 
+#: Imports all modules where PyOpenCL and mpi4py are missing, and what the modules of POSIX have on Linux alone.
+WITHOUT = """
+import fcntl, importlib, os, pkgutil, select, signal, sys
+
+sys.modules.update(dict.fromkeys(("pyopencl", "mpi4py", "mpi4py.MPI")))
+linux = {
+    os: ("memfd_", "MFD_", "sched_", "SCHED_", "pidfd_", "eventfd", "EFD_", "splice", "posix_fallocate", "O_PATH"),
+    select: ("epoll", "EPOLL"), signal: ("pidfd_", "sigtimedwait", "SIGRT", "SIGPWR", "SIGSTKFLT"),
+    fcntl: ("F_OFD", "F_SEAL", "F_ADD_SEALS", "F_GET_SEALS", "F_SETPIPE", "F_GETPIPE"),
+}
+for module, names in linux.items():
+    for name in [each for each in dir(module) if each.startswith(names)]:
+        delattr(module, name)
+import clcomm
+for found in pkgutil.walk_packages(clcomm.__path__, "clcomm."):
+    if not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
+        print(found.name)
+"""
+
 
 def imported(module: str, *libraries: str) -> tuple[list[str], list[str]]:
     """Return what an import changes in a new process, with these libraries imported before, and what it loads."""
@@ -69,3 +89,14 @@ def test_the_state_of_a_process_belongs_to_objects() -> None:
         and node.value.id.strip("_")[:1].isupper() and not node.value.id.isupper() and node.value.id != "Tensor"
     ]  # fmt: skip
     assert found == []
+
+
+def test_every_module_is_imported_without_opencl_without_mpi_and_without_linux_s_own_calls() -> None:
+    """So that documentation, costs, schedules and reports work on any system of POSIX; modules of PyTorch need it."""
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT], env=clean_environment(), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if "No module named 'torch'" in ended.stderr:
+        pytest.skip("PyTorch is not installed, which clcomm.torch imports")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "clcomm.costs.model" in ended.stdout.split() and len(ended.stdout.split()) > 300

@@ -261,6 +261,7 @@ class TrainingOptions(JobOptions):
     )  # fmt: skip
     trackio: str | None = _log(None, "keep rank 0's figures for trackio (needs clcomm[trackio])", metavar="DIR")
     wandb: str | None = _log(None, "keep them for Weights & Biases, offline (needs clcomm[wandb])", metavar="DIR")
+    mlflow: str | None = _log(None, "keep them in MLflow's files (needs clcomm[mlflow])", metavar="DIR")
 
     logical_shards: int | None = _data(
         None, "cut each step into N shards of --batch-size samples, which the ranks share out: the same bits on any "
@@ -328,6 +329,7 @@ _EXPORTERS = {
     "otlp": ("opentelemetry", "otlp"),
     "trackio": ("trackio", "trackio"),
     "wandb": ("wandb", "wandb"),
+    "mlflow": ("mlflow", "mlflow"),
 }
 #: Options of a run's outputs, and of a comparison; they do not affect a run itself.
 _OUTPUTS = (

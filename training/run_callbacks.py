@@ -137,6 +137,10 @@ def _exporters(
             from clcomm.exporters.trackers import Tracker
 
             add(f"--{module}", directory, Tracker(module, directory, options.settings()))
+    if comm.rank == 0 and options.mlflow:
+        from clcomm.exporters.trackers import Mlflow
+
+        add("--mlflow", options.mlflow, Mlflow(options.mlflow, options.settings()))
     return opened
 
 

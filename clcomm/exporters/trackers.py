@@ -1,4 +1,4 @@
-"""Trackers of experiments with the calls of Weights & Biases: its own package offline, and trackio."""
+"""Trackers of experiments: Weights & Biases offline, trackio, which has the same calls, and MLflow's files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from clcomm.exporters.figures import EPOCH, Point
@@ -52,3 +53,38 @@ class Tracker:
     def close(self) -> None:
         with redirect_stdout(io.StringIO()):
             self._run.finish()
+
+
+class Mlflow:
+    """One run in MLflow's files in a directory, which `mlflow server --backend-store-uri` shows.
+
+    Args:
+        directory: where runs are kept, each in a folder of its own.
+        settings: the run's options, which become parameters.
+
+    Needs mlflow or mlflow-skinny, the extra `mlflow`. Raises OSError if the directory can't be written.
+    """
+
+    every_s = 2.0
+
+    def __init__(self, directory: str | os.PathLike[str], settings: Mapping[str, Any]):
+        # MLflow 3 keeps runs in files only where this asks for it; its databases need more than mlflow-skinny brings.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        place = Path(directory).absolute()
+        place.mkdir(parents=True, exist_ok=True)
+        self._metric, self._client = Metric, MlflowClient(place.as_uri())
+        found = self._client.get_experiment_by_name(PROJECT)
+        experiment = found.experiment_id if found else self._client.create_experiment(PROJECT)
+        self._run = self._client.create_run(experiment).info.run_id
+        self._client.log_batch(self._run, params=[Param(name, str(value)) for name, value in settings.items()])
+
+    def write(self, point: Point) -> None:
+        at = int(point.ended_s * 1e3)
+        metrics = [self._metric(tag, value, at, point.number) for tag, value in point.figures.items()]
+        self._client.log_batch(self._run, metrics)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)

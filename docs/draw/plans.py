@@ -34,8 +34,8 @@ def shared_window() -> str:
         x = left + 24 + shard * (width + 6)
         parts += [Text(x + width / 2, 18, f"shard {shard}", "middle"), *_arrow(x + width / 2, 150, 186)]
         parts.append(Text(x + width / 2 + 8, 172, f"rank {shard} adds"))
-        parts.append(Rect(x, 190, width, 24, _COLOURS[shard]))
-        parts.append(Text(x + width / 2, 207, "mean", "middle", colour="#ffffff", halo=_COLOURS[shard]))
+        parts.append(Rect(x, 190, width, 24, _COLOURS[shard], opacity=0.5))
+        parts.append(Text(x + width / 2, 207, "mean", "middle"))
     parts.append(Text(0, 207, "reduced"))
     parts.append(Text(left + 24, 236, "one memory of the host: every rank reads the mean here, nobody copies it"))
     return svg(690, 246, parts)

@@ -1,7 +1,8 @@
 """What the theme's pages lack for screen readers and keyboards, put in when a page has been written.
 
 Regions that scroll can be reached by the keyboard, captions of the navigation say which level of heading they are, the
-two columns beside the text have names, a table's empty corner is no heading, and a signature is no list.
+two columns beside the text have names, a table's empty corner is no heading, and a signature is no list. Long names may
+be broken after points and slashes, so that tables of them fit a narrow page.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _REPLACEMENTS = (
 
 #: A signature with a line for each argument is a list of definitions without terms.
 _SIGNATURE = re.compile(r"<dl>\n((?:<dd>(?:(?!</?d[ldt]\b).)*</dd>\n)+)</dl>")
+_NAME = re.compile(r'(?<=<span class="pre">)[^<]+(?=</span>)')
 
 
 def mended(page: str) -> str:
@@ -29,7 +31,7 @@ def mended(page: str) -> str:
     page = _SIGNATURE.sub(lambda found: re.sub("<dd>(.*)</dd>", r'<span class="argument">\1</span>', found[1]), page)
     for pattern, replacement in _REPLACEMENTS:
         page = re.sub(pattern, replacement, page)
-    return page
+    return _NAME.sub(lambda name: re.sub(r"([./])(?=\w)", r"\1<wbr>", name[0]), page)
 
 
 def setup(app: Any) -> dict[str, Any]:

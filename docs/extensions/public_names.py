@@ -42,6 +42,7 @@ OPTIONAL = (
     "prometheus_client",
     "opentelemetry",
     "trackio",
+    "mlflow",
     "wandb",
 )
 

@@ -1,12 +1,13 @@
 """The page of benchmarks: benchmarks/RESULTS.md by subject, each table of ratios with a chart, the latest run first.
 
-`<!-- results -->` stands for all of it, older runs of a command folded, `<!-- results in short -->` for some ratios.
+`<!-- results -->` stands for all of it, older runs of a subject folded, `<!-- results in short -->` for some ratios.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,22 +70,18 @@ def runs(results: str) -> list[Run]:
 
 
 def page(results: str) -> str:
-    """Return the page's Markdown: a heading a subject, in it one for each run."""
+    """Return the page's Markdown: a heading a subject, in it the latest run, and the others folded."""
     by_subject: dict[str, list[Run]] = {}
     for run in runs(results):
         by_subject.setdefault(run.subject, []).append(run)
     lines = []
-    for subject, all_runs in sorted(by_subject.items(), key=lambda item: _rank(item[0])):
+    for subject, (latest, *older) in sorted(by_subject.items(), key=lambda item: _rank(item[0])):
         lines.append(f"## {subject[0].upper()}{subject[1:]}\n")
-        shown: set[str] = set()
-        for number, run in enumerate(all_runs, 1):
-            which = f", {len(all_runs) + 1 - number} of {len(all_runs)}" if len(all_runs) > 1 else ""
-            title, body = f"Run of {run.date}{which}", with_charts(run.body)
-            if command_of(run) in shown:
-                lines.append(f"<details>\n<summary>{title}</summary>\n\n{body}\n\n</details>\n")
-            else:
-                lines.append(f"### {title}\n\n{body}\n")
-            shown.add(command_of(run))
+        lines.append(f"### Run of {latest.date}\n\n{with_charts(latest.body)}\n")
+        for run in older:
+            options = escape(command_of(run).partition("benchmarks.")[2])
+            title = f"Run of {run.date}: <code>{options}</code>"
+            lines.append(f"<details>\n<summary>{title}</summary>\n\n{with_charts(run.body)}\n\n</details>\n")
     return "\n".join(lines)
 
 
@@ -94,11 +91,17 @@ def command_of(run: Run) -> str:
 
 
 def in_short(results: str) -> str:
-    """Return a chart, as Markdown, of the latest ratio of each line of IN_SHORT."""
+    """Return the latest ratio of each line of IN_SHORT, as Markdown: a chart, and a table of the same numbers."""
     found = runs(results)
-    bars = [Bar(name, [_latest(found, *where)]) for name, *where in IN_SHORT]
+    latest = [_latest(found, *where) for _, *where in IN_SHORT]
+    bars = [Bar(name, [ratio]) for (name, *_), ratio in zip(IN_SHORT, latest, strict=True)]
     drawn = drawings.inline(ratios(bars, ["clcomm to the other"]), "Chart of the ratios of some results")
-    return f"```{{raw}} html\n{drawn}\n```"
+    rows = [
+        f"| {name} | {ratio:g}x | {low:g} to {high:g} | `benchmarks.{command}` |"
+        for (name, command, *_), (ratio, low, high) in zip(IN_SHORT, latest, strict=True)
+    ]
+    table = "\n".join(["| result | clcomm is | range | command |", "|---|---:|---:|---|", *rows])
+    return f"```{{raw}} html\n{drawn}\n```\n\n{table}"
 
 
 def _latest(found: list[Run], command: str, caption: str, row: str, column: str) -> tuple[float, float, float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from docs import check
-from docs.extensions import accessible
+from docs.extensions import accessible, excerpts
 
 THEME = "body{--color-foreground-primary:#000;--color-background-primary:#fff;--color-background-secondary:#f8f9fb}"
 DARK = (
@@ -69,6 +69,18 @@ def test_the_theme_s_pages_are_mended(tmp_path: Path) -> None:
     assert len(list(check.problems(site(tmp_path / "before", body)))) == 6
     assert list(check.problems(site(tmp_path / "after", mended))) == []
     assert accessible.mended(mended) == mended
+
+
+def test_paths_may_be_broken_after_points_and_slashes() -> None:
+    page = '<span class="pre">docs/a_b.md</span> <span class="pre">a.</span> docs/x'
+    mended = accessible.mended(page)
+    assert mended == '<span class="pre">docs/<wbr>a_b.<wbr>md</span> <span class="pre">a.</span> docs/x'
+    assert accessible.mended(mended) == mended
+
+
+def test_excerpts_are_a_page_s_words() -> None:
+    main = "<h1>A &amp; <code>b</code></h1>\n<svg><text>c</text></svg>d"
+    assert excerpts.text_of(f'<nav>x</nav><article role="main" id="m">{main}</article>e') == "A & b d"
 
 
 def test_signatures_become_lines() -> None:

@@ -148,9 +148,9 @@ RESULTS = """# Results
 def test_results_become_sections_with_charts() -> None:
     page = results.page(RESULTS)
     assert re.findall("^#+ .*", page, re.MULTILINE) == [
-        "## Memory", "### Run of 2026-01-02", "## Speed", "### Run of 2026-01-02, 2 of 2",
+        "## Memory", "### Run of 2026-01-02", "## Speed", "### Run of 2026-01-02",
     ]  # fmt: skip
-    folded = page.partition("<summary>Run of 2026-01-01, 1 of 2</summary>")[2]
+    folded = page.partition("<summary>Run of 2026-01-01: <code>peers</code></summary>")[2]
     assert page.count("<details>") == page.count("</details>") == 1 and "other & co | 5" in folded
     assert page.count("<svg ") == 1 and "other &amp; co" in page and "2x (1.5 to 2.5)" in page
 
@@ -159,6 +159,7 @@ def test_results_in_short_are_in_the_results() -> None:
     drawn = unescape(results.in_short((ROOT / "benchmarks" / "RESULTS.md").read_text()))
     assert all(name in drawn for name, *_ in results.IN_SHORT)
     assert "MLP, 4 ranks, to DDP, clcomm to the other: 6.55x (6.32 to 7.71)" in drawn
+    assert "| MLP, 4 ranks, to DDP | 6.55x | 6.32 to 7.71 | `benchmarks.peers --model convnet mlp` |" in drawn
     with pytest.raises(LookupError, match="peers --model convnet mlp: no 'PyTorch DDP, gloo'"):
         results.in_short(RESULTS)
 

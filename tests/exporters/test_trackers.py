@@ -20,6 +20,17 @@ import json, trackio
 (run,) = trackio.Api().runs("clcomm")
 print(json.dumps([trackio.sqlite_storage.SQLiteStorage.get_logs("clcomm", run.name), run.config]))
 """
+READ_MLFLOW = """
+import json, sys
+from mlflow import MlflowClient
+client = MlflowClient(sys.argv[1])
+(run,) = client.search_runs([client.get_experiment_by_name("clcomm").experiment_id])
+points = {}
+for tag in run.data.metrics:
+    for metric in client.get_metric_history(run.info.run_id, tag):
+        points.setdefault(metric.step, {})[tag] = metric.value
+print(json.dumps([list(points.values()), run.data.params, run.info.status]))
+"""
 
 BLOCK = 1 << 15
 
@@ -84,6 +95,18 @@ def test_weights_and_biases_reads_a_run(tmp_path: Path) -> None:
         if record.HasField("run"):
             settings = {each.key: json.loads(each.value_json) for each in record.run.config.update}
     require_run(points, settings)
+
+
+def test_mlflow_reads_a_run(tmp_path: Path) -> None:
+    require("mlflow")
+    train("--mlflow", str(tmp_path))
+    read = subprocess.run(
+        [sys.executable, "-c", READ_MLFLOW, tmp_path.as_uri()], env=clean_environment(MLFLOW_ALLOW_FILE_STORE="true"),
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    points, settings, status = json.loads(read.stdout.splitlines()[-1])
+    require_run(points, {"model": settings["model"], "lr": float(settings["lr"])})
+    assert status == "FINISHED"
 
 
 def require_run(points: list[dict[str, object]], settings: dict[str, object]) -> None:

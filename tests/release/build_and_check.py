@@ -6,6 +6,7 @@ same wheel, and that the wheel works in an environment with nothing else.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -125,6 +126,7 @@ def main(into: str) -> None:
     print(run(str(Path(sys.executable).with_name("check-wheel-contents")), str(wheel)).strip())
     require_works_alone(wheel)
     print(f"clcomm {version()} works in an empty environment: --version, --help, two ranks")
+    print(f"for deploy/conda-recipe.yaml: sha256 of {sdist.name}: {hashlib.sha256(sdist.read_bytes()).hexdigest()}")
     if state != "dated":
         print(f"before it is released: CHANGELOG.md says {state!r} where the date has to be")
 
