@@ -48,16 +48,16 @@ def start(file: Path, ranks: int) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
-def ranks_of(job: subprocess.Popen[bytes]) -> list[int]:
-    """Return the processes of a job's ranks."""
+def ranks_of(file: Path) -> list[int]:
+    """Return the processes of the ranks that write a checkpoint."""
     processes = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return sorted(int(entry.name) for entry in processes if _is_rank(entry, job.pid))
+    return sorted(int(entry.name) for entry in processes if _is_rank(entry, file))
 
 
-def _is_rank(process: Path, session: int) -> bool:
+def _is_rank(process: Path, file: Path) -> bool:
     try:
         is_python = os.path.samefile(process / "exe", sys.executable)
-        return is_python and os.getsid(int(process.name)) == session
+        return is_python and os.fsencode(file) in (process / "cmdline").read_bytes().split(b"\0")
     except OSError:  # it has ended
         return False
 
@@ -70,7 +70,7 @@ def killed_run(folder: Path, kills: int, drawn: random.Random) -> tuple[str, int
         until = time.monotonic() + drawn.uniform(0.2, LATEST_KILL_S)
         while killed < kills and job.poll() is None and time.monotonic() < until:
             time.sleep(0.02)
-        victims = ranks_of(job) if killed < kills and job.poll() is None else []
+        victims = ranks_of(file) if killed < kills and job.poll() is None else []
         if victims:
             os.kill(drawn.choice(victims), signal.SIGKILL)
             killed += 1
