@@ -1,0 +1,158 @@
+"""Drawn networks and settings with logical shards: the hash at the end on 1, 2, 3, 4 and 8 ranks.
+
+`python -m tests.proofs.shards CASES SEED`, under mpiexec. Each case draws layers, an optimizer, clipping, the number of
+micro-batches and of shards, precision, and for each number of ranks the way gradients take: shared memory or MPI, one
+host or two. Rank 0 prints how many trainings were compared, by number of ranks, and the cases that differed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from clcomm import Communicator, Synchronizer, clip_grad_norm, optim
+from clcomm.engine import CrossEntropyLoss, Device, Module, Sequential, Tensor, nn
+from clcomm.engine.random_stream import RandomStream
+from clcomm.job.endings import run
+from clcomm.transport import mpi_communicators
+from models import GPT
+from models.gpt import next_token_loss
+from tests.helpers import cpu_device
+from tests.transport.references import pretended_host
+
+COUNTS = (1, 2, 3, 4, 8)
+STEPS, CLASSES, TOKENS = 3, 6, 11
+WAYS = ("auto", "mpi", "two hosts")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training; `seed` decides the network's layers, its values and the samples."""
+
+    seed: int
+    kind: str
+    optimizer: str
+    clips: bool
+    micro_batches: int
+    shards: int
+    settings: dict[str, Any]
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, ranks: int) -> Case:
+        settings: dict[str, Any] = {"bucket_size": int(rng.integers(64, 40_000)), "overlap": bool(rng.integers(2))}
+        if rng.integers(4) == 0:
+            settings["precision"] = "bf16"
+        return cls(
+            int(rng.integers(1 << 30)), str(rng.choice(["mlp", "convolutions", "gpt"])),
+            str(rng.choice(["sgd", "adam", "adamw", "rmsprop"])), bool(rng.integers(2)), int(rng.integers(1, 4)),
+            int(rng.integers(ranks, ranks + 5)), settings,
+        )  # fmt: skip
+
+    def model(self, device: Device) -> Module:
+        """Return the network at its start."""
+        rng, start = np.random.default_rng(self.seed), nn.Generator(self.seed)
+        on: dict[str, Any] = {"device": device}
+        share, width = float(rng.choice([0.0, 0.2, 0.5])), int(rng.integers(3, 40))
+        if self.kind == "gpt":
+            heads = int(rng.integers(1, 4))
+            return GPT(TOKENS, 8, layers=int(rng.integers(1, 3)), width=4 * heads, heads=heads, dropout=share,
+                       seed=self.seed, **on)  # fmt: skip
+        norm = rng.integers(3)
+        if self.kind == "mlp":
+            layers = [nn.Linear(64, width, rng=start, **on)]
+            layers += [[], [nn.BatchNorm1d(width, **on)], [nn.LayerNorm(width, **on)]][norm]
+            return Sequential(*layers, nn.ReLU(), nn.Dropout(share), nn.Linear(width, CLASSES, rng=start, **on))
+        layers = [nn.Conv2d(1, width, 3, padding=int(rng.integers(2)), rng=start, **on)]
+        layers += [[], [nn.BatchNorm2d(width, **on)], [nn.GroupNorm(1, width, **on)]][norm]
+        after = [nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(share)]
+        return Sequential(*layers, *after, nn.Linear(width, CLASSES, rng=start, **on))
+
+    def batch(self, step: int, shard: int, part: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the inputs and targets of a micro-batch."""
+        rng = np.random.default_rng([self.seed, step, shard, part])
+        if self.kind == "gpt":
+            tokens = rng.integers(0, TOKENS, (2, 9)).astype(np.int32)
+            return tokens[:, :-1], tokens[:, 1:]
+        shape = (4, 64) if self.kind == "mlp" else (4, 1, 8, 8)
+        return rng.standard_normal(shape).astype(np.float32), rng.integers(0, CLASSES, 4).astype(np.int32)
+
+    def trained(self, comm: Communicator, device: Device) -> str:
+        """Return the hash of the parameters, buffers, optimizer and norms at the end."""
+        RandomStream.of(device).seed(self.seed, comm.rank)
+        model = self.model(device)
+        loss_of = next_token_loss if self.kind == "gpt" else CrossEntropyLoss()
+        sync, norms = Synchronizer(comm, shards=self.shards, **self.settings), []
+        sync.broadcast_parameters(model)
+        makers = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW, "rmsprop": optim.RMSProp}
+        stepper = makers[self.optimizer](model, 1e-2)
+        assert sync.shards is not None
+        for step in range(STEPS):
+            for shard in sync.shards.own:
+                with sync.shard(model, shard):
+                    self._backward(model, loss_of, sync, step, shard, device)
+            sync.sync_gradients(model)
+            if self.clips:
+                norms.append(clip_grad_norm(sync, model, 0.3))
+            stepper.step()
+            stepper.zero_grad()
+        sync.check_replicas(model)
+        sync.broadcast_buffers(model)
+        state = {**model.state_dict(), **stepper.state_dict(), "norms": np.array(norms)}
+        return hashlib.sha256(b"".join(np.asarray(state[name]).tobytes() for name in sorted(state))).hexdigest()
+
+    def _backward(self, model: Module, loss_of: Any, sync: Synchronizer, step: int, shard: int, device: Device) -> None:
+        for part in range(self.micro_batches):
+            inputs, targets = self.batch(step, shard, part)
+            loss = loss_of(model(Tensor(inputs, device)), Tensor(targets, device)) * (1 / self.micro_batches)
+            if part + 1 < self.micro_batches:
+                with sync.no_sync():
+                    loss.backward()
+            else:
+                loss.backward()
+
+
+@contextmanager
+def ranks_of(everyone: Communicator, count: int, way: str) -> Iterator[Communicator | None]:
+    """Lend a Communicator of the first ranks, whose gradients take one of the WAYS; None on the other ranks."""
+    lane = everyone.comm.Split(0 if everyone.rank < count else 1, everyone.rank)
+    one_host = mpi_communicators.host_of
+    if way == "two hosts":
+        mpi_communicators.host_of = lambda comm: pretended_host("interleaved", comm)
+    part = None
+    if everyone.rank < count:
+        part = Communicator(lane, transport="mpi" if way == "mpi" else "auto")
+    mpi_communicators.host_of = one_host
+    yield part
+    if part is not None:
+        part.finalize()
+    lane.Free()
+
+
+def main() -> None:
+    cases, seed = map(int, sys.argv[1:3])
+    everyone, device, rng = Communicator(), cpu_device("cpu"), np.random.default_rng(seed)
+    compared, differ = Counter[int](), []
+    for number in range(cases):
+        case = Case.draw(rng, everyone.size)
+        expected = case.trained(Communicator(transport="solo"), device) if everyone.rank == 0 else None
+        expected = everyone.broadcast_object(expected)
+        for count in (count for count in COUNTS[1:] if count <= everyone.size):
+            with ranks_of(everyone, count, str(rng.choice(WAYS))) as part:
+                found = expected if part is None else case.trained(part, device)
+            compared[count] += 1
+            if any(each != expected for each in everyone.all_gather_object(found)):
+                differ.append(f"case {number} on {count} ranks: {case}")
+    if everyone.rank == 0:
+        print(json.dumps({"compared": compared, "differ": differ}))
+
+
+if __name__ == "__main__":
+    run(main)
