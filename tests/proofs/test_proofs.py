@@ -1,7 +1,7 @@
 """What is promised of synchronisation on any number of ranks, by drawn cases: a sample here, all in `make proofs`.
 
-CLCOMM_PROOF_LAYOUTS: models drawn for each number of ranks. CLCOMM_PROOF_SHARDED: networks drawn for all numbers of ranks
-together. CLCOMM_PROOF_ARRIVALS: synchronisations in a row.
+CLCOMM_PROOF_LAYOUTS: models drawn for each number of ranks. CLCOMM_PROOF_SHARDED: networks drawn for all of them.
+CLCOMM_PROOF_ARRIVALS: synchronisations in a row.
 CLCOMM_PROOF_SEED: what they are drawn from.
 """
 
