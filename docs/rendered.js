@@ -1,6 +1,6 @@
 /* Loads each page of the site into the frame and measures what is drawn; docs/rendered.py serves this and gets the result. */
 "use strict";
-const WIDTHS = [390, 1280], SCHEMES = ["light", "dark"], LEAST_CONTRAST = 4.5;
+const WIDTHS = [390, 1280], SCHEMES = ["light", "dark"], LEAST_CONTRAST = 4.5, MESSAGES = "troubleshooting.html";
 const frame = document.querySelector("iframe");
 
 function load(address, width) {
@@ -159,9 +159,21 @@ async function searched(words) {
   return found.map((each) => `search for ${words}: ${each}`);
 }
 
+/* Whether the page of messages shows the one that a pasted line is of. */
+async function pasted(name, line) {
+  await load(name, WIDTHS[1]);
+  const input = frame.contentDocument.querySelector(".find-message input");
+  if (!input) return [];
+  input.value = line;
+  input.dispatchEvent(new Event("input"));
+  const said = frame.contentDocument.querySelector(".find-message output").value;
+  return said === "1 found" ? [] : [`${name}: ${said} for ${line}`];
+}
+
 async function all({ pages, searches }) {
   const found = [];
   for (const page of pages) found.push(...(await measured(page)));
+  if (pages.includes(MESSAGES)) found.push(...(await pasted(MESSAGES, "clcomm: rank 1 died at step 12 of SIGKILL")));
   for (const words of searches) found.push(...(await searched(words)));
   return found;
 }

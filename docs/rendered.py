@@ -2,7 +2,8 @@
 
 No table loses its last column: it fits, or scrolls in a box that says so. Texts, those of drawings included, have a
 contrast of 4.5 to 1 and more with what is behind them; pictures are there and have a description. A search has excerpts
-and puts pages before attributes. Where there is no Chromium, a line says that nothing was looked at.
+and puts pages before attributes; a pasted message is found on its page. Where there is no Chromium, a line says that
+nothing was looked at.
 """
 
 from __future__ import annotations

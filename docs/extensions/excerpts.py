@@ -11,7 +11,7 @@ from typing import Any
 #: Answers what the search asks for with a page's text in place of the page.
 _PROGRAM = """if (location.protocol === "file:") {
   window.fetch = async (address) => {
-    const main = Object.assign(document.createElement("div"), { textContent: TEXTS[address] ?? "" });
+    const main = Object.assign(document.createElement("div"), { textContent: TEXTS[address.replace("./", "")] ?? "" });
     main.setAttribute("role", "main");
     return { text: () => main.outerHTML };
   };

@@ -5,27 +5,31 @@ function noteScrolling(box) {
   box.classList.toggle("scrolls", box.scrollWidth > box.clientWidth + 1);
 }
 
-/* The lists' items and the tables' rows, each with what has to be in a line that was pasted, and the words to search. */
-function* messages(page) {
-  for (const item of page.querySelectorAll("details.messages li, article table tbody tr")) {
-    const text = (item.querySelector("code, td") ?? item).textContent.trim();
-    const fixed = text.split("…").map((part) => part.trim()).filter((part) => /\w\w/.test(part));
-    yield { item, fixed: fixed.map((part) => part.toLowerCase()), text: item.textContent.toLowerCase() };
-  }
+/* The words of a text; a message stands for all its numbers. */
+function wordsOf(text) {
+  return new Set(text.toLowerCase().replace(/\d+/g, "0").match(/[\w./-]*\w/g) ?? []);
 }
 
-/* Whether the fixed parts of a message stand in a line, in this order. */
-function isOf(fixed, line) {
-  let at = 0;
-  return fixed.length > 0 && fixed.every((part) => {
-    const found = line.indexOf(part, at);
-    at = found + part.length;
-    return found >= 0;
-  });
+/* The lists' items and the tables' rows, with the words of their message and all their text. */
+function messagesOf(page) {
+  return Array.from(page.querySelectorAll("details.messages li, article table tbody tr"), (item) => ({
+    item,
+    words: wordsOf((item.querySelector("code, td") ?? item).textContent),
+    text: item.textContent.toLowerCase().replace(/\d+/g, "0"),
+  }));
+}
+
+/* Those with all words of what was typed; else, as a line that was pasted has names of its own, the most similar. */
+function found(all, typed) {
+  const having = all.filter(({ text }) => [...typed].every((word) => text.includes(word)));
+  if (having.length) return having;
+  const alike = all.map(({ words }) => [...words].reduce((sum, word) => sum + (typed.has(word) ? 1 : -1), 0));
+  const most = Math.max(...alike);
+  return most > 1 ? all.filter((_, at) => alike[at] === most) : [];
 }
 
 function findMessages(page) {
-  const all = [...messages(page)], folded = [...page.querySelectorAll("details.messages")];
+  const all = messagesOf(page), folded = [...page.querySelectorAll("details.messages")];
   const input = Object.assign(document.createElement("input"), { type: "search", placeholder: "A message, or words of it" });
   const count = document.createElement("output");
   input.setAttribute("aria-label", "Find a message on this page");
@@ -35,18 +39,13 @@ function findMessages(page) {
   form.addEventListener("submit", (event) => event.preventDefault());
   page.querySelector("h1").after(form);
   input.addEventListener("input", () => {
-    const line = input.value.trim().toLowerCase(), words = line.split(/\s+/);
-    const whole = all.filter(({ fixed }) => isOf(fixed, line));
-    const longest = Math.max(...whole.map(({ fixed }) => fixed.join("").length));
-    const found = new Set(whole.some(({ fixed }) => fixed.join("").length > 12)
-      ? whole.filter(({ fixed }) => fixed.join("").length === longest)
-      : all.filter(({ text }) => words.every((word) => text.includes(word))));
-    for (const each of all) each.item.hidden = line !== "" && !found.has(each);
+    const typed = wordsOf(input.value), matching = new Set(typed.size ? found(all, typed) : all);
+    for (const each of all) each.item.hidden = !matching.has(each);
     for (const list of folded) {
-      list.open = line !== "" && list.querySelector("li:not([hidden])") !== null;
-      list.hidden = line !== "" && !list.open;
+      list.open = typed.size > 0 && list.querySelector("li:not([hidden])") !== null;
+      list.hidden = typed.size > 0 && !list.open;
     }
-    count.value = line === "" ? "" : `${found.size} found`;
+    count.value = typed.size ? `${matching.size} found` : "";
   });
 }
 
