@@ -18,8 +18,8 @@ _PROGRAM = """if (location.protocol === "file:") {
 }
 """
 FILE = "excerpts.js"
-#: Drawings, programs, and the tags of everything else.
-_MARKUP = re.compile(r"<(svg|style|script)\b.*?</\1>|<[^>]*>", re.DOTALL)
+#: Drawings, programs, the links of headings to themselves, and the tags of everything else.
+_MARKUP = re.compile(r'<(svg|style|script)\b.*?</\1>|<a class="headerlink".*?</a>|<[^>]*>', re.DOTALL)
 
 
 def text_of(page: str) -> str:

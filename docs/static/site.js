@@ -23,13 +23,13 @@ function messagesOf(page) {
 function found(all, typed) {
   const having = all.filter(({ text }) => [...typed].every((word) => text.includes(word)));
   if (having.length) return having;
-  const alike = all.map(({ words }) => [...words].reduce((sum, word) => sum + (typed.has(word) ? 1 : -1), 0));
+  const alike = all.map(({ words }) => [...words].reduce((sum, word) => sum + (typed.has(word) ? 3 : -1), 0));
   const most = Math.max(...alike);
-  return most > 1 ? all.filter((_, at) => alike[at] === most) : [];
+  return most > 3 ? all.filter((_, at) => alike[at] === most) : [];
 }
 
 function findMessages(page) {
-  const all = messagesOf(page), folded = [...page.querySelectorAll("details.messages")];
+  const all = messagesOf(page), sections = page.querySelectorAll("section section");
   const input = Object.assign(document.createElement("input"), { type: "search", placeholder: "A message, or words of it" });
   const count = document.createElement("output");
   input.setAttribute("aria-label", "Find a message on this page");
@@ -41,10 +41,9 @@ function findMessages(page) {
   input.addEventListener("input", () => {
     const typed = wordsOf(input.value), matching = new Set(typed.size ? found(all, typed) : all);
     for (const each of all) each.item.hidden = !matching.has(each);
-    for (const list of folded) {
-      list.open = typed.size > 0 && list.querySelector("li:not([hidden])") !== null;
-      list.hidden = typed.size > 0 && !list.open;
-    }
+    const shown = new Set([...matching].map(({ item }) => item.closest("section")));
+    for (const section of sections) section.hidden = typed.size > 0 && !shown.has(section);
+    for (const list of page.querySelectorAll("details.messages")) list.open = typed.size > 0;
     count.value = typed.size ? `${matching.size} found` : "";
   });
 }

@@ -55,7 +55,7 @@ def contents(path: Path) -> set[str]:
 def package_files() -> set[str]:
     """Return the package's files that git knows."""
     listed = subprocess.run(["git", "ls-files", "clcomm"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return {name for name in listed.stdout.split() if name.endswith((".py", ".cl", ".css", "py.typed"))}
+    return {name for name in listed.stdout.split() if name.endswith((".py", ".cl", ".css", ".js", "py.typed"))}
 
 
 def run(*command: str, cwd: Path = ROOT, **environment: str) -> str:
