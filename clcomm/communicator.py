@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from clcomm.collectives.all_reduce import AllReduces, Plans
+from clcomm.collectives.arguments import bucket_size_by_position
 from clcomm.collectives.arrays import OtherCollectives
-from clcomm.collectives.lizardist import LizarDistCalls, by_position
+from clcomm.collectives.lizardist import LizarDistCalls
 from clcomm.collectives.memory import CommunicatorMemory
 from clcomm.collectives.notifier import Notifier
 from clcomm.collectives.runner import CollectiveRunner
 from clcomm.collectives.world import World
 from clcomm.errors import RankNames, no_copy
 from clcomm.host import variables
-from clcomm.job.time_limits import Limits
 from clcomm.stats.call import Call
 from clcomm.stats.comm_stats import CommStats
 from clcomm.stats.events import Observer, Phase, TimedPhase
@@ -90,9 +90,10 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
         name: str = "",
     ):
         from clcomm.job.exits import hook_job  # here, as an import hooks nothing
+        from clcomm.job.time_limits import Limits
 
         self._hooks = hook_job()
-        comm, bucket_size = by_position(comm, bucket_size, _DEFAULT_BUCKET_SIZE)
+        comm, bucket_size = bucket_size_by_position(comm, bucket_size, _DEFAULT_BUCKET_SIZE)
         self.auto_bucket_size = isinstance(bucket_size, str) and bucket_size == AUTO
         self.bucket_size = parse_size(_DEFAULT_BUCKET_SIZE if self.auto_bucket_size else bucket_size)
         self.use_bucketing = use_bucketing
@@ -153,6 +154,8 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
         The parts that `split` made keep theirs. CLCOMM_TIMEOUT_S overrides it. Raises ArgumentError for what is no
         number of seconds.
         """
+        from clcomm.job.time_limits import Limits
+
         self.runner.require_open()
         self.limits = Limits.of(self.limits.stall_warning_s, timeout_s)
         self._watch()

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -31,9 +31,6 @@ from clcomm.sync.sample_weights import SampleWeights
 from clcomm.sync.settings import SyncSettings
 from clcomm.sync.shared_space import SharedSpace
 from clcomm.units import parse_size
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["GRADIENTS", "PARAMETERS", "Synchronizer"]
 _log = logging.getLogger("clcomm")
@@ -381,12 +378,7 @@ class Synchronizer:
 
     def get_communication_stats(self) -> dict[str, float]:
         """Return this rank's gradient traffic: all-reduce calls, their bytes, and the mean of these."""
-        total = self.comm.stats.total("all_reduce", GRADIENTS)
-        return {
-            "total_allreduce_calls": total["calls"],
-            "total_bytes_sent": total["bytes"],
-            "average_bytes_per_call": total["average_bytes_per_call"],
-        }
+        return self.comm.stats.all_reduces(GRADIENTS)
 
     # --- checkpoints of a compression's state ---
 

@@ -14,6 +14,15 @@ from clcomm.transport.reduction import FOLDS, OF_INTEGERS
 from clcomm.units import parse_size
 
 
+def bucket_size_by_position(comm: object, bucket_size: int | str, default: str) -> tuple[Any, int | str]:
+    """Return (comm, bucket_size) of the Communicator's arguments: a number as `comm` is LizarDist's bucket size."""
+    if not isinstance(comm, Integral) or isinstance(comm, bool):
+        return comm, bucket_size
+    if bucket_size != default:
+        raise ArgumentError(f"bucket_size: expected once, got {comm} by position and {bucket_size!r} by name")
+    return None, int(comm)
+
+
 def check_op(op: str, array: np.ndarray) -> None:
     """Raise ArgumentError for an unknown reduction, or one that the array's dtype does not support."""
     if not isinstance(op, str) or op not in FOLDS:

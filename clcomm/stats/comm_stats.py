@@ -69,6 +69,7 @@ class CommStats:
         ] = {}  # (name, label, bucket): calls, ns, ns of that communicating, longest ns
         self.late: dict[int, list[int]] = {}  # rank: times it was last, ns after the rank before it, most ns
         self.events = self.counting_ns = 0
+        self._all_reduces_before = 0, 0  # calls and bytes, up to the last `restart_all_reduces`
         self._uncounted: list[Collective] = []
         self._uncounted_phases: list[Phase] = []
 
@@ -182,6 +183,24 @@ class CommStats:
         self.flush()
         keys = [key for key in self.tallies if key[0] == operation and label in (None, key[1])]
         return self._row(operation, label or "", keys)
+
+    def all_reduces(self, label: str | None = None) -> dict[str, float]:
+        """Return LizarDist's figures of all-reduces: their number, their bytes, and the mean of these.
+
+        label: of one label, since the last reset; None: of all, since the last `restart_all_reduces` too.
+        """
+        total, (calls, nbytes) = self.total("all_reduce", label), (0, 0) if label else self._all_reduces_before
+        calls, nbytes = int(total["calls"]) - calls, int(total["bytes"]) - nbytes
+        return {
+            "total_allreduce_calls": calls,
+            "total_bytes_sent": nbytes,
+            "average_bytes_per_call": nbytes / max(1, calls),
+        }
+
+    def restart_all_reduces(self) -> None:
+        """Let `all_reduces` of all labels count from 0; no other figure changes."""
+        total = self.total("all_reduce")
+        self._all_reduces_before = int(total["calls"]), int(total["bytes"])
 
     def as_dict(self) -> Row:
         """Return all counts as JSON-compatible values; docs/reports.md lists the fields."""
