@@ -50,7 +50,7 @@ def main() -> int | None:
     everyone = comm.all_gather_object((step_s, notes_s, figures_s))
     if comm.rank == 0:
         step_s, notes_s, figures_s = (statistics.median(column) for column in zip(*everyone, strict=True))
-        interval_s = comm.limits.interval_s
+        interval_s = comm.lifetime.limits.interval_s
         harness.conclude(report(comm, step_s, notes_s, figures_s, interval_s, look_s), harness.make_console(),
                          options.record)  # fmt: skip
     comm.finalize()

@@ -6,7 +6,7 @@ Each collective is one short method: check the arguments, let a transport move t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -23,18 +23,13 @@ from clcomm.host import variables
 from clcomm.stats.call import Call
 from clcomm.stats.comm_stats import CommStats
 from clcomm.stats.events import Observer, Phase, TimedPhase
-from clcomm.transport import mpi_communicators, mpi_runtime
+from clcomm.transport import mpi_runtime
 from clcomm.transport.mpi_runtime import Intracomm
 from clcomm.units import parse_size
-
-if TYPE_CHECKING:
-    from clcomm.job.collective_watchdog import Watchdog
-    from clcomm.transport.mpi_resources import MpiResources
 
 #: In place of a bucket size: the Synchronizer looks for the fastest.
 AUTO = "auto"
 _DEFAULT_BUCKET_SIZE = "1MiB"
-_ABANDON = "abandon()"
 
 if mpi_runtime.is_one_of_several():
     from clcomm.job.exits import hook_job
@@ -69,6 +64,7 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
         memory: allocates shared memory.
         plans: of all-reduces.
         stats: the statistics of this rank's collectives.
+        lifetime: its ties to the job, which end with it.
 
     Raises:
         ArgumentError: an argument is invalid.
@@ -89,10 +85,11 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
         timeout_s: float = 300.0,
         name: str = "",
     ):
-        from clcomm.job.exits import hook_job  # here, as an import hooks nothing
+        from clcomm.collectives.lifetime import Lifetime  # here, as an import hooks nothing
+        from clcomm.job.exits import hook_job
         from clcomm.job.time_limits import Limits
 
-        self._hooks = hook_job()
+        hook_job()
         comm, bucket_size = bucket_size_by_position(comm, bucket_size, _DEFAULT_BUCKET_SIZE)
         self.auto_bucket_size = isinstance(bucket_size, str) and bucket_size == AUTO
         self.bucket_size = parse_size(_DEFAULT_BUCKET_SIZE if self.auto_bucket_size else bucket_size)
@@ -100,15 +97,14 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
         self.transport, self.name = transport, name
         self._given_observers = tuple(observers)
         variables.require_valid()
-        self.limits = limits = Limits.of(stall_warning_s, timeout_s)
+        limits = Limits.of(stall_warning_s, timeout_s)
         self.world = world = World()
         if transport != "solo":
             from clcomm.collectives.connection import open_world  # here, as one rank alone needs no transports
 
             compared = {"bucket_size": bucket_size, "use_bucketing": bool(use_bucketing), "name": name}
             self.world = world = open_world(comm, transport, limits, compared)
-        self.comm, self.cores = world.comm, world.cores
-        self.rank, self.size = world.base.rank, world.base.world_size
+        self.rank, self.size, self.cores = world.base.rank, world.base.world_size, world.cores
         self.local_rank, self.local_size = world.local_rank, world.local_size
         self.host, self.hosts = world.host, world.hosts
         #: Names these ranks in messages.
@@ -118,35 +114,10 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
         self.runner = CollectiveRunner(world, self.notifier, self.name_ranks)
         self.plans = Plans()
         self.memory = CommunicatorMemory(world, self.runner, self.plans.of.clear)
-        self._parts: list[Communicator] = []
-        self.resources: MpiResources | None = None
-        if world.comm is not None:
-            from clcomm.job.job import this_job
-            from clcomm.transport.mpi_resources import MpiResources
-
-            held = [each for each in (world.shared, world.base) if each is not None]
-            everyone = this_job().communicators
-            self.resources = MpiResources(self, world.comm, held, world.pending, world.number, everyone, name)
-        self.watchdog: Watchdog | None = None
         #: Raises a collective's time-out in the program, which may catch it; None: the job ends. See Watchdog.
         self.interrupt: Callable[[str, float, Callable[[], None]], bool] | None = None
-        if self.size > 1:
-            self._hooks.opened(self)
-        self._watch()
-
-    def _watch(self) -> None:
-        """Start the watchdog where there is something to watch, or let it have the present limits."""
-        if self.watchdog is not None:
-            self.watchdog.limits = self.limits
-        elif self.size > 1 and self.world.status_page is not None and self.limits:
-            from clcomm.job.collective_watchdog import Watchdog
-            from clcomm.stats.flight_recorder import FlightRecorder
-
-            recorder = FlightRecorder()
-            self.add_observer(recorder)
-            self.watchdog = Watchdog(
-                self, self.world.status_page, self.limits, recorder, self.world.elsewhere, self.resources
-            )
+        self.lifetime = Lifetime(world, self.runner, limits, name)
+        self.lifetime.begin(self)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Set after how many seconds in one collective this rank ends the job, 0: never; also in one that runs now.
@@ -154,11 +125,12 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
         The parts that `split` made keep theirs. CLCOMM_TIMEOUT_S overrides it. Raises ArgumentError for what is no
         number of seconds.
         """
-        from clcomm.job.time_limits import Limits
+        self.lifetime.set_timeout(timeout_s)
 
-        self.runner.require_open()
-        self.limits = Limits.of(self.limits.stall_warning_s, timeout_s)
-        self._watch()
+    @property
+    def comm(self) -> Any:
+        """The private duplicate of the mpi4py communicator; None without MPI, and once this one is closed."""
+        return self.world.comm
 
     @property
     def bucket_size(self) -> int:
@@ -181,8 +153,8 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
             "bucket_size": AUTO if self.auto_bucket_size else self.bucket_size,
             "transport": self.transport,
             "observers": self._given_observers,
-            "stall_warning_s": self.limits.stall_warning_s,
-            "timeout_s": self.limits.timeout_s,
+            "stall_warning_s": self.lifetime.limits.stall_warning_s,
+            "timeout_s": self.lifetime.limits.timeout_s,
             "name": self.name,
         }
 
@@ -207,38 +179,19 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
             ResourceError: MPI has no communicators left.
             MismatchError: the ranks of a part differ in its name.
         """
-        from clcomm.collectives.parts import PartEvents, Wanted, members_of
+        from clcomm.collectives.parts import PartEvents, Wanted, members_of, part_of
 
         wanted = Wanted.of(color, self.rank if key is None else key, name)
         everyone = self.runner.run_uncounted("split", self.world.allgather, wanted)
         members = members_of(everyone, self.rank, self.name_ranks)
         settings = self.settings() | {"observers": (), "name": name}
-        if self.comm is None:
-            part = Communicator(**settings) if members else None
-        else:
-            part = self._split_off(members, settings)
-        self._parts = [each for each in self._parts if not each.runner.closed_by]
+        part = part_of(Communicator, self.comm, members, self.rank, settings)
         if part is not None:
-            self._parts.append(part)
+            self.lifetime.parts.add(part)
             if name:
                 part.add_observer(PartEvents(self.notifier, name, members))
-        if self.size > 1:
-            self._hooks.opened(self)  # the latest again, as it keeps its parts
+        self.lifetime.be_latest()
         return part
-
-    def _split_off(self, members: list[int], settings: dict[str, Any]) -> Communicator | None:
-        """Return a Communicator of these ranks, None if there are none; collective over all ranks of this one."""
-        with mpi_communicators.taking_communicators():
-            place = members.index(self.rank) if members else 0
-            lane = mpi_communicators.lane_of(self.comm, min(members, default=None), place)
-        if lane is None:
-            return None
-        try:
-            return (
-                Communicator(lane, **settings) if len(members) > 1 else Communicator(**settings | {"transport": "solo"})
-            )
-        finally:
-            lane.Free()
 
     # --- memory ---
 
@@ -276,15 +229,6 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
     def sequence(self) -> int:
         """Number of collectives that have begun, the same on every rank between two of them."""
         return self.runner.sequence
-
-    @property
-    def collectives_begun(self) -> int:
-        """How many collectives this rank has begun, in the Communicator's parts too."""
-        return self.sequence + sum(part.collectives_begun for part in self._parts)
-
-    def refuse(self, reason: str) -> NoReturn:
-        """Raise ArgumentError on every rank, in the collective in which the others meet this one; collective."""
-        self.runner.refuse(reason)
 
     def add_observer(self, observer: Observer) -> None:
         """Notify an observer of collectives that finish from now on, and of phases if it has `phase_finished`."""
@@ -325,66 +269,14 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
 
         Parts that `split` made are closed first. A second `finalize()` does nothing; the stats remain readable.
         """
-        if self.runner.closed_by:
-            return
-        for part in self._parts:
-            part.finalize()
-        self.runner.run_uncounted("finalize", lambda: None)
-        self._leave("finalize()")
-        if self.resources is not None:
-            self.resources.free()
+        self.lifetime.finalize()
 
     def abandon(self) -> None:
         """Close the Communicator without the other ranks, after some have failed; no other call may follow.
 
         Ranks that block in one of its collectives get MPI's error. Its memory stays until the process ends.
         """
-        if self.runner.closed_by:
-            return
-        for part in self._parts:
-            part.abandon()
-        transports = self.world.shared, self.world.base
-        self._leave(_ABANDON)
-        while self.runner.pending:
-            self.runner.pending[0].fail(mpi_runtime.closed(_ABANDON))
-        if self.resources is not None:
-            self.resources.forget()
-        for transport in transports:
-            if transport is not None:
-                transport.revoke()
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether `abandon` has closed it, so that what was begun will never be complete."""
-        return self.runner.closed_by == _ABANDON
-
-    def leave_program(self) -> None:
-        """Notify the other ranks that this rank's program has ended."""
-        if self.watchdog is not None:
-            self.watchdog.leave(self.sequence)
-
-    def look_back(self, deadline: float) -> str:
-        """Return the collective in which another rank waits for this one, whose program has ended; "" for none.
-
-        deadline: until when to look, by time.perf_counter().
-        """
-        return "" if self.watchdog is None else self.watchdog.look_back(self.sequence, deadline)
-
-    def leave_mpi(self) -> None:
-        """Close the Communicator because the program calls MPI.Finalize(); no other call may follow."""
-        self._leave(mpi_runtime.FINALIZE)
-
-    def _leave(self, closed_by: str) -> None:
-        self.runner.closed_by = closed_by
-        self.comm = None
-        self.world.close()
-        self._hooks.closed(self)
-        if self.watchdog is not None:
-            self.watchdog.stop()
-        if self.world.status_page is not None:
-            self.world.status_page.hide()
-        if self.world.elsewhere is not None:
-            self.world.elsewhere.close()
+        self.lifetime.abandon()
 
     def __enter__(self) -> Communicator:
         return self

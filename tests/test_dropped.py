@@ -161,7 +161,7 @@ def test_ranks_that_keep_theirs_hold_the_others_up_nowhere():
     """A Communicator that one rank keeps is not freed; those after it are."""
     rank = world().Get_rank()
     kept = Communicator()
-    number = kept.resources.key[0]
+    number = kept.lifetime.resources.key[0]
     if rank:
         kept = None
     for _ in range(5):
@@ -170,7 +170,7 @@ def test_ranks_that_keep_theirs_hold_the_others_up_nowhere():
     if world().Get_size() > 1:
         assert (number in numbers) == (rank > 0)
     assert len(numbers) <= 2 + 1
-    assert kept is None or kept.resources in this_job().communicators.open
+    assert kept is None or kept.lifetime.resources in this_job().communicators.open
 
 
 def test_a_constructor_that_fails_takes_nothing_for_good():

@@ -48,7 +48,7 @@ def test_a_recovery_keeps_every_setting(monkeypatch: pytest.MonkeyPatch, given: 
     assert comm.auto_bucket_size == old.auto_bucket_size == (given["bucket_size"] == "auto")
     assert (comm.bucket_size, comm.use_bucketing, comm.transport) == (old.bucket_size, given["use_bucketing"], "solo")
     limits = [given[name] or math.inf for name in ("stall_warning_s", "timeout_s")]
-    assert [comm.limits.stall_warning_s, comm.limits.timeout_s] == limits
+    assert [comm.lifetime.limits.stall_warning_s, comm.lifetime.limits.timeout_s] == limits
     assert Synchronizer(comm)._settings == Synchronizer(old)._settings
     comm.barrier()
     assert [each.total("barrier")["calls"] for each in (*observers, later)] == [1, 1, 0]

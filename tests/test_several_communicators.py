@@ -189,7 +189,7 @@ def test_one_in_the_making_waits_in_nothing(monkeypatch):
 
         def look(*given, **named) -> None:
             made(*given, **named)
-            seen.append(first.resources.others_wait())
+            seen.append(first.lifetime.resources.others_wait())
 
         monkeypatch.setattr(MpiResources, "__init__", look)
         with Communicator():

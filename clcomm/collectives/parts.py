@@ -1,15 +1,18 @@
-"""Parts of a Communicator: which ranks each has, and how its events count for the whole."""
+"""Parts of a Communicator: which ranks each has, how it begins and ends, and how its events count for the whole."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from clcomm.collectives.notifier import Notifier
+from clcomm.collectives.runner import CollectiveRunner
 from clcomm.errors import ArgumentError, RankNames
 from clcomm.stats.events import Collective, Phase
+from clcomm.transport import mpi_communicators
+from clcomm.transport.mpi_runtime import Intracomm
 
 
 class Wanted(NamedTuple):
@@ -44,6 +47,85 @@ def members_of(everyone: Sequence[Wanted | ArgumentError], rank: int, name_of: R
     own = found[rank].color
     return [] if own is None else sorted((r for r, each in enumerate(found) if each.color == own),
                                          key=lambda r: (found[r].key, r))  # fmt: skip
+
+
+class Begun(Protocol):
+    """The Lifetime of a part."""
+
+    @property
+    def collectives_begun(self) -> int:
+        """The number of collectives that this rank has begun in it and its parts."""
+
+
+class Part(Protocol):
+    """A Communicator that `split` has made, as this file uses it."""
+
+    runner: CollectiveRunner
+
+    @property
+    def lifetime(self) -> Begun:
+        """Its life in the job."""
+
+    def finalize(self) -> None:
+        """Close it; collective."""
+
+    def abandon(self) -> None:
+        """Close it without the other ranks."""
+
+
+P = TypeVar("P")
+
+
+def part_of(
+    make: Callable[..., P], comm: Intracomm | None, members: Sequence[int], rank: int, settings: dict[str, Any]
+) -> P | None:
+    """Return the Communicator of a part, None for a rank in no part; collective over all ranks of the whole.
+
+    Args:
+        make: the class.
+        comm: the whole's mpi4py communicator; None without MPI.
+        members: the part's ranks, of which this one has the number `rank`.
+        settings: arguments for the class.
+
+    Raises ResourceError if MPI has no communicators left.
+    """
+    if comm is None:
+        return make(**settings) if members else None
+    with mpi_communicators.taking_communicators():
+        place = members.index(rank) if members else 0
+        lane = mpi_communicators.lane_of(comm, min(members, default=None), place)
+    if lane is None:
+        return None
+    try:
+        return make(lane, **settings) if len(members) > 1 else make(**settings | {"transport": "solo"})
+    finally:
+        lane.Free()
+
+
+class Parts:
+    """The parts that a Communicator was split into; they end with it."""
+
+    def __init__(self) -> None:
+        self._open: list[Part] = []
+
+    def add(self, part: Part) -> None:
+        """Add a new part, and forget those that are closed."""
+        self._open = [*(each for each in self._open if not each.runner.closed_by), part]
+
+    @property
+    def collectives_begun(self) -> int:
+        """The number of collectives that this rank has begun in them."""
+        return sum(part.lifetime.collectives_begun for part in self._open)
+
+    def finalize(self) -> None:
+        """Close them; collective."""
+        for part in self._open:
+            part.finalize()
+
+    def abandon(self) -> None:
+        """Close them without the other ranks."""
+        for part in self._open:
+            part.abandon()
 
 
 class PartEvents:

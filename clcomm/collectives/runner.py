@@ -166,7 +166,7 @@ class CollectiveRunner:
         return self.compare_and_move(call, self.sequence, perf_counter(), move, args)
 
     def refuse(self, reason: str) -> NoReturn:
-        """See `Communicator.refuse`."""
+        """Raise ArgumentError on every rank, in the collective in which the others meet this one; collective."""
         self.complete_in_flight()
         call = self.call("refusal", self._world.base, reason, is_counted=False)
         with self.refusing(reason):

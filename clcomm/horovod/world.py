@@ -273,7 +273,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     comm, ranks = communicator(), added.ranks if added.mpi_comm is None else _ranks_of(added.mpi_comm)
     if added.process_set_id is not None or not ranks or min(ranks) < 0 or max(ranks) >= comm.size:
-        comm.refuse(f"process_set: expected new ranks from 0 to {comm.size - 1}, got {added}")
+        comm.runner.refuse(f"process_set: expected new ranks from 0 to {comm.size - 1}, got {added}")
     given = str(ranks) if added.mpi_comm is None else "a communicator"
     require_agreement(comm, "process_set", [given], "add the same sets in the same order on every rank")
     made = {frozenset(each) for each in comm.all_gather_object(ranks, label="process_set")}

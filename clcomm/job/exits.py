@@ -75,8 +75,8 @@ class ExitHooks:
                 before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._in_child
             )
         if self._shutdown_watchdog is None:
-            self._shutdown_watchdog = ShutdownWatchdog(communicator.limits, self._activity, end_by_force_later)
-        self._shutdown_watchdog.limits = communicator.limits
+            self._shutdown_watchdog = ShutdownWatchdog(communicator.lifetime.limits, self._activity, end_by_force_later)
+        self._shutdown_watchdog.limits = communicator.lifetime.limits
 
     def closed(self, communicator: OpenCommunicator) -> None:
         """Deregister a closed Communicator; the last one restores the former signal handlers."""
@@ -107,7 +107,7 @@ class ExitHooks:
         self._job.progress.note_completed()
 
     def _collectives_begun(self) -> int:
-        return 0 if self._latest is None else self._latest.collectives_begun
+        return 0 if self._latest is None else self._latest.lifetime.collectives_begun
 
     def _activity(self) -> int | None:
         """Return the number of collectives this rank has begun; None while it is in one or looks back."""
@@ -153,9 +153,9 @@ class ExitHooks:
             self._job.finish_queues()
             left = list(self._communicators)
             for communicator in left:  # all before the first look_back, whose order differs between ranks
-                communicator.leave_program()
+                communicator.lifetime.leave_program()
             deadline = perf_counter() + LOOK_BACK_S
-            reasons = [communicator.look_back(deadline) for communicator in left]
+            reasons = [communicator.lifetime.look_back(deadline) for communicator in left]
         except BaseException as error:
             end_by_force_later(endings.FAILURE)
             endings.fail(error)

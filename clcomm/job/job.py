@@ -25,18 +25,10 @@ class Averaging(Protocol):
         """Stop following the model's backward."""
 
 
-class OpenCommunicator(Protocol):
-    """A Communicator as the hooks of its process's exits use it."""
+class OpenLifetime(Protocol):
+    """An open Communicator's life in the job: `clcomm.collectives.lifetime`."""
 
     limits: Limits
-
-    @property
-    def current(self) -> tuple[Call, int, float] | None:
-        """The collective that it is in: (call, sequence number, begin in perf_counter's seconds); None outside."""
-
-    @property
-    def sequence(self) -> int:
-        """The number of its last collective."""
 
     @property
     def collectives_begun(self) -> int:
@@ -47,6 +39,22 @@ class OpenCommunicator(Protocol):
 
     def look_back(self, deadline: float) -> str:
         """Return the collective in which another rank waits for this one; "" for none."""
+
+
+class OpenCommunicator(Protocol):
+    """A Communicator as the hooks of its process's exits use it."""
+
+    @property
+    def lifetime(self) -> OpenLifetime:
+        """Its life in the job."""
+
+    @property
+    def current(self) -> tuple[Call, int, float] | None:
+        """The collective that it is in: (call, sequence number, begin in perf_counter's seconds); None outside."""
+
+    @property
+    def sequence(self) -> int:
+        """The number of its last collective."""
 
 
 class Hooks(Protocol):

@@ -31,7 +31,7 @@ Averaging = Callable[[float], None]
 def forget_abandoned() -> None:
     """Stop overlap on Communicators that were abandoned, and drop the gradients whose reduction it has begun."""
     for each in list(this_job().averagings.values()):
-        if isinstance(each, ModelSync) and each.comm.is_abandoned:
+        if isinstance(each, ModelSync) and each.comm.lifetime.is_abandoned:
             each.stop_overlap()
             if each.space.flat_space is not None:
                 each.space.flat_space.drop_sent()
@@ -108,7 +108,7 @@ class ModelSync:
         except ArgumentError as error:
             if self._overlap is not None:
                 raise
-            self.comm.refuse(str(error))
+            self.comm.runner.refuse(str(error))
 
     def average(self, use_bucketing: bool | None, weight: float) -> None:
         """Replace each gradient by its mean over the ranks; collective.

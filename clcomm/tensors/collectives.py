@@ -75,7 +75,9 @@ class TensorCollectives:
         """Reduce several tensors of one dtype in one all-reduce."""
         values = [self._checked(on_host, tensor) for tensor in tensors]
         if len({each.dtype for each in values}) > 1:
-            self.comm.refuse(f"tensors: expected one dtype, got {', '.join(dtype_name(each.dtype) for each in values)}")
+            self.comm.runner.refuse(
+                f"tensors: expected one dtype, got {', '.join(dtype_name(each.dtype) for each in values)}"
+            )
         for part, tensor in zip(self.all_reduce_together(values, op), tensors, strict=True):
             give_back(part, tensor)
 
@@ -115,7 +117,7 @@ class TensorCollectives:
     def all_reduce_sparse(self, tensor: torch.Tensor, op: str) -> None:
         """Sum a sparse COO tensor over the ranks, in rank order; its indices may differ between ranks."""
         if op != "sum":
-            self.comm.refuse(f"op: expected sum for a sparse tensor, got {op}")
+            self.comm.runner.refuse(f"op: expected sum for a sparse tensor, got {op}")
         with torch.no_grad():
             tensor.copy_(background.sparse_sum(self.comm, tensor).wait())
 
@@ -138,7 +140,7 @@ class TensorCollectives:
         """Reduce block r of the ranks' tensors into the output of rank r; world_size blocks of equal length."""
         values = flat(self._checked(on_host, source))
         if values.numel() != output.numel() * self.comm.size:
-            self.comm.refuse(
+            self.comm.runner.refuse(
                 f"input: expected {self.comm.size} times the {output.numel():,} elements of output, "
                 f"got {values.numel():,}"
             )
@@ -166,7 +168,9 @@ class TensorCollectives:
             divide_by(size, output)
             return
         if output.numel() != lengths[rank]:
-            self.comm.refuse(f"output: expected {lengths[rank]:,} elements as input {rank}, got {output.numel():,}")
+            self.comm.runner.refuse(
+                f"output: expected {lengths[rank]:,} elements as input {rank}, got {output.numel():,}"
+            )
         if len(set(lengths)) > 1:
             whole = values.clone()
             self.comm.all_reduce(array_of(whole), op, label="reduce_scatter", compared="reduce_scatter")
@@ -214,7 +218,7 @@ class TensorCollectives:
         """Copy all ranks' tensors, in rank order, to one output."""
         own = self._checked(on_host, source)
         if output.numel() != self.comm.size * own.numel() or output.dtype != own.dtype:
-            self.comm.refuse(
+            self.comm.runner.refuse(
                 f"output_tensor: expected {self.comm.size} times {own.numel():,} {dtype_name(own.dtype)}, "
                 f"got {output.numel():,} {dtype_name(output.dtype)}"
             )
@@ -284,9 +288,11 @@ class TensorCollectives:
     def _blocks(self, name: str, values: torch.Tensor, rows: Sequence[int]) -> list[torch.Tensor]:
         size, length = self.comm.size, values.shape[0] if values.dim() else values.numel()
         if not rows and length % size:
-            self.comm.refuse(f"{name}: expected a first dimension that {size} ranks divide, got {length}")
+            self.comm.runner.refuse(f"{name}: expected a first dimension that {size} ranks divide, got {length}")
         if rows and (len(rows) != size or sum(rows) != length):
-            self.comm.refuse(f"{name}_split_sizes: expected {size} sizes whose sum is {length}, got {list(rows)}")
+            self.comm.runner.refuse(
+                f"{name}_split_sizes: expected {size} sizes whose sum is {length}, got {list(rows)}"
+            )
         return list(values.split(list(rows) or [length // size] * size)) if length else [values] * size
 
     def _exchange(
@@ -314,10 +320,10 @@ class TensorCollectives:
         try:
             return convert(value)
         except ClcommError as error:
-            self.comm.refuse(str(error))
+            self.comm.runner.refuse(str(error))
 
     def _refuse_output(self, name: str, output: torch.Tensor, own: torch.Tensor) -> None:
-        self.comm.refuse(
+        self.comm.runner.refuse(
             f"{name}[{self.comm.rank}]: expected {own.numel():,} {dtype_name(own.dtype)} as this rank's tensor, "
             f"got {output.numel():,} {dtype_name(output.dtype)}"
         )

@@ -81,7 +81,7 @@ def share(comm: Communicator, tensors: Sequence[torch.Tensor]) -> bool:
     for index, tensor in enumerate(tensors):
         problem = _problem(tensor, comm.shares_memory)
         if problem:
-            comm.refuse(f"tensors[{index}]: expected {problem}")
+            comm.runner.refuse(f"tensors[{index}]: expected {problem}")
         storage = tensor.untyped_storage()
         if storage.nbytes():
             storages.setdefault(storage_address(storage), storage)

@@ -339,7 +339,7 @@ class ClcommProcessGroup(ProcessGroup):
             wait_all_ranks: as PyTorch has it; all missing ranks are named in any case.
         """
         comm = self.communicator
-        before_s = comm.limits.timeout_s
+        before_s = comm.lifetime.limits.timeout_s
         if timeout is not None:
             comm.set_timeout(timeout.total_seconds())
         try:

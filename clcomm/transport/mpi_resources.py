@@ -162,4 +162,4 @@ class AllResources:
             owner = resources.owner
             resources.forget()
             if owner is not None:
-                owner.leave_mpi()
+                owner.lifetime.leave_mpi()

@@ -192,7 +192,7 @@ def test_a_mismatch_names_the_part_its_ranks_and_those_of_the_world(several):
     assert re.search(rf"dp rank 0 \(world rank {last}\) in all_reduce 'gradients' #1 \(sum of 4 ", one_line(caught))
     with pytest.raises(ArgumentError, match=rf"a reason \(on dp rank 0 \(world rank {last}\)\)"):
         if part.rank == 0:
-            part.refuse("a reason")
+            part.runner.refuse("a reason")
         part.barrier()
 
 

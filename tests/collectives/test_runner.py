@@ -89,11 +89,11 @@ def test_one_ranks_refusal_is_every_ranks_error(several, meets):
     array = np.ones(10)
     calls = {
         "barrier": several.barrier, "all_reduce": lambda: several.all_reduce(array),
-        "all_gather_object": lambda: several.all_gather_object(1), "refuse": lambda: several.refuse("mine too"),
+        "all_gather_object": lambda: several.all_gather_object(1), "refuse": lambda: several.runner.refuse("mine too"),
     }  # fmt: skip
     for rank in range(several.size):
         with pytest.raises(ArgumentError) as caught:
-            several.refuse(f"reason of {rank}") if several.rank == rank else calls[meets]()
+            several.runner.refuse(f"reason of {rank}") if several.rank == rank else calls[meets]()
         message = one_line(caught)
         if meets == "refuse":
             assert "reason of" in message or "mine too" in message

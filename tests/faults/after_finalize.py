@@ -15,11 +15,11 @@ from clcomm.optim import SGD
 
 #: Methods of the Communicator and the Synchronizer that need no other rank (for a whole model without buffers).
 LOCAL = {
-    "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "collectives_begun", "communicated",
+    "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "comm", "communicated",
     "current", "finalize", "fold_with",
     "get_bucket_stats", "get_rank", "get_world_size", "holds",
-    "in_collectives", "is_abandoned", "is_common", "is_common_on_host",
-    "leave_mpi", "leave_program", "look_back", "notify_phase", "phase",
+    "in_collectives", "is_common", "is_common_on_host",
+    "notify_phase", "phase",
     "reduces_within_hosts", "remove_observer", "sequence", "settings", "shares_memory", "sums",
     "total_allreduce_calls", "total_bytes_sent",
     "world_size",
@@ -66,7 +66,7 @@ def calls_of(comm: Communicator) -> dict[str, Callable[[], object]]:
         "merged_stats": comm.merged_stats,
         "reduce_scatter": lambda: comm.reduce_scatter(np.ones(comm.size)),
         "reduce_scatter_init": lambda: comm.reduce_scatter_init(np.ones((comm.size, comm.size)), out=np.ones(1)),
-        "refuse": lambda: comm.refuse("a reason"),
+        "refuse": lambda: comm.runner.refuse("a reason"),
         "rendezvous": comm.rendezvous,
         "run_as_all_reduce": lambda: comm.run_as_all_reduce(lambda: None, nbytes=1),
         "scatter": lambda: comm.scatter([1] * comm.size),

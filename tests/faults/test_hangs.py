@@ -25,7 +25,7 @@ def main():
     for bucket in range(3):
         comm.all_reduce(gradients, "mean", label="gradients", bucket=bucket)
     comm.rendezvous()
-    comm.watchdog.look(None)  # so that everyone's place is known
+    comm.lifetime.watchdog.look(None)  # so that everyone's place is known
     if comm.rank == 1:
         away()
     comm.all_reduce(gradients, "mean", label="gradients", bucket=3)

@@ -95,7 +95,7 @@ def test_every_rank_dumps_once_when_the_job_ends(dogs, capfd, tmp_path) -> None:
 def test_a_rank_that_comes_late_is_named(transport, capfd) -> None:
     with Communicator(transport=transport, stall_warning_s=0.3) as comm:
         if comm.rank == comm.size - 1:
-            comm.watchdog.look(None)  # so that its place is known
+            comm.lifetime.watchdog.look(None)  # so that its place is known
             deadline = time.monotonic() + 60
             while not comm.world.status_page.reported_ns and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -154,7 +154,7 @@ def test_it_does_not_keep_what_it_watches_alive() -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_the_thread_ends_with_the_communicator(several) -> None:
-    thread = several.watchdog._thread
+    thread = several.lifetime.watchdog._thread
     assert thread.is_alive()
     several.finalize()
     assert not thread.is_alive()

@@ -38,10 +38,10 @@ def test_the_time_limit_may_be_set_later(monkeypatch) -> None:
     with Communicator(transport="solo", stall_warning_s=7, timeout_s=20) as comm:
         for given, expected in ((5, 5.0), (0, math.inf), (0.5, 0.5)):
             comm.set_timeout(given)
-            assert comm.limits.timeout_s == expected and comm.limits.stall_warning_s == 7
+            assert comm.lifetime.limits.timeout_s == expected and comm.lifetime.limits.stall_warning_s == 7
         with pytest.raises(ArgumentError, match="timeout_s: expected seconds, 0 for no limit, got -1"):
             comm.set_timeout(-1)
-        assert comm.limits.timeout_s == 0.5
+        assert comm.lifetime.limits.timeout_s == 0.5
 
 
 @pytest.mark.mpi(min_size=2)
@@ -50,7 +50,7 @@ def test_the_watchdog_has_the_time_limit_that_was_set_later(monkeypatch, timeout
     for name in ("CLCOMM_TIMEOUT_S", "CLCOMM_STALL_WARNING_S"):
         monkeypatch.delenv(name, raising=False)
     with Communicator(stall_warning_s=0, timeout_s=timeout_s) as comm:
-        assert (comm.watchdog is None) == (timeout_s == 0)
+        assert (comm.lifetime.watchdog is None) == (timeout_s == 0)
         comm.set_timeout(90)
-        assert comm.watchdog is not None and comm.watchdog.limits == Limits(math.inf, 90.0)
+        assert comm.lifetime.watchdog is not None and comm.lifetime.watchdog.limits == Limits(math.inf, 90.0)
         comm.barrier()

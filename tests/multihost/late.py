@@ -15,7 +15,7 @@ from clcomm.job.endings import run
 def main() -> None:
     comm = Communicator(stall_warning_s=0.5, timeout_s=2.5)
     comm.barrier()
-    comm.watchdog.look(None)  # so that everyone's place is known
+    comm.lifetime.watchdog.look(None)  # so that everyone's place is known
     if comm.rank == comm.size - 1:
         if sys.argv[1:] == ["leaves"]:
             return

@@ -54,7 +54,7 @@ def test_each_axis_holds_the_ranks_of_the_layout(comm, number):
 def test_axes_have_the_settings_of_the_whole():
     whole = Communicator(bucket_size="16KiB", use_bucketing=False, timeout_s=77)
     part = Mesh(whole, dp=-1)["dp"]
-    assert (part.bucket_size, part.use_bucketing, part.limits.timeout_s) == (16384, False, 77)
+    assert (part.bucket_size, part.use_bucketing, part.lifetime.limits.timeout_s) == (16384, False, 77)
 
 
 test_axes_have_the_settings_of_the_whole = pytest.mark.mpi(min_size=1)(test_axes_have_the_settings_of_the_whole)
