@@ -176,8 +176,9 @@ class DistributedOptimizer:
         self.optimizer.update_range(shard.gradients, shard.params)
         shard.gather()
         self._is_reduced = False
-        self.sync.count_synchronisation(shard.space.model)
-        shard.follow(self.sync.models.of(shard.space.model).completion_order)
+        ours = self.sync.models.of(shard.space.model)
+        self.sync.replicas.count_synchronisation(ours)
+        shard.follow(ours.completion_order)
 
     def _reduced(self) -> Update:
         """Return this rank's part with its averaged gradients; they are averaged once a step."""

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
 
 from clcomm.communicator import Communicator
-from clcomm.compression import CommHook, StatefulHook
-from clcomm.errors import ArgumentError, no_copy
+from clcomm.compression import CommHook
+from clcomm.errors import no_copy
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.precision import Precision
-from clcomm.stats.now import count_step
 from clcomm.sync import compression_state
-from clcomm.sync.agreement import CHECKS
 from clcomm.sync.bucket_plan import GRADIENTS, hook_name
 from clcomm.sync.decision import Decision
 from clcomm.sync.divergence import ReplicaGuard
 from clcomm.sync.hook_choice import hook_of, refuse_hook
 from clcomm.sync.known_models import KnownModels
-from clcomm.sync.logical_shards import LogicalShards
-from clcomm.sync.model_ranks import refuse_mixing
-from clcomm.sync.model_sync import ModelSync
-from clcomm.sync.parameter_broadcast import PARAMETERS, average_parameters, broadcast_buffers, broadcast_parameters
+from clcomm.sync.parameter_broadcast import PARAMETERS
+from clcomm.sync.replicas import Replicas
 from clcomm.sync.sample_weights import SampleWeights
 from clcomm.sync.settings import SyncSettings
-from clcomm.sync.shared_space import SharedSpace
 from clcomm.units import parse_size
 
 __all__ = ["GRADIENTS", "PARAMETERS", "Synchronizer"]
-_log = logging.getLogger("clcomm")
 
 
 class Synchronizer:
@@ -98,22 +91,19 @@ class Synchronizer:
         precision: Precision | str = "float32",
         shards: int | None = None,
     ):
-        if not isinstance(comm, Communicator):
-            given = comm.__name__ if isinstance(comm, type) else type(comm).__name__
-            raise ArgumentError(f"comm: expected a Communicator, got {given}; make one: Communicator()")
-        #: How the ranks share out a step's logical shards; None: there are none.
-        self.shards = None if shards is None else LogicalShards.of(comm, shards)
         settings = SyncSettings.of(
             comm, use_bucketing, bucket_size, first_bucket_size, split_tensors, overlap, zero, precision,
             check_replicas_every=check_replicas_every, check_start=check_start, on_divergence=on_divergence,
-            check_finite=check_finite, shards=self.shards,
+            check_finite=check_finite, shards=shards,
         )  # fmt: skip
+        #: How the ranks share out a step's logical shards; None: there are none.
+        self.shards = settings.shards
         self.comm, self.guard = comm, ReplicaGuard(comm, check_replicas_every, on_divergence)
         #: The models that it has seen, for what works on them beside it, such as a DistributedOptimizer.
         self.models = KnownModels(comm, settings.with_hook(hook_of(compression, algorithm, combination)))
+        #: Their replicas on the ranks, likewise.
+        self.replicas = Replicas(comm, self.models, self.guard)
         self._weights = SampleWeights(comm, self.models)
-        for decision in settings.decisions_without_buckets() if self.shards and self.shards.is_divided else ():
-            self.models.decisions.add(decision)
 
     def __reduce__(self) -> NoReturn:
         raise no_copy("Synchronizer", "make one for each model")
@@ -121,11 +111,11 @@ class Synchronizer:
     @property
     def use_bucketing(self) -> bool:
         """Whether gradients are reduced in buckets unless a call sets it; settable between steps, on all ranks."""
-        return self._settings.use_bucketing
+        return self.models.settings.use_bucketing
 
     @use_bucketing.setter
     def use_bucketing(self, use_bucketing: bool) -> None:
-        self.models.use(replace(self._settings, use_bucketing=bool(use_bucketing)))
+        self.models.use(replace(self.models.settings, use_bucketing=bool(use_bucketing)))
 
     @property
     def bucket_size(self) -> int:
@@ -134,22 +124,13 @@ class Synchronizer:
 
     @bucket_size.setter
     def bucket_size(self, nbytes: int | str) -> None:
-        size = parse_size(nbytes)
-        if size != self.bucket_size or self._settings.is_auto:
-            self.comm.stats.merge_buckets(GRADIENTS)
-        self.models.use(replace(self._settings, bucket_size=size, is_auto=False))
+        self.models.use_bucket_size(parse_size(nbytes))
 
     # --- a step ---
 
     def broadcast_parameters(self, model: object, root: int = 0) -> None:
         """Give every rank root's parameters, in one broadcast, and its buffers; check that the replicas are alike."""
-        ours = self._model(model)
-        ours.require_unchanged()
-        broadcast_parameters(self.comm, ours.space, root)
-        self.guard.require_alike(ours.space)
-        ours.is_alike = True
-        if ours.sharded_update is not None:
-            ours.sharded_update.shard(ours.space)
+        self.replicas.broadcast(model, root)
 
     def broadcast_buffers(self, model: object, root: int = 0) -> None:
         """Give every rank root's buffers, such as the running statistics of batch norm, in one broadcast.
@@ -157,11 +138,7 @@ class Synchronizer:
         Training leaves each rank with those of its own batches: call it before an evaluation, so that all ranks
         evaluate one model. Collective, if the model has any.
         """
-        ours = self._model(model)
-        ours.require_unchanged()
-        broadcast_buffers(self.comm, ours.space, root)
-        if ours.sharded_steps is not None:
-            ours.sharded_steps.start_over()
+        self.replicas.broadcast_buffers(model, root)
 
     def average_parameters(self, model: object) -> None:
         """Replace each rank's parameters by the mean of all ranks'; the same bits everywhere. Collective.
@@ -171,21 +148,7 @@ class Synchronizer:
         Raises ArgumentError where a DistributedOptimizer divides the parameters' update, within `join()`, after
         `expect_samples`, as all ranks' parameters count alike, and for a model with a SyncBatchNorm.
         """
-        ours = self._model(model)
-        ours.require_unchanged()
-        if ours.sharded_update is not None:
-            raise ArgumentError(
-                "average_parameters: expected a model without a DistributedOptimizer, which keeps the parameters alike "
-                "in each step, got one with it"
-            )
-        self._settings.refuse_shards("average_parameters", "no call", "which have the same parameters at every step")
-        if self._weights.in_join or ours.expected_weight is not None:
-            call = "join() around it" if self._weights.in_join else "expect_samples() before it"
-            raise ArgumentError(
-                f"average_parameters: expected no {call}, as all ranks' parameters count alike, got one"
-            )
-        refuse_mixing(ours.space, "average_parameters", "whose backward adds up gradients of ranks that differ")
-        average_parameters(self.comm, ours.space)
+        self.replicas.average(model, self._weights)
 
     def full_parameters(self, model: object) -> AbstractContextManager[None]:
         """Return a block within which every rank has all parameters, to evaluate or to save; entering it is collective.
@@ -193,7 +156,7 @@ class Synchronizer:
         Without it reading a parameter is collective with zero=3, where ranks have no memory in common. They must not
         change within it.
         """
-        flat = self._model(model).space.flat_space
+        flat = self.models.of(model).space.flat_space
         return nullcontext() if flat is None or flat.gathered is None else flat.gathered.all_gathered()
 
     def attach_optimizer(self, model: object, optimizer: object) -> None:
@@ -228,7 +191,7 @@ class Synchronizer:
         if self.models.is_paused:
             return
         # In the usual step all ranks' gradients count alike.
-        is_weighted = samples is not None or self._weights.in_join or self._model(model).expected_weight is not None
+        is_weighted = samples is not None or self._weights.in_join or self.models.of(model).expected_weight is not None
         self._synchronise(model, use_bucketing, self._weights.take(model, samples, of) if is_weighted else 1.0)
 
     def expect_samples(self, model: object, samples: float, *, of: float | None = None) -> None:
@@ -246,35 +209,17 @@ class Synchronizer:
         self._weights.expect(model, samples, of)
 
     def _synchronise(self, model: object, use_bucketing: bool | None, weight: float) -> None:
-        ours = self._model(model)
+        ours = self.models.of(model)
         ours.require_unchanged()
-        if self._settings.hook is not None:
-            refuse_hook(self._settings.hook, ours.space)
-        # Of a model whose gradients were reduced in backward, broadcast_parameters has divided the replicas.
-        if self._settings.check_start and not ours.has_started and ours.space.arrays.grads.size:
-            self.guard.check_start(ours.space, lambda root: self.broadcast_parameters(model, root))
-            if ours.shard_mean is None:
-                self._expect_gradients(ours.space)
-        ours.has_started = True
+        if self.models.settings.hook is not None:
+            refuse_hook(self.models.settings.hook, ours.space)
+        if not ours.has_started:
+            self.replicas.check_start(ours)
         if ours.sharded_update is not None:
             ours.sharded_update.expect_step(weight)
             return
         ours.average(use_bucketing, weight)
-        self.count_synchronisation(model)
-
-    def _expect_gradients(self, space: SharedSpace) -> None:
-        """Log a warning where no rank has a gradient; collective."""
-        counts = self.comm.all_gather(np.array([space.adapter.has_gradients()], np.uint8), label=CHECKS)
-        if not counts.any() and self.comm.rank == 0:
-            _log.warning("sync_gradients: expected gradients, got none on any rank; call loss.backward() before it")
-
-    def count_synchronisation(self, model: object) -> None:
-        """Note that a model's gradients were averaged, and compare the replicas where that is due."""
-        ours = self._model(model)
-        ours.count_synchronisation()
-        count_step()
-        if self.guard.every and ours.synchronisations % self.guard.every == 0:
-            self.check_replicas(model)
+        self.replicas.count_synchronisation(ours)
 
     def join(self, model: object, step: Callable[[], object]) -> AbstractContextManager[None]:
         """Let ranks run out of batches at different steps: `sync_gradients(model, samples=...)` within this block.
@@ -305,19 +250,11 @@ class Synchronizer:
 
         Raises ArgumentError for a Synchronizer without `shards`, and for a shard that is not this rank's next.
         """
-        steps = self._model(model).sharded_steps
-        if steps is None:
-            raise ArgumentError("shard: expected a Synchronizer with logical shards: Synchronizer(comm, shards=8)")
-        return steps.active(shard)
+        return self.models.of(model).shard(shard)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Let gradients accumulate: within this block `sync_gradients` does nothing, also after an exception."""
-        self.models.pause(1)
-        try:
-            yield
-        finally:
-            self.models.pause(-1)
+        return self.models.paused()
 
     # --- settings of all models ---
 
@@ -333,7 +270,7 @@ class Synchronizer:
     @property
     def compression(self) -> str:
         """What reduces the gradients, in words; "none" is a plain all-reduce."""
-        return hook_name(self._settings.hook)
+        return hook_name(self.models.settings.hook)
 
     def decisions(self) -> tuple[Decision, ...]:
         """Return what was chosen by measuring, with the evidence."""
@@ -347,34 +284,14 @@ class Synchronizer:
         A DistributedOptimizer reduces all gradients at once: one bucket, whatever the settings; with `zero` above 1 it
         reduces units of the settings' sizes.
         """
-        ours = self._model(model)
-        if ours.sharded_update is not None:
-            return ours.sharded_update.buckets
-        if ours.shard_mean is not None:
-            return ours.shard_mean.buckets
-        return ours.plan(use_bucketing).buckets
-
-    def reductions(self, model: object, use_bucketing: bool | None = None) -> Callable[[], None]:
-        """Return what reduces the buckets of `bucket_plan` and does nothing else: to measure communication alone.
-
-        Each call reduces what backward left last, and changes no gradient between a `sync_gradients` and the next
-        backward. Collective; so is each call. Calls are counted, and change a lossy compression's state. Raises
-        ArgumentError where a DistributedOptimizer reduces the gradients.
-        """
-        ours = self._model(model)
-        if ours.sharded_update is not None:
-            raise ArgumentError("model: expected one whose gradients are reduced in buckets, got a sharded update's")
-        return ours.plan(use_bucketing).reduce if ours.shard_mean is None else ours.shard_mean.reduce
+        return self.models.of(model).buckets(use_bucketing)
 
     def check_replicas(self, model: object) -> None:
         """Compare the parameters' bits over the ranks; where they differ, act by `on_divergence`. Collective.
 
         With a DistributedOptimizer its settings too: MismatchError on every rank where they differ.
         """
-        ours = self._model(model)
-        if ours.sharded_update is not None:
-            ours.sharded_update.require_same_settings()
-        self.guard.check(ours.space, lambda root: self.broadcast_parameters(model, root))
+        self.replicas.check(model)
 
     def get_communication_stats(self) -> dict[str, float]:
         """Return this rank's gradient traffic: all-reduce calls, their bytes, and the mean of these."""
@@ -387,25 +304,11 @@ class Synchronizer:
 
         Compression between hosts keeps it on the first rank of each.
         """
-        hook = self._settings.hook
-        if not isinstance(hook, StatefulHook):
-            return {}
-        return compression_state.state_of(self.comm, hook, self._model(model).space)
+        return compression_state.state_of(self.comm, self.models, model)
 
     def load_state_dict(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
         """Continue from this rank's `state_dict`; empty: from the start. Collective for a model not seen yet.
 
         Raises ArgumentError, changing nothing, for another model's.
         """
-        hook = self._settings.hook
-        if isinstance(hook, StatefulHook):
-            compression_state.load_state(self.comm, hook, self._model(model).space, state)
-
-    # --- parts ---
-
-    @property
-    def _settings(self) -> SyncSettings:
-        return self.models.settings
-
-    def _model(self, model: object) -> ModelSync:
-        return self.models.of(model)
+        compression_state.load_state(self.comm, self.models, model, state)

@@ -49,7 +49,7 @@ def test_a_recovery_keeps_every_setting(monkeypatch: pytest.MonkeyPatch, given: 
     assert (comm.bucket_size, comm.use_bucketing, comm.transport) == (old.bucket_size, given["use_bucketing"], "solo")
     limits = [given[name] or math.inf for name in ("stall_warning_s", "timeout_s")]
     assert [comm.lifetime.limits.stall_warning_s, comm.lifetime.limits.timeout_s] == limits
-    assert Synchronizer(comm)._settings == Synchronizer(old)._settings
+    assert Synchronizer(comm).models.settings == Synchronizer(old).models.settings
     comm.barrier()
     assert [each.total("barrier")["calls"] for each in (*observers, later)] == [1, 1, 0]
 

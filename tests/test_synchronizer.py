@@ -301,7 +301,7 @@ def test_what_is_no_model_is_refused(comm):
 @pytest.mark.parametrize("use_bucketing", [True, False])
 def test_reductions_alone_count_and_change_nothing(comm, use_bucketing):
     model, sync = small_model(0), Synchronizer(comm, use_bucketing)
-    reduce = sync.reductions(model)
+    reduce = sync.models.of(model).reductions()
     set_gradients(model, comm.rank)
     sync.sync_gradients(model)
     gradients = {name: parameter.grad.copy() for name, parameter in model.parameters.items()}
@@ -318,5 +318,5 @@ def test_a_sharded_update_has_no_reductions_in_buckets(comm, device):
     model, sync = Linear(3, 2, device=device), Synchronizer(comm)
     DistributedOptimizer(SGD(model, 0.1), sync)
     with pytest.raises(ArgumentError) as caught:
-        sync.reductions(model)
+        sync.models.of(model).reductions()
     assert "model: expected one whose gradients are reduced in buckets" in one_line(caught)

@@ -53,7 +53,7 @@ class Native:
         if compression != self._compression:
             self._compress(*compression)
         alone = bool(settings.get("alone"))
-        self._reduce_alone = self.sync.reductions(self.parts.model, self._bucketing) if alone else None
+        self._reduce_alone = self.sync.models.of(self.parts.model).reductions(self._bucketing) if alone else None
 
     def _compress(self, scheme: str, coded_by_numpy: bool) -> None:
         adapter = self.sync.models.of(self.parts.model).space.adapter

@@ -9,17 +9,28 @@ import numpy as np
 from clcomm.communicator import Communicator
 from clcomm.compression import CommHook, StatefulHook
 from clcomm.sync import between_hosts
+from clcomm.sync.known_models import KnownModels
 from clcomm.sync.shared_space import SharedSpace
 
 
-def state_of(comm: Communicator, hook: StatefulHook, space: SharedSpace) -> dict[str, np.ndarray]:
-    """Return what a hook keeps on this rank for a model, by name."""
-    gradients = _gradients_of_hook(comm, hook, space)
+def state_of(comm: Communicator, models: KnownModels, model: object) -> dict[str, np.ndarray]:
+    """Return what the models' hook keeps on this rank for one of them, by name; empty where it keeps nothing.
+
+    Collective for a model not seen yet, where the hook keeps anything.
+    """
+    hook = models.settings.hook
+    if not isinstance(hook, StatefulHook):
+        return {}
+    gradients = _gradients_of_hook(comm, hook, models.of(model).space)
     return {} if gradients is None else hook.state_of(gradients)
 
 
-def load_state(comm: Communicator, hook: StatefulHook, space: SharedSpace, state: Mapping[str, np.ndarray]) -> None:
-    """Let a hook continue from this rank's `state_of`; ArgumentError, with nothing changed, for another model's."""
+def load_state(comm: Communicator, models: KnownModels, model: object, state: Mapping[str, np.ndarray]) -> None:
+    """Let the hook continue from this rank's `state_of`; ArgumentError, with nothing changed, for another model's."""
+    hook = models.settings.hook
+    if not isinstance(hook, StatefulHook):
+        return
+    space = models.of(model).space
     check_state(hook, space, state)
     gradients = _gradients_of_hook(comm, hook, space)
     if state and gradients is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clcomm.communicator import Communicator
@@ -11,7 +13,7 @@ from clcomm.errors import ArgumentError
 from clcomm.flat_space.memory import MemoryUse
 from clcomm.flat_space.shards import ShardPlan
 from clcomm.sync.agreement import require_agreement
-from clcomm.sync.bucket_plan import hook_name
+from clcomm.sync.bucket_plan import GRADIENTS, hook_name
 from clcomm.sync.decision import DecisionLog
 from clcomm.sync.model_sync import ModelSync
 from clcomm.sync.settings import SyncSettings
@@ -34,6 +36,8 @@ class KnownModels:
         self.settings = settings
         #: What was chosen by measuring.
         self.decisions = DecisionLog(comm.rank)
+        for decision in settings.decisions_without_buckets() if settings.shards and settings.shards.is_divided else ():
+            self.decisions.add(decision)
         self._comm = comm
         self._models: dict[int, ModelSync] = {}
         self._sharded: list[tuple[FlatSpace, ShardedUpdate]] = []
@@ -103,6 +107,12 @@ class KnownModels:
         for ours in self:
             ours.use(settings)
 
+    def use_bucket_size(self, nbytes: int) -> None:
+        """Let all models cut buckets of this size, also where the fastest was to be found."""
+        if nbytes != self.bucket_size or self.settings.is_auto:
+            self._comm.stats.merge_buckets(GRADIENTS)
+        self.use(replace(self.settings, bucket_size=nbytes, is_auto=False))
+
     def use_hook(self, hook: CommHook | None) -> None:
         """Let a hook reduce all models' buckets; ArgumentError for one that cannot, and with sharded updates."""
         if hook is not None and self._sharded:
@@ -119,8 +129,16 @@ class KnownModels:
         """Whether gradients accumulate."""
         return self._pauses > 0
 
-    def pause(self, change: int) -> None:
-        """Open (1) or close (-1) a block in which gradients accumulate."""
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let gradients accumulate within this block."""
+        self._pause(1)
+        try:
+            yield
+        finally:
+            self._pause(-1)
+
+    def _pause(self, change: int) -> None:
         self._pauses += change
         for ours in self:
             ours.pause(self.is_paused)

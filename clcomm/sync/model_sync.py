@@ -8,10 +8,12 @@ BucketPlan does the work of a step. Nothing below calls back: ModelSync looks at
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 
 from clcomm.communicator import AUTO, Communicator
 from clcomm.errors import ArgumentError
+from clcomm.flat_space.buckets import Bucket
 from clcomm.job.job import this_job
 from clcomm.sync.auto_buckets import AutoBuckets
 from clcomm.sync.bucket_plan import GRADIENTS, BucketPlan, PlanSettings
@@ -139,6 +141,30 @@ class ModelSync:
     def plan(self, use_bucketing: bool | None) -> BucketPlan:
         """Return the plan of the next synchronisation; collective where it is a new one."""
         return self._plan(use_bucketing, self._ways()[-1])
+
+    def buckets(self, use_bucketing: bool | None = None) -> tuple[Bucket, ...]:
+        """Return the buckets that the next synchronisation reduces, in order; collective the first time."""
+        for whole in (self.sharded_update, self.shard_mean):
+            if whole is not None:
+                return whole.buckets
+        return self.plan(use_bucketing).buckets
+
+    def shard(self, shard: int) -> AbstractContextManager[None]:
+        """See `Synchronizer.shard`."""
+        if self.sharded_steps is None:
+            raise ArgumentError("shard: expected a Synchronizer with logical shards: Synchronizer(comm, shards=8)")
+        return self.sharded_steps.active(shard)
+
+    def reductions(self, use_bucketing: bool | None = None) -> Callable[[], None]:
+        """Return what reduces the buckets of `plan` and does nothing else: to measure communication alone.
+
+        Each call reduces what backward left last, and changes no gradient between a `sync_gradients` and the next
+        backward. Collective; so is each call. Calls are counted, and change a lossy compression's state. Raises
+        ArgumentError where a DistributedOptimizer reduces the gradients.
+        """
+        if self.sharded_update is not None:
+            raise ArgumentError("model: expected one whose gradients are reduced in buckets, got a sharded update's")
+        return self.plan(use_bucketing).reduce if self.shard_mean is None else self.shard_mean.reduce
 
     @property
     def overlaps(self) -> bool:

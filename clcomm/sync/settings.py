@@ -52,12 +52,17 @@ class SyncSettings:
         overlap: bool | str = False,
         zero: int = 1,
         precision: Precision | str = FLOAT32,
+        shards: int | None = None,
         **others: Any,
     ) -> SyncSettings:
         """Return the settings for a Synchronizer's arguments; None: the Communicator's. Raises ArgumentError."""
+        if not isinstance(comm, Communicator):
+            given = comm.__name__ if isinstance(comm, type) else type(comm).__name__
+            raise ArgumentError(f"comm: expected a Communicator, got {given}; make one: Communicator()")
+        shared = None if shards is None else LogicalShards.of(comm, shards)
         if isinstance(zero, bool) or zero not in STAGES:
             raise ArgumentError(f"zero: expected a stage of ZeRO, 1, 2 or 3, got {zero!r}")
-        if zero > 1 and others.get("shards") is not None:
+        if zero > 1 and shards is not None:
             raise ArgumentError(f"zero: expected 1 with shards, whose gradients each rank needs whole, got {zero}")
         if zero > 1 and split_tensors:
             raise ArgumentError(f"split_tensors: expected False with zero={zero}, which moves whole tensors, got True")
@@ -71,6 +76,7 @@ class SyncSettings:
             overlap=_checked_overlap(overlap),
             zero=zero,
             precision=parse_precision(precision),
+            shards=shared,
             **others,
         )
 

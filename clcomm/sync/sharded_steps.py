@@ -57,7 +57,7 @@ class ShardedSteps:
         Raises ArgumentError, on every rank, where one has not computed all of its shards.
         """
         if self._next != self.shards.own.stop:
-            self._comm.refuse(
+            self._comm.runner.refuse(
                 f"sync_gradients: expected each of rank {self._comm.rank}'s shards, {self.shards.own}, in a block "
                 f"`with sync.shard(model, shard)` before it, got none of shard {self._next}"
             )

@@ -24,7 +24,6 @@ LOCAL = {
     "total_allreduce_calls", "total_bytes_sent",
     "world_size",
     "attach_optimizer", "broadcast_buffers", "bucket_size", "compression",
-    "count_synchronisation",
     "decisions", "full_parameters", "get_communication_stats", "load_state_dict", "no_sync", "register_comm_hook",
     "state_dict", "use_bucketing",
 }  # fmt: skip
@@ -90,7 +89,7 @@ def calls_of_synchronizer(sync: Synchronizer, model: Linear) -> dict[str, Callab
         "check_replicas": lambda: sync.check_replicas(model),
         "expect_samples": lambda: sync.expect_samples(model, 2),
         "join": join,
-        "reductions": lambda: sync.reductions(model)(),
+        "reductions": lambda: sync.models.of(model).reductions()(),
         "sync_gradients": lambda: sync.sync_gradients(model),
         "a model not seen yet": lambda: sync.sync_gradients(Linear(3, 2)),
         "clip_grad_norm": lambda: clip_grad_norm(sync, model, 1.0),

@@ -278,7 +278,7 @@ def test_what_comes_too_late_or_from_elsewhere_is_refused(stage):
 def test_no_reductions_are_measured_alone(comm, stage):
     job = ZeroJob(comm, "mlp", stage)
     with pytest.raises(ArgumentError, match="expected one whose gradients are reduced in buckets"):
-        job.sync.reductions(job.model)
+        job.sync.models.of(job.model).reductions()
     with pytest.raises(ArgumentError, match="hook: expected None with a DistributedOptimizer"):
         job.sync.register_comm_hook(lambda *args: None)
 

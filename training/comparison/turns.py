@@ -137,7 +137,7 @@ class _ReductionsCase:
     """A step's reductions of a variant, as a case for `time_calls`."""
 
     def __init__(self, session: Session):
-        self.once = session.trainer.sync.reductions(session.parts.model)
+        self.once = session.trainer.sync.models.of(session.parts.model).reductions()
 
 
 def with_times_alone(outcomes: Sequence[Outcome]) -> list[Outcome]:

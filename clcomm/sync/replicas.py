@@ -1,0 +1,104 @@
+"""A Synchronizer's replicas: given to all ranks, averaged and compared, so that they start alike and stay alike."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from clcomm.communicator import Communicator
+from clcomm.errors import ArgumentError
+from clcomm.stats.now import count_step
+from clcomm.sync.agreement import CHECKS
+from clcomm.sync.divergence import ReplicaGuard
+from clcomm.sync.known_models import KnownModels
+from clcomm.sync.model_ranks import refuse_mixing
+from clcomm.sync.model_sync import ModelSync
+from clcomm.sync.parameter_broadcast import average_parameters, broadcast_buffers, broadcast_parameters
+from clcomm.sync.sample_weights import SampleWeights
+
+_log = logging.getLogger("clcomm")
+
+
+class Replicas:
+    """The replicas of all models that a Synchronizer has seen.
+
+    Args:
+        comm: the ranks, each with one replica of a model.
+        models: finds a model's averaging.
+        guard: compares the replicas.
+    """
+
+    def __init__(self, comm: Communicator, models: KnownModels, guard: ReplicaGuard):
+        self._comm, self._models, self._guard = comm, models, guard
+
+    def broadcast(self, model: object, root: int) -> None:
+        """See `Synchronizer.broadcast_parameters`."""
+        ours = self._unchanged(model)
+        broadcast_parameters(self._comm, ours.space, root)
+        self._guard.require_alike(ours.space)
+        ours.is_alike = True
+        if ours.sharded_update is not None:
+            ours.sharded_update.shard(ours.space)
+
+    def broadcast_buffers(self, model: object, root: int) -> None:
+        """See `Synchronizer.broadcast_buffers`."""
+        ours = self._unchanged(model)
+        broadcast_buffers(self._comm, ours.space, root)
+        if ours.sharded_steps is not None:
+            ours.sharded_steps.start_over()
+
+    def average(self, model: object, weights: SampleWeights) -> None:
+        """See `Synchronizer.average_parameters`; weights: of which there may be none."""
+        ours = self._unchanged(model)
+        if ours.sharded_update is not None:
+            raise ArgumentError(
+                "average_parameters: expected a model without a DistributedOptimizer, which keeps the parameters alike "
+                "in each step, got one with it"
+            )
+        self._models.settings.refuse_shards(
+            "average_parameters", "no call", "which have the same parameters at every step"
+        )
+        if weights.in_join or ours.expected_weight is not None:
+            call = "join() around it" if weights.in_join else "expect_samples() before it"
+            raise ArgumentError(
+                f"average_parameters: expected no {call}, as all ranks' parameters count alike, got one"
+            )
+        refuse_mixing(ours.space, "average_parameters", "whose backward adds up gradients of ranks that differ")
+        average_parameters(self._comm, ours.space)
+
+    def _unchanged(self, model: object) -> ModelSync:
+        ours = self._models.of(model)
+        ours.require_unchanged()
+        return ours
+
+    # --- comparisons ---
+
+    def check(self, model: object) -> None:
+        """See `Synchronizer.check_replicas`."""
+        ours = self._models.of(model)
+        if ours.sharded_update is not None:
+            ours.sharded_update.require_same_settings()
+        self._guard.check(ours.space, lambda root: self.broadcast(model, root))
+
+    def check_start(self, ours: ModelSync) -> None:
+        """Compare the replicas before a model's first synchronisation, unless they are to differ; collective."""
+        # Of a model whose gradients were reduced in backward, broadcast_parameters has divided the replicas.
+        if self._models.settings.check_start and ours.space.arrays.grads.size:
+            self._guard.check_start(ours.space, lambda root: self.broadcast(ours.space.model, root))
+            if ours.shard_mean is None:
+                self._expect_gradients(ours)
+        ours.has_started = True
+
+    def _expect_gradients(self, ours: ModelSync) -> None:
+        """Log a warning where no rank has a gradient; collective."""
+        counts = self._comm.all_gather(np.array([ours.space.adapter.has_gradients()], np.uint8), label=CHECKS)
+        if not counts.any() and self._comm.rank == 0:
+            _log.warning("sync_gradients: expected gradients, got none on any rank; call loss.backward() before it")
+
+    def count_synchronisation(self, ours: ModelSync) -> None:
+        """Note that a model's gradients were averaged, and compare the replicas where that is due."""
+        ours.count_synchronisation()
+        count_step()
+        if self._guard.every and ours.synchronisations % self._guard.every == 0:
+            self.check(ours.space.model)
