@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import NoReturn
 
 import numpy as np
 
@@ -21,11 +22,10 @@ from clcomm.engine.grad_slot import NONE
 from clcomm.flat_space.parameters import ParameterRange
 from clcomm.flat_space.shards import ShardPlan, Unit
 from clcomm.host.arrays import aligned_zeros
-from clcomm.sync.agreement import CHECKS
-from clcomm.sync.bucket_plan import GRADIENTS
 from clcomm.sync.bucket_run import Readiness
 from clcomm.sync.finiteness import NonFinite, first_non_finite, raise_found
 from clcomm.sync.shared_space import SharedSpace
+from clcomm.zero.reduce_scatter import prepared_mean
 
 #: The number of no backward.
 _NONE = -1
@@ -144,10 +144,8 @@ class GradientShards:
         if self._is_staged:
             self._device.write(self.buffer, self._bytes)
 
-    def require_finite(self) -> None:
-        """Raise NonFiniteError on every rank, if any rank's part of the mean holds NaN or Inf; collective."""
-        if self._comm.all_gather(np.array([np.isfinite(self.values).all()]), label=CHECKS).all():
-            return
+    def raise_non_finite(self) -> NoReturn:
+        """Raise NonFiniteError on every rank, as some rank's part of the mean holds NaN or Inf; collective."""
         found = [pair for unit in self._plan.units for pair in self._own_places(unit)]
         mean = first_non_finite([place for place, _ in found], [self.values[part] for _, part in found])
         raise_found(self._comm, self._non_finite, mean)
@@ -235,11 +233,11 @@ class _Areas:
         if common and all(map(comm.is_common, common)):
             self.nbytes = len(common) * row
             for memory in common:
-                self._sides.append([_shared(comm, memory, unit, mean) for unit in plan.units])
+                self._sides.append([_side(comm, memory, unit, mean, common=True) for unit in plan.units])
         else:
             self.nbytes = row
             area = aligned_zeros(row)
-            self._sides = [[_private(comm, area, unit, mean) for unit in plan.units]]
+            self._sides = [[_side(comm, area, unit, mean, common=False) for unit in plan.units]]
 
     def take(self, unit: Unit) -> Side:
         """Return this rank's bytes for the next unit, and what reduces all ranks' to its part of the mean."""
@@ -247,20 +245,10 @@ class _Areas:
         return self._sides[self._turn][unit.index]
 
 
-def _shared(comm: Communicator, memory: np.ndarray, unit: Unit, mean: np.ndarray) -> Side:
-    row = comm.size * unit.part_nbytes
-    rows = memory[: comm.size * row].reshape(comm.size, row)
-    reduce = comm.reduce_scatter_init(
-        rows.view(np.float32), "mean", out=mean[: unit.part_nbytes].view(np.float32), label=GRADIENTS,
-        nbytes=unit.bucket.nbytes, bucket=unit.index,
-    )  # fmt: skip
-    return rows[comm.rank], reduce
-
-
-def _private(comm: Communicator, area: np.ndarray, unit: Unit, mean: np.ndarray) -> Side:
-    own = area[: comm.size * unit.part_nbytes]
-    reduce = partial(
-        comm.reduce_scatter, own.view(np.float32), "mean", out=mean[: unit.part_nbytes].view(np.float32),
-        label=GRADIENTS, nbytes=unit.bucket.nbytes, bucket=unit.index,
-    )  # fmt: skip
-    return own, reduce
+def _side(comm: Communicator, memory: np.ndarray, unit: Unit, mean: np.ndarray, *, common: bool) -> Side:
+    """Return this rank's bytes for a unit, and what reduces all ranks'; common: whether the memory is all ranks'."""
+    nbytes = comm.size * unit.part_nbytes
+    rows = memory[: comm.size * nbytes].reshape(comm.size, nbytes) if common else memory[:nbytes]
+    part = mean[: unit.part_nbytes].view(np.float32)
+    reduce = prepared_mean(comm, rows.view(np.float32), part, unit.bucket.nbytes, unit.index)
+    return rows[comm.rank] if common else rows, reduce

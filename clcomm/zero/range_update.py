@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -12,12 +12,12 @@ from clcomm.clipping import named_parts
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.shards import ShardPlan
-from clcomm.sync.agreement import CHECKS
 from clcomm.sync.finiteness import raise_non_finite
 from clcomm.sync.shared_space import SharedSpace
 from clcomm.sync.uneven_inputs import apply_weight
-from clcomm.synchronizer import GRADIENTS, PARAMETERS, Synchronizer
+from clcomm.synchronizer import PARAMETERS, Synchronizer
 from clcomm.zero.common_memory import move_to_common_memory
+from clcomm.zero.reduce_scatter import prepared_mean
 from clcomm.zero.update import Update
 
 #: Bytes of a float32.
@@ -37,14 +37,8 @@ class RangeUpdate(Update):
         self._mean = space.padded.reduced[rank * own : (rank + 1) * own].view(np.float32)
         rows = move_to_common_memory(sync.comm, space, with_gradients=True)
         self._is_common = rows is not None
-        self._reduce: Callable[[], object]
-        if rows is not None:
-            self._reduce = self.comm.reduce_scatter_init(rows, "mean", out=self._mean, label=GRADIENTS, nbytes=nbytes)
-        else:
-            grads = space.padded.grads.view(np.float32)
-            self._reduce = partial(
-                self.comm.reduce_scatter, grads, "mean", out=self._mean, label=GRADIENTS, nbytes=nbytes
-            )
+        gradients = space.padded.grads.view(np.float32) if rows is None else rows
+        self._reduce = prepared_mean(self.comm, gradients, self._mean, nbytes)
         params = space.padded.params.view(space.precision.dtype)
         self._all_gather = self.comm.all_gather_in_place_init(params, label=PARAMETERS, nbytes=space.params_nbytes)
         self.gradients = self._gradient_buffer()
@@ -77,8 +71,7 @@ class RangeUpdate(Update):
         if self._flat.reduced is not self._whole_gradients:
             raise ArgumentError("optimizer: another Synchronizer moved its model's memory; use one Synchronizer")
         self._pull()
-        if weight != 1.0:
-            apply_weight(self.space.arrays.grads.view(np.float32), weight)
+        apply_weight(self.space.arrays.grads.view(np.float32), weight)
         self._reduce()
         self.upload()
 
@@ -92,9 +85,7 @@ class RangeUpdate(Update):
     def is_finite(self) -> bool:
         return bool(np.isfinite(self._mean).all())
 
-    def require_finite(self) -> None:
-        if self.comm.all_gather(np.array([self.is_finite()]), label=CHECKS).all():
-            return
+    def raise_non_finite(self) -> NoReturn:
         layout, arrays = self.space.layout, self.space.arrays
         mean = np.zeros(layout.span, np.uint8)
         mean[self._start : self._stop] = self._mean.view(np.uint8)[: self._stop - self._start]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 import numpy as np
 
@@ -42,8 +43,8 @@ class UnitUpdate(Update):
     def is_finite(self) -> bool:
         return bool(np.isfinite(self._shards.values).all())
 
-    def require_finite(self) -> None:
-        self._shards.require_finite()
+    def raise_non_finite(self) -> NoReturn:
+        self._shards.raise_non_finite()
 
     def follow(self, completed: Sequence[str]) -> None:
         self._shards.follow(completed)

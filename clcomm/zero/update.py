@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from clcomm.clipping import clip_coefficient, global_norm, scale
 from clcomm.communicator import Communicator
+from clcomm.sync.agreement import CHECKS
 from clcomm.sync.shared_space import SharedSpace
 
 
@@ -48,8 +49,8 @@ class Update(ABC):
         """Return whether this rank's part of the mean holds neither NaN nor Inf."""
 
     @abstractmethod
-    def require_finite(self) -> None:
-        """Raise NonFiniteError on every rank, if any rank's part of the mean holds NaN or Inf."""
+    def raise_non_finite(self) -> NoReturn:
+        """Raise NonFiniteError on every rank, as some rank's part of the mean holds NaN or Inf; collective."""
 
     @abstractmethod
     def begin_update(self, is_clipped: bool) -> None:
@@ -62,6 +63,11 @@ class Update(ABC):
     @abstractmethod
     def follow(self, completed: Sequence[str]) -> None:
         """Note in which order backward completes gradients."""
+
+    def require_finite(self) -> None:
+        """Raise NonFiniteError on every rank, if any rank's part of the mean holds NaN or Inf; collective."""
+        if not self.comm.all_gather(np.array([self.is_finite()]), label=CHECKS).all():
+            self.raise_non_finite()
 
     def scale(self, coefficient: float) -> None:
         """Multiply this rank's part by the coefficient."""
