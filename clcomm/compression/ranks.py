@@ -57,20 +57,31 @@ class FirstRanks:
         return array
 
     def all_reduce_init(self, array: np.ndarray, *, out: np.ndarray) -> Callable[[], None]:
-        reduce = self._transport.prepare_all_reduce(array, out, "sum").run
-
-        def run() -> None:
-            self.handed_over += array.nbytes
-            reduce()
-
-        return run
+        return _Counted(self, array.nbytes, self._transport.prepare_all_reduce(array, out, "sum").run).run
 
     def all_gather_in_place_init(self, array: np.ndarray) -> Callable[[], None]:
-        own = array[self.rank].copy()
+        gather = _RowGather(self._transport, array)
+        return _Counted(self, array[self.rank].nbytes, gather.run).run
 
-        def run() -> None:
-            self.handed_over += own.nbytes
-            own[...] = array[self.rank]  # MPI requires separate source and target
-            self._transport.all_gather(own, array.reshape(-1))
 
-        return run
+class _Counted:
+    """A prepared collective of the first ranks, each call of which sends `nbytes`."""
+
+    def __init__(self, ranks: FirstRanks, nbytes: int, move: Callable[[], object]):
+        self._ranks, self._nbytes, self._move = ranks, nbytes, move
+
+    def run(self) -> None:
+        self._ranks.handed_over += self._nbytes
+        self._move()
+
+
+class _RowGather:
+    """An all-gather of rows, each written by its rank."""
+
+    def __init__(self, transport: Transport, array: np.ndarray):
+        self._transport, self._row, self._whole = transport, array[transport.rank], array.reshape(-1)
+        self._source = self._row.copy()  # MPI requires separate source and target
+
+    def run(self) -> None:
+        self._source[...] = self._row
+        self._transport.all_gather(self._source, self._whole)

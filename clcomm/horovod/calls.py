@@ -13,10 +13,11 @@ import torch
 
 from clcomm.errors import ArgumentError
 from clcomm.horovod import joined
-from clcomm.horovod.handles import Handle, run_ended
+from clcomm.horovod.handles import Handle
 from clcomm.horovod.lost_ranks import internal_error
 from clcomm.horovod.operations import Barrier, Operation, ReduceOp
 from clcomm.horovod.world import ProcessSet, global_process_set
+from clcomm.job.job import this_job
 from clcomm.tensors.started import Started
 
 Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
@@ -53,7 +54,7 @@ class OperationCall(NamedTuple):
                 except ArgumentError as error:
                     if not joined.is_notice(error):
                         raise
-                    run_ended()
+                    this_job().started.run_ended()
             if self.process_set is not global_process_set:
                 raise ArgumentError(
                     "process_set: expected all ranks while some have joined, got a set; call it after join()"

@@ -6,17 +6,14 @@ the same order. A started operation advances in every call that waits for other 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakValueDictionary
 
 from clcomm.errors import ArgumentError
 from clcomm.horovod import joined
 from clcomm.horovod.lost_ranks import raising_internal_errors
+from clcomm.job.job import this_job
 from clcomm.tensors.started import Started
-
-_numbers = itertools.count()
 
 
 class Handle:
@@ -32,7 +29,7 @@ class Handle:
         self._run, self._result = run, None
         self._error: ArgumentError | None = None
         if run is not None:
-            _unfinished[next(_numbers)] = self
+            this_job().started.add(self)
 
     def __call__(self) -> Any:
         """Return `synchronize` of it: Horovod's handle of a sparse all-reduce is a function."""
@@ -66,7 +63,7 @@ class Handle:
         except ArgumentError as error:
             if self._run is None or not joined.is_notice(error):
                 raise
-            run_ended()
+            this_job().started.run_ended()
         finally:
             self._started = None
 
@@ -78,16 +75,6 @@ class Handle:
                 self._result = self._run()
             except ArgumentError as error:
                 self._error = error
-
-
-#: Handles of started operations of all ranks, by the order of the starts.
-_unfinished: WeakValueDictionary[int, Handle] = WeakValueDictionary()
-
-
-def run_ended() -> None:
-    """Run what was started, in the order of the starts, after a rank that has joined has ended all of it."""
-    for _, handle in sorted(_unfinished.items()):
-        handle.run_ended()
 
 
 def poll(handle: Handle) -> bool:
