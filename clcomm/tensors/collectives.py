@@ -112,7 +112,8 @@ class TensorCollectives:
             return
         if bucket >= 0:
             self._lasting.note(values)
-        self._lasting.move(f"all_reduce of {values.numel():,} {dtype_name(values.dtype)}")
+        if self.comm.runner.sequence >= self._lasting.due:
+            self._lasting.move(f"all_reduce of {values.numel():,} {dtype_name(values.dtype)}")
 
     def all_reduce_sparse(self, tensor: torch.Tensor, op: str) -> None:
         """Sum a sparse COO tensor over the ranks, in rank order; its indices may differ between ranks."""

@@ -32,11 +32,14 @@ class PersistentBuffers:
     A buffer is persistent if a second backward reduces the same storage. Each rank finds its own. Before the move ranks
     compare their sizes, at some of the all-reduces. The Communicator's number of collectives says at which: ranks have
     the same one, also after an error.
+
+    Attributes:
+        due: the number of collectives after which an all-reduce is to call `move`.
     """
 
     def __init__(self, comm: Communicator):
         self._comm = comm
-        self._due, self._pause = 0, 1  # the number of collectives after which ranks compare, and what is added to it
+        self.due, self._pause = 0, 1  # the pause is added to it
         self._seen: dict[int, WeakStorage] = {}
         self._lasting: dict[int, WeakStorage] = {}
         # PyTorch's own variable: whether buckets may be in a backend's memory.
@@ -58,13 +61,11 @@ class PersistentBuffers:
         self._seen[key] = WeakStorage(storage)
 
     def move(self, purpose: str) -> None:
-        """Move persistent buffers to shared memory, in calls in which ranks compare sizes; each all-reduce calls this.
+        """Compare persistent buffers' sizes with the other ranks', and move them to shared memory, where that is due.
 
         purpose: the all-reduce's name in messages, the same on every rank.
         """
         done = self._comm.runner.sequence
-        if done < self._due:
-            return
         lasting, self._lasting = self._lasting, {}
         found = [storage_of_address(each.cdata) for each in lasting.values()]
         storages = [storage for storage in found if storage is not None and _is_movable(storage)]
@@ -72,7 +73,7 @@ class PersistentBuffers:
             for storage in storages:
                 del self._seen[storage_address(storage)]
         # Behind what raises errors: then ranks that were elsewhere are due at the same number as this one.
-        self._due, self._pause = done + self._pause, min(2 * self._pause, _COMPARED_EVERY)
+        self.due, self._pause = done + self._pause, min(2 * self._pause, _COMPARED_EVERY)
 
 
 def share(comm: Communicator, tensors: Sequence[torch.Tensor]) -> bool:
