@@ -13,24 +13,24 @@ from clcomm.sync.known_models import KnownModels
 from clcomm.sync.shared_space import SharedSpace
 
 
-def state_of(comm: Communicator, models: KnownModels, model: object) -> dict[str, np.ndarray]:
+def state_of(comm: Communicator, known: KnownModels, model: object) -> dict[str, np.ndarray]:
     """Return what the models' hook keeps on this rank for one of them, by name; empty where it keeps nothing.
 
     Collective for a model not seen yet, where the hook keeps anything.
     """
-    hook = models.settings.hook
+    hook = known.settings.hook
     if not isinstance(hook, StatefulHook):
         return {}
-    gradients = _gradients_of_hook(comm, hook, models.of(model).space)
+    gradients = _gradients_of_hook(comm, hook, known.of(model).space)
     return {} if gradients is None else hook.state_of(gradients)
 
 
-def load_state(comm: Communicator, models: KnownModels, model: object, state: Mapping[str, np.ndarray]) -> None:
+def load_state(comm: Communicator, known: KnownModels, model: object, state: Mapping[str, np.ndarray]) -> None:
     """Let the hook continue from this rank's `state_of`; ArgumentError, with nothing changed, for another model's."""
-    hook = models.settings.hook
+    hook = known.settings.hook
     if not isinstance(hook, StatefulHook):
         return
-    space = models.of(model).space
+    space = known.of(model).space
     check_state(hook, space, state)
     gradients = _gradients_of_hook(comm, hook, space)
     if state and gradients is not None:

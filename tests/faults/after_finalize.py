@@ -25,7 +25,7 @@ LOCAL = {
     "world_size",
     "attach_optimizer", "broadcast_buffers", "bucket_size", "compression",
     "decisions", "full_parameters", "get_communication_stats", "load_state_dict", "no_sync", "register_comm_hook",
-    "state_dict", "use_bucketing",
+    "shard", "state_dict", "use_bucketing",
 }  # fmt: skip
 
 
