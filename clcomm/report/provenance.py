@@ -64,12 +64,17 @@ def _batch(run: Run) -> str:
     if not size:
         return ""
     micro = f" in {parts} micro-batches of {size}" if parts > 1 else ""
+    shards = (run.figures["settings"] or {}).get("logical_shards", "None")
+    if shards.isdecimal():
+        return f"{size * parts:,} for each of {shards} shards{micro}, {size * parts * int(shards):,} in all"
     return f"{size * parts:,} a rank{micro}, {size * parts * run.world_size:,} in all"
 
 
 def _bucket_size(run: Run) -> str:
     settings = run.figures["settings"] or {}
     stage = settings.get("zero", "0")
+    if settings.get("logical_shards", "None") not in ("None", str(run.world_size)):
+        return "none, the mean over shards has one sum"
     if stage == "1" or (stage == "0" and settings.get("sharded_optimizer") == "True"):
         return "none, a sharded update reduces all gradients at once"
     if run.figures["bucket_size"] is None:

@@ -30,6 +30,8 @@ def known(folder: Path, ranks: int = 2, of_rank: dict[int, dict[str, Any]] | Non
      ({"bucket_size": 1 << 20, "settings": {"sharded_optimizer": False, "zero": 1}},
       "none, a sharded update reduces all gradients at once"),
      ({"bucket_size": 1 << 20, "settings": {"sharded_optimizer": True, "zero": 2}}, "1 MiB"),
+     ({"bucket_size": 1 << 20, "settings": {"logical_shards": 8}}, "none, the mean over shards has one sum"),
+     ({"bucket_size": 1 << 20, "settings": {"logical_shards": 2}}, "1 MiB"),
      ({"bucket_size": 1 << 20, "settings": {"sharded_optimizer": False, "zero": 0}}, "1 MiB")],
 )  # fmt: skip
 def test_bucket_sizes(tmp_path: Path, figures: dict[str, Any], expected: str) -> None:
@@ -44,6 +46,11 @@ def test_batches(tmp_path: Path, ranks: int, parts: int) -> None:
     micro = " in 4 micro-batches of 32" if parts > 1 else ""
     text = provenance(known(tmp_path, ranks, grad_accumulation=parts))["batch"]
     assert text == f"{32 * parts} a rank{micro}, {32 * parts * ranks:,} in all"
+
+
+def test_batches_of_logical_shards(tmp_path: Path) -> None:
+    text = provenance(known(tmp_path, 3, grad_accumulation=1, settings={"logical_shards": 8}))["batch"]
+    assert text == "32 for each of 8 shards, 256 in all"
 
 
 def test_hosts_that_differ_are_all_named(tmp_path: Path) -> None:
