@@ -49,14 +49,8 @@ class Mark(Protocol):
 class RandomNumbers(Protocol):
     """The random numbers that a model's layers draw."""
 
-    def state(self) -> np.ndarray:
-        """Return the state, from which later numbers follow."""
-
-    def load(self, state: np.ndarray) -> None:
-        """Restore a `state`."""
-
-    def state_of(self, rank: int, state: np.ndarray) -> np.ndarray:
-        """Return the state from which another rank's numbers follow, of the same seed and after as many draws."""
+    def turn_to(self, shard: int) -> None:
+        """Draw a logical shard's numbers, the same on every rank that computes it, and go on where it ended."""
 
 
 class GradientMoves(Protocol):

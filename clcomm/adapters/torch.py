@@ -80,7 +80,7 @@ class TorchAdapter(CopyingAdapter):
             real(slot.parameter).copy_(slot.value)
 
     def random_numbers(self) -> TorchNumbers:
-        return TorchNumbers()
+        return _NUMBERS
 
     def pull_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's gradients into the flat space, except those that lie there; a missing one counts as zero."""
@@ -175,18 +175,32 @@ class TorchAdapter(CopyingAdapter):
 
 
 class TorchNumbers:
-    """PyTorch's random numbers on the CPU."""
+    """PyTorch's random numbers on the CPU; `torch.manual_seed` lets all logical shards begin anew."""
 
-    def state(self) -> np.ndarray:
-        return torch.get_rng_state().numpy()
+    def __init__(self) -> None:
+        self._shard: int | None = None
+        self._seeds: dict[int, int] = {}  # by shard, as PyTorch keeps a generator's seed in its state
+        self._states: dict[int, torch.Tensor] = {}
+        self._first = 0
 
-    def load(self, state: np.ndarray) -> None:
-        torch.set_rng_state(torch.tensor(state))
+    def turn_to(self, shard: int) -> None:
+        if self._shard is None or torch.initial_seed() != self._seeds[self._shard]:
+            self._first = torch.initial_seed()
+            self._seeds, self._states = {}, {}
+        elif shard == self._shard:
+            return
+        else:
+            self._states[self._shard] = torch.get_rng_state()
+        state = self._states.get(shard)
+        if state is None:
+            self._seeds[shard] = zlib.crc32(f"{self._first} {shard}".encode())
+            state = torch.Generator().manual_seed(self._seeds[shard]).get_state()
+        torch.set_rng_state(state)
+        self._shard = shard
 
-    def state_of(self, rank: int, state: np.ndarray) -> np.ndarray:
-        """Return the state of a generator whose seed follows from a state and a rank."""
-        seed = zlib.crc32(rank.to_bytes(8, "little"), zlib.crc32(state.tobytes()))
-        return torch.Generator().manual_seed(seed).get_state().numpy()
+
+#: Those of the process, which all models share.
+_NUMBERS = TorchNumbers()
 
 
 def _trainable(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:

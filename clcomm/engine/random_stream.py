@@ -34,6 +34,9 @@ class RandomStream:
 
     def __init__(self, device: Device, rank: int | None = None):
         self._rank = rank
+        self._shard: int | None = None  # whose numbers are drawn, of a rank's logical shards
+        self._first: np.ndarray | None = None  # the state before any shard's
+        self._of_shards: dict[int, np.ndarray] = {}
         recorder, device.recorder = device.recorder, None  # a replay needs no upload: the state stays
         try:
             self._state = Tensor(np.zeros(STATE_WORDS, np.int32), device)
@@ -96,8 +99,25 @@ class RandomStream:
         """Return the state, uint32 (STATE_WORDS,); waits for the queue."""
         return self._state.numpy().view(np.uint32)
 
+    def turn_to(self, shard: int) -> None:
+        """Draw a logical shard's numbers, which are those of the rank of this number, and go on where it ended."""
+        if shard == self._shard:
+            return
+        state = self.state()
+        if self._shard is None or self._first is None:
+            self._first = state
+        else:
+            self._of_shards[self._shard] = state
+        self._write(self._of_shards.get(shard, self.state_of(shard, self._first)))
+        self._shard = shard
+
     def load(self, state: np.ndarray) -> None:
-        """Restore a `state`; raises ArgumentError for anything else."""
+        """Restore a `state`, from which all logical shards go on; raises ArgumentError for anything else."""
         if state.shape != (STATE_WORDS,) or state.dtype != np.uint32:
             raise ArgumentError(f"state: expected {STATE_WORDS} uint32, got {state.dtype} of shape {state.shape}")
+        self._shard = None
+        self._of_shards.clear()
+        self._write(state)
+
+    def _write(self, state: np.ndarray) -> None:
         self._state.copy_from(state.view(np.int32))

@@ -31,8 +31,7 @@ class ShardedSteps:
         refuse_mixing(space, "shards", "whose statistics are of all shards at once")
         self._comm, self._adapter, self.shards = comm, space.adapter, shards
         self._mean = ShardMean(comm, space, shards, check_finite) if shards.is_divided else None
-        self._states: dict[int, tuple[np.ndarray | None, dict[str, np.ndarray]]] = {}
-        self._first_numbers: np.ndarray | None = None
+        self._buffers: dict[int, dict[str, np.ndarray]] = {}  # by shard, where this rank has several
         self._next = shards.own.start
 
     @property
@@ -67,29 +66,23 @@ class ShardedSteps:
 
     def start_over(self) -> None:
         """Let all shards have the buffers that the model has now."""
-        self._states = {shard: (numbers, {}) for shard, (numbers, _) in self._states.items()}
+        self._buffers.clear()
 
     def _enter(self, shard: int) -> None:
-        stream = self._adapter.random_numbers()
-        if stream is not None and self._first_numbers is None:
-            self._first_numbers = stream.state()
-        kept = self._states.get(shard)
-        if kept is not None and len(self.shards.own) == 1:
-            return  # nothing has changed them since
-        numbers, buffers = kept or (None, {})
-        if stream is not None and self._first_numbers is not None:
-            stream.load(stream.state_of(shard, self._first_numbers) if numbers is None else numbers)
-        if buffers:
-            self._adapter.load_buffers(buffers)
+        numbers = self._adapter.random_numbers()
+        if numbers is not None:
+            numbers.turn_to(shard)
+        if shard in self._buffers:
+            self._adapter.load_buffers(self._buffers[shard])
 
     def _leave(self, shard: int) -> None:
-        stream = self._adapter.random_numbers()
-        several = len(self.shards.own) > 1
-        buffers = self._adapter.buffers() if several else {}
-        self._states[shard] = None if stream is None or not several else stream.state(), buffers
         if self._mean is not None:
             self._mean.keep(shard)
             self._next = shard + 1
-        if several and buffers and shard + 1 == self.shards.own.stop:
-            # The model's own between steps, so that rank 0's are shard 0's, as `broadcast_buffers` sends them.
-            self._adapter.load_buffers(self._states[self.shards.own.start][1])
+        own = self.shards.own
+        buffers = self._adapter.buffers() if len(own) > 1 else {}
+        if buffers:
+            self._buffers[shard] = buffers
+            if shard + 1 == own.stop:
+                # The model's own between steps, so that rank 0's are shard 0's, as `broadcast_buffers` sends them.
+                self._adapter.load_buffers(self._buffers[own.start])

@@ -149,6 +149,30 @@ def test_a_torch_model_draws_each_shards_numbers(several, torch):
     torch.set_num_threads(threads)
 
 
+def test_models_that_draw_from_one_stream_have_the_bits_of_one_rank(several, device):
+    """Each shard's numbers go on from one model to the next, on a rank with one shard and with several."""
+
+    def run(comm: Communicator, shards: int) -> list[bytes]:
+        nn.manual_seed(2)
+        models = [Sequential(Dropout(0.5), Linear(INPUTS, CLASSES, device=device)) for _ in range(2)]
+        sync = Synchronizer(comm, shards=shards)
+        for model in models:
+            sync.broadcast_parameters(model)
+        for inputs, targets in batches(shards, 3):
+            for model in models:
+                for shard in sync.shards.own:
+                    with sync.shard(model, shard):
+                        logits = model(Tensor(inputs[shard], device))
+                        CrossEntropyLoss()(logits, Tensor(targets[shard], device)).backward()
+                sync.sync_gradients(model)
+                optim.SGD(model, 0.1).step()
+                model.zero_grad()
+        return [parameter.numpy().tobytes() for model in models for parameter in model.parameters()]
+
+    for shards in (several.size, several.size + 1):
+        assert run(several, shards) == run(Communicator(transport="solo"), shards)
+
+
 def test_a_shard_that_a_rank_left_out_is_named_on_every_rank(several, device):
     model = Linear(INPUTS, CLASSES, device=device)
     sync = Synchronizer(several, shards=2 * several.size)
