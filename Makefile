@@ -200,7 +200,7 @@ docs: $(FOR_DOCS) ## build the documentation's site in docs/_build/html; warning
 docs-check: docs $(FOR_TEST) ## check the site: links, alt texts, contrasts, headings, nothing loaded from elsewhere; tables and texts as Chromium draws them, where it is installed; run the pages' programs
 	$(BIN)/python -m docs.check $(SITE)
 	$(BIN)/python -m docs.rendered $(SITE)
-	CLCOMM_ALL_CASES=1 $(BIN)/python -m pytest tests/test_documents.py tests/docs -k "program_runs or tutorial_runs" $(TEST_ARGS)
+	CLCOMM_ALL_CASES=1 $(BIN)/python -m pytest tests/test_documents.py tests/docs -k "program_runs or tutorial_runs or test_try" $(TEST_ARGS)
 
 drawings: $(FOR_TEST) ## measure short runs and draw docs/drawings anew from them
 	$(BIN)/python -m docs.draw

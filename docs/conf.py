@@ -25,6 +25,7 @@ extensions = [
     "docs.extensions.commands",
     "docs.extensions.troubleshooting",
     "docs.extensions.results",
+    "docs.extensions.try_it",
     "docs.extensions.llms",
     "docs.extensions.excerpts",
     "docs.extensions.accessible",

@@ -15,6 +15,7 @@ from clcomm.collectives.world import TRANSPORTS
 from clcomm.communicator import Communicator
 from clcomm.console.option_types import number, whole_number
 from clcomm.console.output import make_console
+from clcomm.costs.model import fit
 from clcomm.drawing.png import require_matplotlib
 from clcomm.errors import ArgumentError
 from clcomm.host import require_memory
@@ -160,8 +161,24 @@ def as_document(rows: Sequence[BenchRow], control: Communicator, schedule: Timin
             operation: average_busbw([row for row in rows if row.operation == operation])
             for operation in dict.fromkeys(row.operation for row in rows)
         },
+        "fits": _fits(rows),
         "rows": [row.as_dict() for row in rows],
     }
+
+
+def _fits(rows: Sequence[BenchRow]) -> list[dict[str, object]]:
+    """Return the latency and the bandwidth of each operation and transport with two sizes or more."""
+    points: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for row in rows:
+        if row.p50_us > 0:  # else it took less than the clock can tell
+            points.setdefault((row.operation, row.transport), []).append((row.bytes, row.p50_us / 1e6))
+    return [
+        {"operation": operation, "transport": transport, "alpha_s": found.cost.alpha_s,
+         "beta_s_per_byte": found.cost.beta_s_per_byte, "median_error": found.median_error}
+        for (operation, transport), measured in points.items()
+        if len({nbytes for nbytes, _ in measured}) > 1
+        for found in [fit(measured)]
+    ]  # fmt: skip
 
 
 def write_results(document: dict[str, object], options: argparse.Namespace) -> None:

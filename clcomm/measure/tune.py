@@ -28,6 +28,7 @@ from clcomm.measure.collective_cases import PreparedAllReduceCase
 from clcomm.measure.summation import add_sums_option, agreed_fold
 from clcomm.measure.timing import MeasuredTransport, TimingSchedule, sizes_between, time_calls
 from clcomm.measure.tune_report import TuneResult, show
+from clcomm.measure.what_if import predict
 from clcomm.transport.mpi_communicators import host_of
 from clcomm.transport.reduction import Fold
 from clcomm.units import parse_size
@@ -40,6 +41,8 @@ T = TypeVar("T")
 _IDLE_S = 0.005
 #: More tensors than any model has, and the most arrays of its size that a measured case holds.
 MOST_TENSORS, _ARRAYS = 10**5, 2
+#: Of a pipeline that is drawn up action by action.
+MOST_RANKS, MOST_MICRO_BATCHES = 64, 256
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,10 +67,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--link-us", type=number(above=True), help="a message's latency between hosts, instead of the measured one")
     add("--link-gb-s", type=number(above=True), help="bandwidth between hosts in 10^9 bytes a second, likewise")
     add("--no-store", action="store_true", help="do not keep the fits")
+    add("--from", dest="source", metavar="FILE",
+        help="measure nothing: predict from this file of clcomm bench --json, with ZeRO and pipelines")  # fmt: skip
+    add("--ranks", type=whole_number(1, MOST_RANKS), help="with --from: predict for so many; default: the file's")
+    add("--bucket-size", metavar="SIZE", default="1MiB", help="with --from: of ZeRO's units; default: %(default)s")
+    add("--micro-batches", type=whole_number(1, MOST_MICRO_BATCHES), default=8, metavar="COUNT",
+        help="with --from: of pipelines; default: %(default)s")  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure, fit, print on rank 0, and store the fits on each host; collective."""
+    if options.source is not None:
+        return predict(tensors_of(options), options)
     tensors, schedule, sizes = tensors_of(options), schedule_of(options), _sizes(options)
     with Communicator(transport="mpi") as control:
         if control.size < 2:

@@ -47,7 +47,8 @@ def show(result: TuneResult, ranks_per_host: int, options: argparse.Namespace, s
             "Measure again with more --iterations."
         )
     console.print()
-    console.print(candidates_table(result, f"{name}: {sum(result.tensors):,} bytes in {len(result.tensors)} tensors"))
+    what = f"{name}: {sum(result.tensors):,} bytes in {len(result.tensors)} tensors"
+    console.print(candidates_table(result.recommendation, what))
     console.print(recommendation_line(result, compute_s))
     console.print()
     rows = scaling(
@@ -78,15 +79,14 @@ def fits_table(result: TuneResult) -> TextTable:
     )
 
 
-def candidates_table(result: TuneResult, what: str) -> TextTable:
+def candidates_table(found: Recommendation, what: str) -> TextTable:
     """Return the compared bucket sizes."""
-    best = result.recommendation.best
     rows = [
         (
             size_text(candidate), str(len(candidate.buckets)), format_size(max(candidate.buckets)),
-            f"{candidate.seconds * 1e3:.3f}", "recommended" if candidate == best else "",
+            f"{candidate.seconds * 1e3:.3f}", "recommended" if candidate == found.best else "",
         )
-        for candidate in result.recommendation.candidates
+        for candidate in found.candidates
     ]  # fmt: skip
     return _table(what, ["bucket size", "buckets", "largest", "predicted step ms", ""], rows, ["largest", "buckets"])
 

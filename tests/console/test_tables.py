@@ -170,9 +170,9 @@ def fits(names: Sequence[str], digits: int, rng: random.Random) -> Drawn:
 
 def candidates(names: Sequence[str], digits: int, rng: random.Random) -> Drawn:
     rows = [Candidate(None, (1023,) * number, value_of(rng, digits) / 1e3) for number in (1, 2)]
-    result: Any = SimpleNamespace(recommendation=SimpleNamespace(candidates=rows, best=rows[0]))
+    found: Any = SimpleNamespace(candidates=rows, best=rows[0])
     seconds = [row.seconds * 1e3 for row in rows]
-    return Drawn(candidates_table(result, names[0]), ["per tensor", "recommended"], [1, 2, 1023, *seconds], seconds)
+    return Drawn(candidates_table(found, names[0]), ["per tensor", "recommended"], [1, 2, 1023, *seconds], seconds)
 
 
 def scaled(names: Sequence[str], digits: int, rng: random.Random) -> Drawn:

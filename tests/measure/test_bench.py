@@ -45,8 +45,12 @@ def test_the_command_prints_on_rank_0_and_writes_json(capfd, tmp_path):
         document = json.loads(file.read_text())
     assert document.keys() == {
         "schema", "clcomm", "world_size", "ranks_per_host", "cores_per_rank", "iterations", "windows", "warmup",
-        "average_busbw_gb_s", "rows",
+        "average_busbw_gb_s", "fits", "rows",
     }  # fmt: skip
+    assert [(each["operation"], each["transport"]) for each in document["fits"]] == [
+        (operation, transport) for operation in ("all_reduce", "broadcast") for transport in ("shared", "mpi")
+    ]
+    assert all(each["alpha_s"] >= 0 <= each["beta_s_per_byte"] for each in document["fits"])
     assert (document["schema"], document["world_size"], document["iterations"]) == (1, comm.size, 2)
     assert len(document["rows"]) == 8
     for row in document["rows"]:
