@@ -198,4 +198,5 @@ def test_the_tutorial_runs_as_written(tmp_path: Path) -> None:
             printed += done.stdout + done.stderr
     assert "1 ranks: test accuracy" in printed and "2 ranks: test accuracy" in printed
     assert (tmp_path / "timeline.json.gz").is_file()
+    assert (tmp_path / "run.html").is_file() and "three layers, 2 ranks" in printed
     assert "bucket_size: expected a positive number of bytes" in printed and "exit code 2" in printed
