@@ -179,10 +179,11 @@ release: $(VENV)/.has-$(SETUP),release ## build sdist and wheel into dist/ and c
 newcomer: $(VENV)/.made ## time the README's way to the first trained epoch, in a clean environment
 	$(BIN)/python -m tests.release.newcomer
 
-lint: $(FOR_LINT) ## style and types
+lint: $(FOR_LINT) ## style, types, and each package's lines beside its budget
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m mypy
+	$(BIN)/python -m tests.lines
 
 format: $(FOR_LINT) ## rewrite the sources in the house's style
 	$(BIN)/ruff check --fix .
