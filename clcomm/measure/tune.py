@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--link-us", type=number(above=True), help="a message's latency between hosts, instead of the measured one")
     add("--link-gb-s", type=number(above=True), help="bandwidth between hosts in 10^9 bytes a second, likewise")
     add("--no-store", action="store_true", help="do not keep the fits")
-    add("--from", dest="source", metavar="FILE",
+    add("--from", metavar="FILE",
         help="measure nothing: predict from this file of clcomm bench --json, with ZeRO and pipelines")  # fmt: skip
     add("--ranks", type=whole_number(1, MOST_RANKS), help="with --from: predict for so many; default: the file's")
     add("--bucket-size", metavar="SIZE", default="1MiB", help="with --from: of ZeRO's units; default: %(default)s")
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, fit, print on rank 0, and store the fits on each host; collective."""
-    if options.source is not None:
+    if vars(options)["from"] is not None:  # a word of Python
         return predict(tensors_of(options), options)
     tensors, schedule, sizes = tensors_of(options), schedule_of(options), _sizes(options)
     with Communicator(transport="mpi") as control:

@@ -65,7 +65,7 @@ def read(path: str) -> Measured:
 
 def predict(tensors: Sequence[int], options: argparse.Namespace) -> int:
     """Print what a file predicts for a model's gradients and the options of `clcomm tune`."""
-    measured, console = read(options.source), make_console(highlight=False)
+    measured, console = read(vars(options)["from"]), make_console(highlight=False)
     ranks = options.ranks or measured.ranks
     cluster, forward_s, backward_s = measured.cluster(ranks), options.forward_ms / 1e3, options.backward_ms / 1e3
     found = recommend(
