@@ -20,7 +20,7 @@ _Value = TypeVar("_Value")
 #: The most cases of a test in a run of the whole suite, without a mark of its own.
 MOST_CASES = 12
 #: The same in folders and files whose tests start jobs, or compute for seconds.
-MOST_SLOW_CASES = 2
+MOST_SLOW_CASES = 1
 SLOW = tuple(
     f"tests/{name}" for name in (
         "benchmarks/", "console/", "deploy/", "docs/", "doctor/", "examples/", "families/", "faults/", "fuzz/",

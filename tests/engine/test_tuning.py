@@ -226,7 +226,7 @@ SMALL_WORKLOADS = {
 }
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 def test_every_choice_runs_is_timed_and_gives_the_same_bits(device):
     results = list(autotune.search(device.cl_device, device.kind, rounds=1, workloads=SMALL_WORKLOADS))
     trials = [trial for _, each in results for trial in each]

@@ -53,6 +53,7 @@ def test_it_reports_on_any_number_of_ranks(tmp_path: Path, text: str, ranks: int
     assert sample.startswith("7 times") and len(sample.removesuffix("\n")) == len("7 times") + 24
 
 
+@pytest.mark.slow
 def test_four_ranks_train_as_one_with_all_of_their_windows(tmp_path: Path, text: str) -> None:
     job = [*TINY, "--text", text, "--no-eval", "--quiet", "--max-steps", "20", "--optimizer", "sgd", "--lr", "0.05"]
     job += ["--clip-norm", "100", "--sample", "0", "--checkpoint"]
