@@ -21,7 +21,15 @@ from clcomm import Communicator  # noqa: E402 - after the environment is set
 from clcomm.transport.mpi_runtime import world  # noqa: E402
 from tests.helpers import cpu_device  # noqa: E402
 from tests.outcomes import Recorder, among  # noqa: E402
-from tests.sampling import divided, is_about_ranks, is_whole_suite, longest_first, sampled  # noqa: E402
+from tests.sampling import (  # noqa: E402
+    MOST_CASES,
+    MOST_CASES_ON_RANKS,
+    divided,
+    is_about_ranks,
+    is_whole_suite,
+    longest_first,
+    sampled,
+)
 
 # Kernel builds and a busy machine make single examples slow: time is no measure of a test's result.
 settings.register_profile(
@@ -53,7 +61,7 @@ def pytest_collection_modifyitems(config, items):
     if with_mpi:
         chosen = [item for item in items if needs_ranks(item) <= world().Get_size()]
     if is_whole_suite(config):
-        chosen = sampled(chosen)
+        chosen = sampled(chosen, MOST_CASES_ON_RANKS if with_mpi else MOST_CASES)
         if with_mpi:
             chosen = divided(chosen, world().Get_size())
         else:

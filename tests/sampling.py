@@ -17,8 +17,8 @@ import pytest
 
 _Value = TypeVar("_Value")
 
-#: The most cases of a test in a run of the whole suite, without a mark of its own.
-MOST_CASES = 12
+#: The most cases of a test in a run of the whole suite, without a mark of its own; and on several ranks, all together.
+MOST_CASES, MOST_CASES_ON_RANKS = 12, 6
 #: The same in folders and files whose tests start jobs, or compute for seconds.
 MOST_SLOW_CASES = 1
 SLOW = tuple(
@@ -63,7 +63,7 @@ def some(values: Sequence[_Value], count: int) -> Sequence[_Value]:
     return values if runs_all_cases() else [values[index * len(values) // count] for index in range(count)]
 
 
-def sampled(items: list[pytest.Item]) -> list[pytest.Item]:
+def sampled(items: list[pytest.Item], most: int = MOST_CASES) -> list[pytest.Item]:
     """Return the items without slow tests, and without a test's cases beyond the number that it may have.
 
     Which of them stay follows from their names, so that every parameter's values have their chance.
@@ -73,15 +73,15 @@ def sampled(items: list[pytest.Item]) -> list[pytest.Item]:
         tests[_test_of(item)].append(item)
     left_out = set()
     for cases in tests.values():
-        left_out.update(sorted(cases, key=_draw)[_most_cases(cases[0]) :])
+        left_out.update(sorted(cases, key=_draw)[_most_cases(cases[0], most) :])
     return [item for item in items if item not in left_out]
 
 
-def _most_cases(item: pytest.Item) -> int:
+def _most_cases(item: pytest.Item, most: int) -> int:
     if item.get_closest_marker("slow") is not None:
         return 0
     mark = item.get_closest_marker("sampled")
-    usual = MOST_SLOW_CASES if item.nodeid.startswith(SLOW) else MOST_CASES
+    usual = MOST_SLOW_CASES if item.nodeid.startswith(SLOW) else most
     return usual if mark is None else min(mark.args[0], usual)
 
 
