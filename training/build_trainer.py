@@ -71,6 +71,10 @@ def _sampler(options: TrainingOptions, comm: Communicator, length: int) -> Sampl
     if options.balance == "auto":
         return BalancedSampler(length, comm.rank, comm.size, (options.batch_size,) * comm.size, seed=options.seed)
     if options.logical_shards:
+        if options.logical_shards > length:
+            raise ArgumentError(
+                f"logical_shards: expected at most {length}, the training samples, got {options.logical_shards}"
+            )
         shards = LogicalShards.of(comm, options.logical_shards)
         return ShardSampler(
             [DistributedSampler(length, shard, shards.count, seed=options.seed) for shard in shards.own]

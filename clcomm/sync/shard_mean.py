@@ -9,6 +9,7 @@ import numpy as np
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
+from clcomm.host import require_memory
 from clcomm.sync.bucket_plan import GRADIENTS
 from clcomm.sync.finiteness import raise_non_finite
 from clcomm.sync.logical_shards import LogicalShards
@@ -89,6 +90,7 @@ class ShardMean:
         if comm.size == 1:
             row = np.zeros((1, mean.size), self._dtype)
             return row, prepared_reduction(list(row), mean, "mean", self._shards.count, fold)
+        require_memory("shards", self._shards.count, rows * mean.nbytes, 1)
         memory = comm.allocate_common(rows * mean.nbytes).view(self._dtype).reshape(rows, mean.size)
         own = slice(*self._firsts[comm.rank : comm.rank + 2])
         if comm.is_common(memory):

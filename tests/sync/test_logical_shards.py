@@ -214,6 +214,12 @@ def test_only_whole_numbers_of_shards_are_accepted(shards):
 
 
 @pytest.mark.mpi(min_size=2)
+def test_shards_whose_gradients_exceed_the_hosts_memory_are_refused(auto, device):
+    with pytest.raises(ArgumentError, match="shards: expected a value whose memory this host has, got 999999999"):
+        Synchronizer(auto, shards=999_999_999).broadcast_parameters(Linear(500, 500, device=device))
+
+
+@pytest.mark.mpi(min_size=2)
 def test_fewer_shards_than_ranks_are_refused(auto):
     with pytest.raises(ArgumentError, match=f"expected a whole number from {auto.size} up, for {auto.size} ranks"):
         Synchronizer(auto, shards=auto.size - 1)

@@ -164,6 +164,12 @@ def test_options_that_depend_on_the_number_of_ranks_are_refused(named: str, give
         replace(OPTIONS, **given)
 
 
+def test_more_shards_than_samples_are_refused() -> None:
+    comm = Communicator(transport="solo")
+    with pytest.raises(ArgumentError, match="logical_shards: expected at most 103, the training samples, got 104"):
+        Session(replace(OPTIONS, logical_shards=104), comm, SPLITS, make_console(comm))
+
+
 def test_shards_take_turns_batch_by_batch() -> None:
     from clcomm.sampler import DistributedSampler
 

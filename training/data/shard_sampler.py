@@ -46,8 +46,10 @@ class ShardSampler:
 
     def batches(self, batch_size: int) -> list[np.ndarray]:
         """Return the indices of each batch, of which each shard has as many."""
-        batches = zip(*(shard.batches(batch_size) for shard in self._shards), strict=True)
-        return [part for same in batches for part in same]
+        order = self._shards[0].global_order()  # once, as it is the same for all
+        own = [order[shard.rank :: shard.world_size] for shard in self._shards]
+        starts = range(0, self.longest_shard, batch_size)
+        return [indices[start : start + batch_size] for start in starts for indices in own]
 
     def batch_count(self, batch_size: int) -> int:
         """Return the number of batches of all of this rank's shards in an epoch."""
