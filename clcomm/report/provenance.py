@@ -64,16 +64,22 @@ def _batch(run: Run) -> str:
     if not size:
         return ""
     micro = f" in {parts} micro-batches of {size}" if parts > 1 else ""
-    shards = (run.figures["settings"] or {}).get("logical_shards", "None")
-    if shards.isdecimal():
-        return f"{size * parts:,} for each of {shards} shards{micro}, {size * parts * int(shards):,} in all"
+    shards = _logical_shards(run)
+    if shards:
+        return f"{size * parts:,} for each of {shards} shards{micro}, {size * parts * shards:,} in all"
     return f"{size * parts:,} a rank{micro}, {size * parts * run.world_size:,} in all"
+
+
+def _logical_shards(run: Run) -> int:
+    """Return the number of a step's logical shards, 0 without any."""
+    given = str((run.figures["settings"] or {}).get("logical_shards"))
+    return int(given) if given.isdecimal() else 0
 
 
 def _bucket_size(run: Run) -> str:
     settings = run.figures["settings"] or {}
     stage = settings.get("zero", "0")
-    if settings.get("logical_shards", "None") not in ("None", str(run.world_size)):
+    if _logical_shards(run) not in (0, run.world_size):
         return "none, the mean over shards has one sum"
     if stage == "1" or (stage == "0" and settings.get("sharded_optimizer") == "True"):
         return "none, a sharded update reduces all gradients at once"

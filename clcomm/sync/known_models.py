@@ -91,7 +91,9 @@ class KnownModels:
         sizes = settings.unit_sizes if stage > 1 else (layout.span, None)
         plan, shares = ShardPlan(layout, comm.size, *sizes), comm.shares_memory and comm.hosts == 1
         kind = plan, stage, state_buffers, shares, not flat.is_staged, flat.precision
-        return MemoryUse.expected(*kind, receives=comm.transport == "mpi")
+        use = MemoryUse.expected(*kind, receives=comm.transport == "mpi")
+        mean = ours.shard_mean
+        return use if mean is None else use._replace(gradients=use.gradients + mean.nbytes)
 
     @property
     def bucket_size(self) -> int:

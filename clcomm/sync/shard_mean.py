@@ -51,6 +51,11 @@ class ShardMean:
         """What is reduced at a time: all gradients."""
         return (self._all,)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this rank has of the shards' gradients, of common memory its part."""
+        return self._nbytes
+
     def keep(self, shard: int) -> None:
         """Take the model's gradients as those of a shard; the model has none afterwards."""
         adapter, grads = self._space.adapter, self._space.arrays.grads
@@ -89,11 +94,13 @@ class ShardMean:
         gather = comm.all_gather_in_place_init(mean, label=GRADIENTS)
         if comm.size == 1:
             row = np.zeros((1, mean.size), self._dtype)
+            self._nbytes = row.nbytes
             return row, prepared_reduction(list(row), mean, "mean", self._shards.count, fold)
         require_memory("shards", self._shards.count, rows * mean.nbytes, 1)
         memory = comm.allocate_common(rows * mean.nbytes).view(self._dtype).reshape(rows, mean.size)
         own = slice(*self._firsts[comm.rank : comm.rank + 2])
         if comm.is_common(memory):
+            self._nbytes = memory.nbytes // comm.size
             scatter = comm.reduce_scatter_init(
                 memory, "mean", out=block, count=self._shards.count, label=GRADIENTS, nbytes=mean.nbytes
             )
@@ -101,6 +108,7 @@ class ShardMean:
         parts = np.empty((rows, block.size), self._dtype)
         fold_parts = prepared_reduction(list(parts), block, "mean", self._shards.count, fold)
         kept = np.zeros((own.stop - own.start, mean.size), self._dtype)
+        self._nbytes = kept.nbytes + parts.nbytes
         exchange = _Exchange(comm, kept, parts, self._firsts)
         return kept, _InOrder(exchange.run, fold_parts, gather).run
 

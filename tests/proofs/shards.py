@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from clcomm.transport import mpi_communicators
 from models import GPT
 from models.gpt import next_token_loss
 from tests.helpers import cpu_device
+from tests.shard_steps import run_backward
 from tests.transport.references import pretended_host
 
 COUNTS = (1, 2, 3, 4, 8)
@@ -97,7 +99,8 @@ class Case:
         for step in range(STEPS):
             for shard in sync.shards.own:
                 with sync.shard(model, shard):
-                    self._backward(model, loss_of, sync, step, shard, device)
+                    parts = (self.batch(step, shard, part) for part in range(self.micro_batches))
+                    run_backward(sync, [partial(self._loss, model, loss_of, batch, device) for batch in parts])
             sync.sync_gradients(model)
             if self.clips:
                 norms.append(clip_grad_norm(sync, model, 0.3))
@@ -108,15 +111,9 @@ class Case:
         state = {**model.state_dict(), **stepper.state_dict(), "norms": np.array(norms)}
         return hashlib.sha256(b"".join(np.asarray(state[name]).tobytes() for name in sorted(state))).hexdigest()
 
-    def _backward(self, model: Module, loss_of: Any, sync: Synchronizer, step: int, shard: int, device: Device) -> None:
-        for part in range(self.micro_batches):
-            inputs, targets = self.batch(step, shard, part)
-            loss = loss_of(model(Tensor(inputs, device)), Tensor(targets, device)) * (1 / self.micro_batches)
-            if part + 1 < self.micro_batches:
-                with sync.no_sync():
-                    loss.backward()
-            else:
-                loss.backward()
+    def _loss(self, model: Module, loss_of: Any, batch: tuple[np.ndarray, np.ndarray], device: Device) -> Tensor:
+        inputs, targets = batch
+        return loss_of(model(Tensor(inputs, device)), Tensor(targets, device))
 
 
 @contextmanager

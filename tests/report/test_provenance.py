@@ -32,6 +32,7 @@ def known(folder: Path, ranks: int = 2, of_rank: dict[int, dict[str, Any]] | Non
      ({"bucket_size": 1 << 20, "settings": {"sharded_optimizer": True, "zero": 2}}, "1 MiB"),
      ({"bucket_size": 1 << 20, "settings": {"logical_shards": 8}}, "none, the mean over shards has one sum"),
      ({"bucket_size": 1 << 20, "settings": {"logical_shards": 2}}, "1 MiB"),
+     ({"bucket_size": 1 << 20, "settings": {"logical_shards": None}}, "1 MiB"),
      ({"bucket_size": 1 << 20, "settings": {"sharded_optimizer": False, "zero": 0}}, "1 MiB")],
 )  # fmt: skip
 def test_bucket_sizes(tmp_path: Path, figures: dict[str, Any], expected: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from clcomm.parallel import SyncBatchNorm
 from clcomm.transport import mpi_communicators
 from tests.helpers import one_line
 from tests.numpy_models import Model
+from tests.shard_steps import first_ranks, run_backward
 from tests.transport.references import pretended_host
 
 INPUTS, CLASSES = 12, 5
@@ -37,6 +38,10 @@ def batches(shards: int, steps: int, seed: int = 0) -> Iterator[tuple[np.ndarray
         )
 
 
+def _loss(model: Any, inputs: np.ndarray, targets: np.ndarray, device: Any) -> Tensor:
+    return CrossEntropyLoss()(model(Tensor(inputs, device)), Tensor(targets, device))
+
+
 def trained(
     comm: Communicator, device: Any, shards: int, *, optimizer: str = "adam", micro_batches: int = 1, steps: int = 3,
     **options: Any,
@@ -48,20 +53,16 @@ def trained(
         Linear(INPUTS, 33, device=device), BatchNorm1d(33, device=device), ReLU(), Dropout(0.3),
         Linear(33, CLASSES, device=device),
     )  # fmt: skip
-    sync, loss_of, norms = Synchronizer(comm, shards=shards, **options), CrossEntropyLoss(), []
+    sync, norms = Synchronizer(comm, shards=shards, **options), []
     sync.broadcast_parameters(model)
     stepper = OPTIMIZERS[optimizer](model)
     for inputs, targets in batches(shards, steps):
         for shard in sync.shards.own:
             with sync.shard(model, shard):
-                parts = np.split(inputs[shard], micro_batches), np.split(targets[shard], micro_batches)
-                for number, (x, y) in enumerate(zip(*parts, strict=True), 1):
-                    loss = loss_of(model(Tensor(x, device)), Tensor(y, device)) * (1 / micro_batches)
-                    if number < micro_batches:
-                        with sync.no_sync():
-                            loss.backward()
-                    else:
-                        loss.backward()
+                parts = zip(
+                    np.split(inputs[shard], micro_batches), np.split(targets[shard], micro_batches), strict=True
+                )
+                run_backward(sync, [partial(_loss, model, x, y, device) for x, y in parts])
         sync.sync_gradients(model)
         norms.append(clip_grad_norm(sync, model, 0.5))
         stepper.step()
@@ -70,15 +71,6 @@ def trained(
     sync.broadcast_buffers(model)
     state = {**model.state_dict(), **stepper.state_dict(), "norms": np.array(norms)}
     return hashlib.sha256(b"".join(np.asarray(state[name]).tobytes() for name in sorted(state))).hexdigest()
-
-
-@contextmanager
-def first_ranks(comm: Communicator, count: int) -> Iterator[Communicator | None]:
-    """Lend a Communicator of the first ranks, None on the others."""
-    part = comm.split(0 if comm.rank < count else None)
-    yield part
-    if part is not None:
-        part.finalize()
 
 
 @pytest.mark.parametrize(("shards", "optimizer", "micro_batches"), [(4, "sgd", 2), (7, "adam", 1)])
@@ -171,6 +163,15 @@ def test_models_that_draw_from_one_stream_have_the_bits_of_one_rank(several, dev
 
     for shards in (several.size, several.size + 1):
         assert run(several, shards) == run(Communicator(transport="solo"), shards)
+
+
+def test_the_expected_memory_has_the_shards_gradients(several, device):
+    model = Linear(400, 300, device=device)
+    plain, sharded = Synchronizer(several), Synchronizer(several, shards=2 * several.size)
+    without = plain.models.expected_memory(model, 1)
+    found = sharded.models.expected_memory(model, 1)
+    rows = 1 + 2 * (several.size - 1)  # one of rank 0, one for each shard of the others
+    assert found.gradients - without.gradients >= rows * 4 * 400 * 300 // several.size
 
 
 def test_a_shard_that_a_rank_left_out_is_named_on_every_rank(several, device):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -18,6 +16,7 @@ from clcomm.engine import BatchNorm1d, Dropout, Generator, Linear, Module
 from clcomm.engine import functional as F
 from clcomm.errors import ArgumentError, CheckpointError
 from clcomm.synchronizer import Synchronizer
+from tests.shard_steps import first_ranks
 from training.console import make_console
 from training.data.datasets import load_synthetic
 from training.data.shard_sampler import ShardSampler
@@ -59,14 +58,6 @@ def ends_with(comm: Communicator, options: TrainingOptions) -> tuple[str, float,
     digest = hashlib.sha256(b"".join(np.asarray(state[name]).tobytes() for name in sorted(state)))
     assert result.evaluation is not None
     return digest.hexdigest(), result.train_loss, result.evaluation.loss
-
-
-@contextmanager
-def first_ranks(comm: Communicator, count: int) -> Iterator[Communicator | None]:
-    part = comm.split(0 if comm.rank < count else None)
-    yield part
-    if part is not None:
-        part.finalize()
 
 
 @pytest.mark.mpi(min_size=2)
