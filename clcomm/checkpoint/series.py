@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from clcomm.checkpoint import Checkpoint, earlier, load, save
+from clcomm.checkpoint.file import check_place
+from clcomm.checkpoint.manifest import signing_key
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, CheckpointError, CheckpointWriteError
 from clcomm.job.job import this_job
@@ -57,6 +59,7 @@ class CheckpointSeries:
     def _open(self) -> str:
         """Lock the path and remove incomplete files of killed jobs; return the error, "" if none."""
         try:
+            signing_key()
             target = files.check_writable(self.path)
             for age in range(1, self.keep):
                 files.destination(earlier(target, age))
@@ -64,6 +67,8 @@ class CheckpointSeries:
             self._release = weakref.finalize(self, locks.release, locks.acquire(target))
         except OSError as error:
             return f"checkpoint: expected a file to write, got {str(self.path)!r}: {error.strerror}"
+        except CheckpointError as error:
+            return str(error)
         for partial in files.partials_of(target):
             partial.unlink(missing_ok=True)
         return ""
@@ -108,8 +113,8 @@ class CheckpointSeries:
 def load_newest(comm: Communicator, path: files.FilePath) -> tuple[Path, Checkpoint]:
     """Return the newest undamaged checkpoint of the series at `path` and its own path, on every rank; collective.
 
-    Damaged ones are skipped with a warning. Where all are damaged or missing, every rank raises the CheckpointError of
-    the file at `path`.
+    Damaged and altered ones are skipped with a warning, and those that are not in their place of the series. Where none
+    is left, every rank raises the CheckpointError of the file at `path`.
     """
     source, checkpoint, problem = Path(path), Checkpoint(), ""
     if comm.rank == 0:
@@ -144,10 +149,13 @@ def _series(path: files.FilePath) -> list[Path]:
 
 def _newest_undamaged(path: Path) -> tuple[Path, Checkpoint]:
     first: CheckpointError | None = None
-    newest, *older = _series(path)
-    for source in (newest, *filter(os.path.exists, older)):
+    series = _series(path)
+    for age, source in enumerate(series):
+        if age and not os.path.exists(source):
+            continue
         try:
             checkpoint = load(source)
+            check_place(series, age)
         except CheckpointError as error:
             first = first or error
             continue

@@ -14,9 +14,10 @@ _log = logging.getLogger("clcomm")
 
 #: Types of values.
 SWITCH, SECONDS, COUNT, DEVICE = "switch", "seconds", "number", "device"
-#: Paths: of a file that is written, of a directory that is there, of one that is written to too, and of one that is
-#: made where it is missing.
-FILE, DIRECTORY, WRITABLE, NEW_DIRECTORY = "file", "directory", "writable directory", "new directory"
+#: Paths: of a file that is written, of one that is there, of a directory that is there, of one that is written to too,
+#: and of one that is made where it is missing.
+FILE, READABLE = "file", "readable file"
+DIRECTORY, WRITABLE, NEW_DIRECTORY = "directory", "writable directory", "new directory"
 _ON, _OFF = ("1", "on", "true", "yes"), ("0", "off", "false", "no")
 START = "CLCOMM_"
 
@@ -31,6 +32,7 @@ class Variable(NamedTuple):
 
 VARIABLES = {
     "CLCOMM_CACHE_DIR": Variable(NEW_DIRECTORY, "`$XDG_CACHE_HOME/clcomm` or `~/.cache/clcomm`"),
+    "CLCOMM_CHECKPOINT_KEY": Variable(READABLE),
     "CLCOMM_CHECKS": Variable(SWITCH, "on", True),
     "CLCOMM_DATA": Variable(DIRECTORY, "`data`"),
     "CLCOMM_DEVICE": Variable(DEVICE, "GPUs, else the CPU"),
@@ -92,6 +94,12 @@ def directory(name: str) -> str:
     return text(name)
 
 
+def file(name: str) -> str:
+    """Return the path of a file that is there; "" where the variable is not set. ArgumentError for others."""
+    _require(name)
+    return text(name)
+
+
 def _require(name: str) -> None:
     wrong = problem(name)
     if wrong:
@@ -110,6 +118,8 @@ def problem(name: str) -> str:
         wanted = "" if given.strip().lower() in (*_ON, *_OFF) else "on or off, 1 or 0"
     elif kind == COUNT:
         wanted = "" if given.isascii() and given.isdigit() else "a whole number from 0 up"
+    elif kind == READABLE:
+        wanted = "" if os.path.isfile(given) else "a file that is there"
     elif kind == DIRECTORY:
         wanted = "" if os.path.isdir(os.path.expanduser(given)) else "a directory that is there"
     elif kind == WRITABLE:

@@ -84,7 +84,7 @@ def test_other_formats_and_versions_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="expected the format clcomm-checkpoint"):
         load(tmp_path / "a.npz")
     save(tmp_path / "b.npz", Checkpoint(facts={"version": 99}))
-    with pytest.raises(CheckpointError, match="expected version 1, found 99"):
+    with pytest.raises(CheckpointError, match="expected version 2, found 99"):
         load(tmp_path / "b.npz")
 
 

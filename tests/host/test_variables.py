@@ -18,7 +18,7 @@ from tests.helpers import one_line
 from training.data import choose
 
 ROOT = Path(__file__).resolve().parents[2]
-READERS = ("text", "is_on", "seems_on", "seconds", "count", "directory")
+READERS = ("text", "is_on", "seems_on", "seconds", "count", "file", "directory")
 TABLE = variables.VARIABLES
 #: For each type: values that it has, with what is read, and values that it has not.
 RIGHT = {
@@ -30,10 +30,11 @@ RIGHT = {
 WRONG = {
     variables.SWITCH: ["maybe", "2", "-1", "onn"], variables.SECONDS: ["abc", "-1", "nan", "", "10 s"],
     variables.COUNT: ["-1", "1.5", "one"], variables.DIRECTORY: ["/nowhere/at/all", __file__],
-    variables.WRITABLE: ["/nowhere/at/all", "/proc/1"],
+    variables.WRITABLE: ["/nowhere/at/all", "/proc/1"], variables.READABLE: ["/nowhere/at/all", "/proc"],
 }  # fmt: skip
 READ = {variables.SWITCH: variables.is_on, variables.SECONDS: variables.seconds, variables.COUNT: variables.count,
-        variables.DIRECTORY: variables.directory, variables.WRITABLE: variables.directory}  # fmt: skip
+        variables.DIRECTORY: variables.directory, variables.WRITABLE: variables.directory,
+        variables.READABLE: variables.file}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
