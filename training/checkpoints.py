@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
+from clcomm._version import __version__
 from clcomm.checkpoint.series import CHECKPOINT, CheckpointSeries, is_there
 from clcomm.communicator import Communicator
 from clcomm.job.endings import note_saved
@@ -21,15 +23,40 @@ SHARED_SETTINGS = (
 )  # fmt: skip
 
 
-class Checkpoints:
-    """The checkpoints that a run's options request; none without --checkpoint. All calls but `close` are collective."""
+def job_of(options: TrainingOptions, dataset: str) -> dict[str, Any]:
+    """Return what a run has in common with those that go on from its checkpoints."""
+    settings = options.settings()
+    return {name: settings[name] for name in (*SHARED_SETTINGS, *options.ALSO_SHARED)} | {"data": dataset}
 
-    def __init__(self, options: TrainingOptions, comm: Communicator, dataset: str):
+
+def _name_of(kind: type | None) -> str | None:
+    """Return "module:class" by which another process finds a class; None: it does not."""
+    if kind is None or "." in kind.__qualname__:
+        return None
+    module = kind.__module__
+    if module == "__main__":
+        spec = getattr(sys.modules["__main__"], "__spec__", None)
+        module = spec.name if spec is not None else ""
+    return f"{module}:{kind.__qualname__}" if module else None
+
+
+class Checkpoints:
+    """The checkpoints that a run's options request; none without --checkpoint. All calls but `close` are collective.
+
+    Args:
+        options: the run's.
+        comm: its ranks.
+        dataset: the name of its data.
+        session: the class that opened the data, by which the run can be replayed; None: it cannot.
+        began: the steps that were done when these ranks began.
+    """
+
+    def __init__(
+        self, options: TrainingOptions, comm: Communicator, dataset: str, session: type | None = None, began: int = 0
+    ):
         self._options, self._comm = options, comm
-        settings = options.settings()
-        self._job: dict[str, Any] = {name: settings[name] for name in (*SHARED_SETTINGS, *options.ALSO_SHARED)} | {
-            "data": dataset
-        }
+        self._job = job_of(options, dataset)
+        self._session, self._began = session, began
         self._saved_at = 0  # not known after ranks were lost, so that the next call saves
         self._series: CheckpointSeries | None = None
         if options.checkpoint:
@@ -45,7 +72,7 @@ class Checkpoints:
         if own and self._comm.broadcast_object(restart_number() > 0 and is_there(own), label=CHECKPOINT):
             source = own
         found = restore_snapshot(source, trainer, self._job) if source else None
-        self._saved_at = trainer.progress.step
+        self._saved_at = self._began = trainer.progress.step
         if found:
             note_saved(self._saved_at)
         return found
@@ -61,10 +88,21 @@ class Checkpoints:
         step = trainer.progress.step
         if self._series is not None and step != self._saved_at:
             with self._comm.phase("checkpoint"):
-                save_snapshot(self._series, trainer, self._job)
+                save_snapshot(self._series, trainer, self._job, self._program(trainer))
             if self._saved_at:
                 note_saved(self._saved_at)  # the previous one is complete; this one is still being written
         self._saved_at = step
+
+    def _program(self, trainer: Trainer) -> dict[str, Any] | None:
+        """Return what `training.replay` needs to compute the steps again; None where the run's classes have no name."""
+        names = [_name_of(kind) for kind in (self._session, type(self._options))]
+        if None in names:
+            return None
+        return {
+            "module": "training.replay", "session": names[0], "options": names[1],
+            "settings": self._options.settings(), "version": __version__, "began": self._began,
+            "device": trainer.parts.device, "hosts": self._comm.hosts,
+        }  # fmt: skip
 
     def wait(self) -> None:
         """Block until the last checkpoint is written; raises CheckpointWriteError if that failed."""

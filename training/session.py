@@ -70,7 +70,8 @@ class Session:
         self.options = options
         self.comm = comm = comm or start(options)
         self.console = console or make_console(comm)
-        self.splits = splits or open_splits(options, comm, self.console)
+        self.splits = splits or self._open_splits()
+        self._replayed_as = None if splits else type(self)  # given data cannot be opened again
         train = self.splits.train
         self.parts = self._build_parts()
         self.epochs = options.epochs or self.splits.default_epochs
@@ -79,7 +80,7 @@ class Session:
         self._core_waits = CoreWaits()
         self.trainer = self._make_trainer(loader)
         self._numbers: np.ndarray | None = None  # the state of the device's random numbers after the last step
-        self._checkpoints = Checkpoints(options, comm, self.splits.name)
+        self._checkpoints = Checkpoints(options, comm, self.splits.name, self._replayed_as)
         self._evaluation: Evaluation | None = None
         self._evaluated_at = -1
         self._windows, self._history, self._last_steps = StepWindows(), StepHistory(), LastSteps()
@@ -94,6 +95,9 @@ class Session:
     def axis(self) -> str:
         """This rank's place in the job's mesh, in words."""
         return in_words({"dp": self.comm.rank})
+
+    def _open_splits(self) -> Splits:
+        return open_splits(self.options, self.comm, self.console)
 
     def _build_parts(self) -> Parts:
         return build_model(self.options, self.comm, self.splits.train)
@@ -199,7 +203,8 @@ class Session:
         trainer.schedule = parse_schedule(self.options.schedule, trainer.total_steps(self.epochs))
         self._first_steps = FirstSteps(self.comm, self._core_waits)
         self._checkpoints.close()
-        self._checkpoints = Checkpoints(self.options, self.comm, self.splits.name)
+        done = trainer.progress.step
+        self._checkpoints = Checkpoints(self.options, self.comm, self.splits.name, self._replayed_as, done)
         self._evaluated_at = -1  # a death within an evaluation may have let some ranks complete it
 
     @property

@@ -26,8 +26,13 @@ _log = logging.getLogger("clcomm")
 _BEFORE = {"precision": "float32", "loss_scaling": False, "dropout": 0.0}
 
 
-def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any]) -> None:
-    """Write the trainer's state and the job's settings, from rank 0, after comparing the replicas; collective."""
+def save_snapshot(
+    series: CheckpointSeries, trainer: Trainer, job: dict[str, Any], program: dict[str, Any] | None = None
+) -> None:
+    """Write the trainer's state and the job's settings, from rank 0, after comparing the replicas; collective.
+
+    program: what a replay needs; None: the run cannot be replayed.
+    """
     from clcomm.parallel.tensor_parallel.shards import gathered_state
 
     comm = trainer.comm
@@ -41,6 +46,8 @@ def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any
             parameters = trainer.model.state_dict()
     if comm.rank == 0:
         checkpoint = Checkpoint(facts={"job": job, "training": state_of(trainer), "world_size": comm.size})
+        if program is not None:
+            checkpoint.facts["program"] = program
         checkpoint.add_group("parameter", parameters)
         checkpoint.add_group("optimizer", optimizer_state)
         assert random_states is not None

@@ -10,7 +10,7 @@ from clcomm.communicator import Communicator
 from clcomm.engine import RandomStream
 from clcomm.parallel import Mesh
 from clcomm.parallel.grid import in_words
-from training.console import make_console
+from training.data.datasets import Splits
 from training.data.text import TextDataset, open_text
 from training.engines.gpt import gpt_parts
 from training.engines.parts import Parts, Placement
@@ -37,13 +37,7 @@ class TextSession(Session):
     def __init__(self, options: TextOptions, comm: Communicator | None = None, console: Console | None = None):
         comm = comm or start(options)
         self._mesh = Mesh(comm, dp=-1, tp=options.tp) if options.tp > 1 else None
-        console = console or make_console(comm)
-        splits = open_text(options.text, options.context, comm)
-        train = splits.train
-        console.print(
-            f"text: {splits.name}; {train.images.size:,} characters of {train.classes} kinds", highlight=False
-        )
-        super().__init__(options, comm, splits, console)
+        super().__init__(options, comm, console=console)
 
     @property
     def replicas(self) -> Communicator:
@@ -52,6 +46,14 @@ class TextSession(Session):
     @property
     def axis(self) -> str:
         return super().axis if self._mesh is None else in_words(self._mesh.coordinates)
+
+    def _open_splits(self) -> Splits:
+        splits = open_text(self.options.text, self.options.context, self.comm)
+        train = splits.train
+        self.console.print(
+            f"text: {splits.name}; {train.images.size:,} characters of {train.classes} kinds", highlight=False
+        )
+        return splits
 
     def _build_parts(self) -> Parts:
         options, comm = self.options, self.comm

@@ -29,6 +29,7 @@ from training.metrics import PROCESSOR_TIME_EVERY, WARM_UP_STEPS, Metrics, StepR
 from training.overhead import Overhead
 from training.schedules import Schedule, constant
 from training.step_log import StepLog
+from training.step_values import StepValues
 
 
 class Callback:
@@ -120,6 +121,7 @@ class Trainer:
         #: How many logical shards' batches this rank has in a step.
         self._own_shards = 1 if sync.shards is None else len(sync.shards.own)
         self._shard_losses: dict[int, tuple[float, int]] = {}  # of the epoch: losses times samples, samples
+        self.values: StepValues | None = None  # keeps what the next step computes, in a replay
         self.overhead = Overhead(parts.profile, comm.communicated)
         self.train_loss = float("nan")
         self._epoch_batches = loader.most_batches  # of the current epoch, on the rank that has the most
@@ -181,6 +183,8 @@ class Trainer:
                 with self.comm.phase("clipping"):
                     self.scaler.unscale_(self.optimizer)
                     clip_grad_norm(self.sync, self.model, self.clip_norm)
+            if self.values is not None:
+                self.values.keep_mean()
             with self._update_phase:
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
@@ -219,6 +223,8 @@ class Trainer:
         for number, shard in enumerate(shards.own):
             batches = group[number :: self._own_shards]
             samples = sum(len(labels) for _, labels in batches)
+            if self.values is not None:
+                self.values.begin(shard)
             with self.sync.shard(self.model, shard), self.sync.no_sync() if shards.is_divided else nullcontext():
                 loss = self._gradients(batches, samples)
             before, counted = self._shard_losses.get(shard, (0.0, 0))
@@ -237,7 +243,8 @@ class Trainer:
         """Add `weight` times this micro-batch's gradients, and return its loss."""
         with self._forward_phase:
             inputs, targets = self.parts.prepare(images, labels)
-            return self.parts.forward_backward(inputs, targets, weight * self.scaler.get_scale())
+            runs = self.parts if self.values is None else self.values
+            return runs.forward_backward(inputs, targets, weight * self.scaler.get_scale())
 
     def _synchronise(self, samples: int) -> None:
         with self._sync_phase:

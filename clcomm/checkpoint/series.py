@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -119,7 +119,7 @@ def load_newest(comm: Communicator, path: files.FilePath) -> tuple[Path, Checkpo
     source, checkpoint, problem = Path(path), Checkpoint(), ""
     if comm.rank == 0:
         try:
-            source, checkpoint = _newest_undamaged(Path(path))
+            source, checkpoint = next(undamaged(Path(path)))
         except CheckpointError as error:
             problem = str(error)
     shapes = {name: (array.shape, array.dtype.str) for name, array in checkpoint.arrays.items()}
@@ -147,9 +147,13 @@ def _series(path: files.FilePath) -> list[Path]:
     return [earlier(newest, age) for age in range(_OLDEST + 1)]
 
 
-def _newest_undamaged(path: Path) -> tuple[Path, Checkpoint]:
+def undamaged(path: Path) -> Iterator[tuple[Path, Checkpoint]]:
+    """Yield the undamaged checkpoints of the series at `path` with their own paths, the newest first.
+
+    Raises the CheckpointError of the file at `path` where there are none.
+    """
+    series, is_found = _series(path), False
     first: CheckpointError | None = None
-    series = _series(path)
     for age, source in enumerate(series):
         if age and not os.path.exists(source):
             continue
@@ -159,8 +163,9 @@ def _newest_undamaged(path: Path) -> tuple[Path, Checkpoint]:
         except CheckpointError as error:
             first = first or error
             continue
-        if first is not None:
+        if first is not None and not is_found:
             _log.warning("%s; going on from %s", first, source)
-        return source, checkpoint
-    assert first is not None
-    raise first
+        is_found = True
+        yield source, checkpoint
+    if first is not None and not is_found:
+        raise first

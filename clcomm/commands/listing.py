@@ -34,6 +34,7 @@ COMMANDS: tuple[Listed | Command, ...] = (
     Listed("tune", "fit latency and bandwidth, recommend a bucket size, predict scaling"),
     Listed("report", "show a run's figures: tables, charts, a page"),
     Listed("compare", "compare runs' reports: settings, speed, communication, bytes, accuracy"),
+    Listed("replay", "compute a step of a run again in one process, or find where two runs part"),
     Listed("trace", "write the timeline of a job that was ended, from its parts"),
     Listed("completion", "print the completion of this command's words for a shell"),
     Listed("man", "show the manual page, or print its source"),

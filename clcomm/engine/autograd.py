@@ -222,6 +222,16 @@ def _nodes_before(root: Any) -> tuple[list[Context], dict[int, int]]:
     return nodes, uses
 
 
+def operations_before(root: Tensor) -> list[tuple[str, tuple[Tensor | None, ...], Tensor]]:
+    """Return the operations from which `root` was computed, the first one first: kind, inputs and result.
+
+    Those that need gradients, before `backward()`.
+    """
+    nodes = sorted(_nodes_before(root._node)[0], key=lambda node: node.order)
+    results = {producer: x for node in nodes for x, producer in zip(node.inputs, node.producers, strict=True)}
+    return [(node.op.__name__.removesuffix("Op"), node.inputs, results.get(node, root)) for node in nodes]
+
+
 def _require_unwritten(node: Context) -> None:
     """Raise ArgumentError where values that an operation kept for its backward were overwritten since."""
     for kept in node.saved:

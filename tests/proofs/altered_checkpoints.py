@@ -28,7 +28,7 @@ import numpy as np
 
 from clcomm.checkpoint import Checkpoint, earlier, save
 from clcomm.checkpoint.manifest import write_manifest
-from clcomm.checkpoint.series import _newest_undamaged
+from clcomm.checkpoint.series import undamaged
 from clcomm.errors import CheckpointError
 
 FILES, KEY = 4, "CLCOMM_CHECKPOINT_KEY"
@@ -81,7 +81,7 @@ def make(folder: Path, seed: int) -> Series:
         series.restore()
         for newer in range(age):
             earlier(path, newer).unlink()
-        source, found = _newest_undamaged(path)
+        source, found = next(undamaged(path))
         assert source == earlier(path, age)
         series.held.append(content(found))
     return series
@@ -274,7 +274,7 @@ def prove(cases: int, seed: int) -> tuple[Counter[str], Counter[str], list[str]]
                 place = alter(series, alteration, draw)
                 name = alteration.__name__
                 try:
-                    source, found = _newest_undamaged(series.newest)
+                    source, found = next(undamaged(series.newest))
                 except CheckpointError as error:
                     wrong += [f"case {number}, {name}: {error!r}"]  # there are undamaged ones
                     continue
