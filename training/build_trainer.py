@@ -123,7 +123,7 @@ def make_trainer(options: TrainingOptions, comm: Communicator, parts: Parts, loa
     trainer = Trainer(
         comm, sync, parts, optimizer, loader, accumulation=options.grad_accumulation, clip_norm=options.clip_norm,
         balancer=Balancer(comm, options.batch_size) if options.balance == "auto" else None,
-        scaler=GradScaler(sync, enabled=options.scales_losses),
+        scaler=GradScaler(sync, enabled=options.scales_losses), audit_every=options.audit_every,
     )  # fmt: skip
     trainer.schedule = parse_schedule(options.schedule, trainer.total_steps(epochs))
     return trainer

@@ -182,8 +182,7 @@ class JobOptions(Options):
             "--split-tensors": self.split_tensors,
             "--uneven-inputs join": self.uneven_inputs == "join" and self.zero_stage > 1,
         }
-        for name in (name for name, is_given in given.items() if is_given):
-            raise ArgumentError(f"{self._sharded_by}: expected no {name} with it; use one of the two")
+        self._refuse(self._sharded_by, given)
 
     def _refuse_with_balance(self) -> None:
         """Raise ArgumentError if an option is given that needs every rank to have as many samples."""
@@ -192,8 +191,13 @@ class JobOptions(Options):
             "--sharding contiguous": self.sharding == "contiguous",
             f"{self._sharded_by}": self.zero_stage > 1,
         }
+        self._refuse("--balance auto", given)
+
+    @staticmethod
+    def _refuse(option: str, given: dict[str, bool]) -> None:
+        """Raise ArgumentError for the first option that is given, as another excludes it."""
         for name in (name for name, is_given in given.items() if is_given):
-            raise ArgumentError(f"--balance auto: expected no {name} with it; use one of the two")
+            raise ArgumentError(f"{option}: expected no {name} with it; use one of the two")
 
     @property
     def scales_losses(self) -> bool:
@@ -268,6 +272,10 @@ class TrainingOptions(JobOptions):
         "number of ranks up to N", whole_number(1), metavar="N",
     )  # fmt: skip
 
+    audit_every: int = _failure(
+        0, "at every N-th step another rank computes each rank's batch too: a fault is named with its rank and "
+        "parameter; see docs/robustness.md", whole_number(), metavar="N",
+    )  # fmt: skip
     elastic: bool = _failure(
         False, "go on with the ranks that are left; needs Open MPI with ULFM; see docs/robustness.md"
     )
@@ -283,7 +291,10 @@ class TrainingOptions(JobOptions):
                 "--elastic: expected no --trace with it, which is one file of all ranks; use one of the two"
             )
         if self.logical_shards:
-            self._refuse_with_shards()
+            places = {"--sharding contiguous": self.sharding != "interleaved"}
+            self._refuse("--logical-shards", self._sums_of_ranks | places)
+        if self.audit_every:
+            self._refuse("--audit-every", self._sums_of_ranks)
         if self.otlp and not self.otlp.startswith(("http://", "https://")):
             raise ArgumentError(
                 f"--otlp: expected a collector's address such as http://localhost:4318, got {self.otlp!r}"
@@ -297,18 +308,16 @@ class TrainingOptions(JobOptions):
         if self.checkpoint_every and not self.checkpoint:
             raise ArgumentError("--checkpoint-every: needs --checkpoint FILE to say where")
 
-    def _refuse_with_shards(self) -> None:
-        """Raise ArgumentError if an option is given whose sums depend on the number of ranks, or that needs it."""
-        given = {
+    @property
+    def _sums_of_ranks(self) -> dict[str, bool]:
+        """Whether options are given whose gradients depend on more than a batch, its place and the order of ranks."""
+        return {
             f"--engine {self.engine}": self.engine != "native",
-            "--sharding contiguous": self.sharding != "interleaved",
             "--uneven-inputs join": self.uneven_inputs != "pad",
             "--balance auto": self.balance == "auto",
             "--compression": self.compression != "none",
             "--zero": bool(self.zero_stage),
         }
-        for name in (name for name, is_given in given.items() if is_given):
-            raise ArgumentError(f"--logical-shards: expected no {name} with it; use one of the two")
 
     @property
     def exports(self) -> bool:

@@ -17,6 +17,7 @@ from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.job import note_samples
 from clcomm.job.endings import note_step
+from clcomm.parallel.audit import Audit
 from clcomm.parallel.loss_scaling import GradScaler
 from clcomm.sampler import BalancedSampler
 from clcomm.stats.events import Phase
@@ -83,6 +84,7 @@ class Trainer:
             sampler divides them.
         callbacks: receive this rank's steps, evaluations and epochs.
         scaler: scales losses, and skips steps in which a gradient overflows; None: neither.
+        audit_every: steps from one audit to the next (see `clcomm.parallel.audit`); 0: none.
 
     Raises ArgumentError for an accumulation below 1 or above sys.maxsize.
     """
@@ -101,6 +103,7 @@ class Trainer:
         balancer: Balancer | None = None,
         callbacks: Sequence[Callback] = (),
         scaler: GradScaler | None = None,
+        audit_every: int = 0,
     ):
         if (balancer is not None) != isinstance(loader.sampler, BalancedSampler):
             raise ArgumentError("balancer: expected one with a BalancedSampler, and none with another sampler")
@@ -130,6 +133,7 @@ class Trainer:
         self._forward_phase, self._sync_phase, self._loss_phase, self._update_phase = map(comm.phase, names)
         sync.broadcast_parameters(self.model)
         sync.attach_optimizer(self.model, optimizer)
+        self._audit = Audit(sync, self.model, optimizer, self._gradients, audit_every)
 
     @property
     def metrics(self) -> Metrics:
@@ -177,8 +181,10 @@ class Trainer:
         self.optimizer.lr = self.base_lr * self.schedule(self.progress.step)
         samples = sum(len(labels) for _, labels in group)
         note_samples(samples)
+        self._audit.begin(self.progress.step + 1)
         with self.overhead.sampled():
-            loss = self._gradients(group, samples) if self.sync.shards is None else self._gradients_of_shards(group)
+            loss = self._audit.run(group) if self.sync.shards is None else self._gradients_of_shards(group)
+            self._audit.check_gradients()
             if self.clip_norm is not None:
                 with self.comm.phase("clipping"):
                     self.scaler.unscale_(self.optimizer)
@@ -189,6 +195,7 @@ class Trainer:
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
                 self.optimizer.zero_grad()
+            self._audit.check_update()
         seconds = time.perf_counter() - begin
         within_s = min(seconds, self.comm.communicated() - communicated_s)
         figures = self._figures(samples, loss, seconds)
@@ -202,9 +209,9 @@ class Trainer:
             for callback in self.callbacks:
                 callback.shares_changed(self.progress.step, self.balancer.shares)
 
-    def _gradients(self, group: list[Batch], samples: int) -> float:
+    def _gradients(self, group: list[Batch]) -> float:
         """Compute the gradients of micro-batches, and average them over the ranks; return their mean loss."""
-        loss = 0.0
+        loss, samples = 0.0, sum(len(labels) for _, labels in group)
         for number, (images, labels) in enumerate(group, 1):
             with nullcontext() if number == len(group) else self.sync.no_sync():
                 share = len(labels) / samples
@@ -226,7 +233,7 @@ class Trainer:
             if self.values is not None:
                 self.values.begin(shard)
             with self.sync.shard(self.model, shard), self.sync.no_sync() if shards.is_divided else nullcontext():
-                loss = self._gradients(batches, samples)
+                loss = self._audit.run(batches)
             before, counted = self._shard_losses.get(shard, (0.0, 0))
             self._shard_losses[shard] = before + loss * samples, counted + samples
             total += loss / self._own_shards

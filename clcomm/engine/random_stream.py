@@ -6,6 +6,8 @@ device or its number of cores.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 from weakref import WeakSet
 
@@ -110,6 +112,15 @@ class RandomStream:
             self._of_shards[self._shard] = state
         self._write(self._of_shards.get(shard, self.state_of(shard, self._first)))
         self._shard = shard
+
+    @contextmanager
+    def lent(self) -> Iterator[Callable[[np.ndarray], None]]:
+        """Return a block with a function that lets a `state` be drawn from; after the block its own numbers go on."""
+        own = self.state()
+        try:
+            yield self._write
+        finally:
+            self._write(own)
 
     def load(self, state: np.ndarray) -> None:
         """Restore a `state`, from which all logical shards go on; raises ArgumentError for anything else."""

@@ -6,6 +6,7 @@ All offsets and sizes are bytes; nothing here needs MPI or OpenCL.
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
@@ -66,6 +67,10 @@ class FlatLayout:
         """Return the parameter's array, in its own shape and dtype, as a view of the uint8 array `flat`."""
         place = self._by_name[name]
         return flat[place.start : place.stop].view(place.dtype).reshape(place.shape)
+
+    def checksums(self, flat: np.ndarray) -> dict[str, int]:
+        """Return the CRC-32 of each parameter's part of the uint8 array `flat`, last layer first."""
+        return {place.name: zlib.crc32(flat[place.start : place.stop].data) for place in self.ranges}
 
     def buckets(
         self,

@@ -55,9 +55,7 @@ class ReplicaGuard:
 
     def require_alike(self, space: SharedSpace) -> None:
         """Raise DivergenceError on every rank where the replicas differ; collective."""
-        found = self._find(space)
-        if found is not None:
-            raise DivergenceError(f"{found.text}; broadcast the parameters again and look for the cause")
+        _raise(self._find(space))
 
     def check_start(self, space: SharedSpace, broadcast: Callable[[int], None]) -> None:
         """Compare what the replicas start from, frozen parameters too; act like `check`, or name what was forgotten.
@@ -69,15 +67,20 @@ class ReplicaGuard:
             raise MismatchError(f"{found.text}; call broadcast_parameters(model) before the first step")
         self._repair(space, found, broadcast)
 
-    def check(self, space: SharedSpace, broadcast: Callable[[int], None]) -> None:
+    def check(
+        self, space: SharedSpace, broadcast: Callable[[int], None], with_frozen: bool = False, with_state: bool = False
+    ) -> None:
         """Compare the replicas; where they differ raise DivergenceError on every rank, or broadcast the majority's.
 
-        broadcast: sends one rank's parameters, given by its number, to all ranks, and compares them.
+        Args:
+            broadcast: sends one rank's parameters, given by its number, to all ranks, and compares them.
+            with_frozen, with_state: compare frozen parameters, or the attached optimizer's state, too.
         """
+        found = self._find(space, with_frozen, with_state)
         if self.on_divergence == "raise":
-            self.require_alike(space)
+            _raise(found)
         else:
-            self._repair(space, self._find(space), broadcast)
+            self._repair(space, found, broadcast)
 
     def _repair(self, space: SharedSpace, found: Divergence | None, broadcast: Callable[[int], None]) -> None:
         if found is None:
@@ -89,9 +92,12 @@ class ReplicaGuard:
         broadcast(found.source)
         self._broadcast_optimizer(space, found.source)
 
-    def _find(self, space: SharedSpace, with_frozen: bool = False) -> Divergence | None:
+    def _find(self, space: SharedSpace, with_frozen: bool = False, with_state: bool = False) -> Divergence | None:
         self.checks += 1
-        found = find_divergence(self._comm, space, on_device=self.every > 0, with_frozen=with_frozen)
+        besides = _hashes_of_frozen(space) if with_frozen and space.has_parameters else {}
+        if with_state and id(space.model) in self._optimizers:
+            besides |= _hashes_of_state(space, self._optimizers[id(space.model)])
+        found = find_divergence(self._comm, space, on_device=self.every > 0 or with_state, besides=besides)
         self.divergences += found is not None
         return found
 
@@ -104,8 +110,13 @@ class ReplicaGuard:
         optimizer.load_state_dict(state)
 
 
+def _raise(found: Divergence | None) -> None:
+    if found is not None:
+        raise DivergenceError(f"{found.text}; broadcast the parameters again and look for the cause")
+
+
 def find_divergence(
-    comm: Communicator, space: SharedSpace, on_device: bool, with_frozen: bool = False
+    comm: Communicator, space: SharedSpace, on_device: bool, besides: Mapping[str, int]
 ) -> Divergence | None:
     """Compare the replicas' parameters by the hashes of their bits; None where all are alike. Collective.
 
@@ -113,18 +124,17 @@ def find_divergence(
 
     Args:
         on_device: hash on the device that holds them, where the library can; the first time builds a kernel.
-        with_frozen: compare frozen parameters too.
+        besides: this rank's hashes of what is compared too, by name.
     """
     if not space.has_parameters:
         return None
-    frozen = _hashes_of_frozen(space) if with_frozen else {}
-    own = (_hash_of(space, on_device) + sum(frozen.values())) % 2**64
+    own = (_hash_of(space, on_device) + sum(besides.values())) % 2**64
     hashes = comm.all_gather(np.array([own], np.uint64), label=CHECKS)[:, 0]
     if all_alike(hashes):
         return None
     space.adapter.pull_parameters()
-    by_slot = comm.all_gather(np.array([*_hashes_of_slots(space), *frozen.values()], np.uint64), label=CHECKS)
-    names = [*(place.name for place in space.layout.ranges), *frozen]
+    by_slot = comm.all_gather(np.array([*_hashes_of_slots(space), *besides.values()], np.uint64), label=CHECKS)
+    names = [*(place.name for place in space.layout.ranges), *besides]
     return Divergence(describe(names, by_slot, comm.name_ranks), _majority(hashes)[0])
 
 
@@ -132,6 +142,19 @@ def _hashes_of_frozen(space: SharedSpace) -> dict[str, int]:
     """Return the hash of each frozen parameter; forward may have changed the buffers already."""
     state, buffers = space.adapter.extra_state(), space.adapter.buffers()
     return hashes_of_arrays({name: state[name] for name in sorted(state.keys() - buffers.keys())})
+
+
+def _hashes_of_state(space: SharedSpace, optimizer: Any) -> dict[str, int]:
+    """Return the checksum of each parameter's part of an optimizer's state, and a hash of its other entries."""
+    hashes: dict[str, int] = {}
+    for name, value in optimizer.state_dict().items():
+        array = np.asarray(value)
+        if array.dtype == np.float32 and array.nbytes == space.layout.span:
+            sums = space.layout.checksums(array.view(np.uint8))
+            hashes |= {f"{parameter}: {name}": each for parameter, each in sums.items()}
+        elif array.dtype != object:
+            hashes |= hashes_of_arrays({f"optimizer: {name}": array})
+    return hashes
 
 
 def hashes_of_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:

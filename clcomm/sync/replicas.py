@@ -81,6 +81,10 @@ class Replicas:
             ours.sharded_update.require_same_settings()
         self._guard.check(ours.space, lambda root: self.broadcast(model, root))
 
+    def check_all(self, ours: ModelSync, state: bool) -> None:
+        """Compare frozen parameters too, and the attached optimizer's state; act as `check` does. Collective."""
+        self._guard.check(ours.space, lambda root: self.broadcast(ours.space.model, root), True, state)
+
     def check_start(self, ours: ModelSync) -> None:
         """Compare the replicas before a model's first synchronisation, unless they are to differ; collective."""
         # Of a model whose gradients were reduced in backward, broadcast_parameters has divided the replicas.

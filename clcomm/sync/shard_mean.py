@@ -10,11 +10,12 @@ from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.host import require_memory
+from clcomm.sync.agreement import CHECKS
 from clcomm.sync.bucket_plan import GRADIENTS
 from clcomm.sync.finiteness import raise_non_finite
 from clcomm.sync.logical_shards import LogicalShards
 from clcomm.sync.shared_space import SharedSpace
-from clcomm.transport.reduction import prepared_reduction
+from clcomm.transport.reduction import prepared_reduction, reduce_in_rank_order
 
 
 class ShardMean:
@@ -56,6 +57,11 @@ class ShardMean:
         """Bytes that this rank has of the shards' gradients, of common memory its part."""
         return self._nbytes
 
+    @property
+    def rows(self) -> list[np.ndarray]:
+        """What this rank has put into the sum, uint8 arrays as long as the model's gradients; rank 0's is their sum."""
+        return [row.view(np.uint8)[: self._space.layout.span] for row in self._rows]
+
     def keep(self, shard: int) -> None:
         """Take the model's gradients as those of a shard; the model has none afterwards."""
         adapter, grads = self._space.adapter, self._space.arrays.grads
@@ -86,6 +92,15 @@ class ShardMean:
     def reduce(self) -> None:
         """Average the rows: the part of `run` in which ranks communicate."""
         self._comm.run_as_all_reduce(self._reduce, label=GRADIENTS, nbytes=self._space.layout.nbytes)
+
+    def again(self, shift: int) -> np.ndarray:
+        """Return the mean summed again, uint8, each rank's part by the rank `shift` before it; collective."""
+        comm, part = self._comm, self._mean.size // self._comm.size
+        parts, out = np.empty((self._firsts[-1], part), self._dtype), np.empty(part, self._dtype)
+        _Exchange(comm, np.asarray(self._rows), parts, self._firsts, shift).run()
+        reduce_in_rank_order(list(parts), out, "mean", self._shards.count)
+        whole = np.roll(comm.all_gather(out, label=CHECKS).reshape(-1), shift * part)
+        return whole.view(np.uint8)[: self._space.layout.span]
 
     def _prepared(self, rows: int) -> tuple[np.ndarray, Callable[[], None]]:
         """Return this rank's rows and the reduction of all; collective."""
@@ -138,12 +153,14 @@ class _Exchange:
         rows: this rank's.
         parts: receives this rank's part of all ranks' rows.
         firsts: the index of each rank's first row in `parts`, and their number at the end.
+        shift: each rank gets the part of the rank so many after it.
     """
 
-    def __init__(self, comm: Communicator, rows: np.ndarray, parts: np.ndarray, firsts: list[int]):
+    def __init__(self, comm: Communicator, rows: np.ndarray, parts: np.ndarray, firsts: list[int], shift: int = 0):
         self._comm, self._rows = comm, rows
         size = parts.shape[1]
-        self._cuts = [slice(rank * size, (rank + 1) * size) for rank in range(comm.size)]
+        begins = [(rank + shift) % comm.size * size for rank in range(comm.size)]
+        self._cuts = [slice(begin, begin + size) for begin in begins]
         self._receives = [parts[firsts[rank] : firsts[rank + 1]].reshape(-1) for rank in range(comm.size)]
 
     def run(self) -> None:
