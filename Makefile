@@ -137,8 +137,8 @@ courses: $(FOR_TEST) ## replayed steps and measured choices on many drawn course
 	CLCOMM_TEST_REPLAY_SEEDS=20 CLCOMM_TEST_TUNING_SEEDS=1000 \
 	  $(BIN)/python -m pytest tests/test_replayed_training.py tests/measure/test_sign_test.py $(TEST_ARGS)
 
-proofs: $(FOR_TEST) ## 1,000 drawn models on 2, 3, 4, 5 and 8 ranks, 200 with logical shards on all, and 10,000 random arrivals: half an hour
-	CLCOMM_PROOF_LAYOUTS=1000 CLCOMM_PROOF_SHARDED=200 CLCOMM_PROOF_ARRIVALS=10000 $(BIN)/python -m pytest tests/proofs
+proofs: $(FOR_TEST) ## 1,000 drawn models on 2, 3, 4, 5 and 8 ranks, 200 with logical shards on all, 1,000 bit flips, and 10,000 random arrivals: half an hour
+	CLCOMM_PROOF_LAYOUTS=1000 CLCOMM_PROOF_SHARDED=200 CLCOMM_PROOF_FLIPS=500 CLCOMM_PROOF_ARRIVALS=10000 $(BIN)/python -m pytest tests/proofs
 
 causes: $(FOR_TEST) ## 16 things that slow a training down, on every rank and on one: each the first named, 10 times
 	CLCOMM_CAUSES=10 $(BIN)/python -m pytest -o timeout=3000 tests/report/test_planted_causes.py

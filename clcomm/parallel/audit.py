@@ -267,18 +267,14 @@ class Audit:
             if 2 * max(votes) <= comm.size:
                 ranks, what = comm.name_ranks(sorted(found)), _differences(found[rank], found[auditor])
                 advice = "start three ranks, of which two tell" if comm.size == 2 else "look at all ranks' processors"
-                self._report(
-                    f"{expected}, but {ranks} differ each time in {what}, and nobody knows who is wrong; {advice}"
-                )
+                self._report(f"{expected}, but {ranks} differ each time in {what}, which proves none wrong; {advice}")
                 continue
             wrong = {each: bits for each, bits in found.items() if bits != right}
             lasting = {each: bits for each, bits in enumerate(again) if bits != right}
             first = next(iter((wrong | lasting).values()))
             tries = f"and {comm.name_ranks(sorted(lasting))} in the second try too" if lasting else "in one try of two"
             names, what = comm.name_ranks(sorted(wrong | lasting)), _differences(first, right)
-            self._report(
-                f"{expected}, but {names} got others in {what}, {tries}; look at the processor and memory there"
-            )
+            self._report(f"{expected}, but {names} got others in {what}, {tries}; look at processor and memory there")
 
     def _report(self, text: str) -> None:
         """Raise DivergenceError, or log the finding where the run is to go on; the same on every rank."""

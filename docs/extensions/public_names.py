@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 WITHOUT_ALL = (
     "clcomm.collectives.same_start", "clcomm.compression", "clcomm.costs.costfile", "clcomm.distributed_optimizer",
     "clcomm.elastic", "clcomm.errors", "clcomm.sampler", "clcomm.sync.balance", "clcomm.sync.decision",
-    "clcomm.adapters.adapter", "clcomm.adapters.netcl_optim", "clcomm.engine.fold", "clcomm.parallel.loss_scaling",
+    "clcomm.adapters.adapter", "clcomm.adapters.netcl_optim", "clcomm.engine.fold", "clcomm.parallel.audit",
+    "clcomm.parallel.loss_scaling",
 )  # fmt: skip
 #: Modules with an `__all__` for other modules of clcomm alone.
 INTERNAL = {"clcomm.transport"}

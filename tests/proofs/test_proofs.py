@@ -1,6 +1,7 @@
 """What is promised of synchronisation on any number of ranks, by drawn cases: a sample here, all in `make proofs`.
 
 CLCOMM_PROOF_LAYOUTS: models drawn for each number of ranks. CLCOMM_PROOF_SHARDED: networks drawn for all of them.
+CLCOMM_PROOF_FLIPS: bits that are flipped on each number of ranks.
 CLCOMM_PROOF_ARRIVALS: synchronisations in a row.
 CLCOMM_PROOF_SEED: what they are drawn from.
 """
@@ -20,12 +21,13 @@ from tests.faults.launch import ROOT, memory_environment, mpiexec
 
 LAYOUTS = int(os.environ.get("CLCOMM_PROOF_LAYOUTS", "0"))
 SHARDED = int(os.environ.get("CLCOMM_PROOF_SHARDED", "0"))
+FLIPS = int(os.environ.get("CLCOMM_PROOF_FLIPS", "0"))
 ARRIVALS = int(os.environ.get("CLCOMM_PROOF_ARRIVALS", "100"))
 SEED = os.environ.get("CLCOMM_PROOF_SEED", "0")
 #: Models drawn in the sample, by the number of ranks: more ranks than cores take their time.
 SAMPLE = {2: 16, 3: 8, 4: 6, 5: 3, 8: 2}
 #: More than any of it takes: what a hang is told by.
-LIMIT_S = 120 + LAYOUTS * 8 + SHARDED * 20 + ARRIVALS / 20
+LIMIT_S = 120 + LAYOUTS * 8 + SHARDED * 20 + FLIPS * 2 + ARRIVALS / 20
 SPARE_BYTES = 1 << 20
 
 
@@ -60,6 +62,16 @@ def test_drawn_networks_with_logical_shards_have_the_same_bits_on_any_number_of_
     found = json.loads(on_ranks(ranks, "shards", cases))
     assert found["differ"] == []
     assert found["compared"] == {str(count): cases for count in (2, 3, 4, 8) if count <= ranks}
+
+
+@pytest.mark.timeout(LIMIT_S + 30)
+@pytest.mark.parametrize("ranks", [3, 2])
+def test_audits_name_the_rank_step_and_parameter_of_flipped_bits_and_nothing_else(ranks):
+    flips = FLIPS or 9
+    found = json.loads(on_ranks(ranks, "audit", flips))
+    assert found["wrong"] == []
+    assert sum(found["totals"].values()) == flips
+    assert found["totals"]["named"] >= flips // 2
 
 
 @pytest.mark.timeout(LIMIT_S + 30)
