@@ -69,11 +69,17 @@ class Saved(NamedTuple):
 
     def before(self, step: int) -> tuple[Path | None, int]:
         """Return the last checkpoint before a step, and its step; None, 0: the run's start."""
-        began = self.facts(step)["program"]["began"]
-        found = [each for each in self.steps if began <= each < step]
+        facts = self.facts(step)
+        began, shards = facts["program"]["began"], facts["program"]["settings"]["logical_shards"]
+        usable = [
+            each for each, (_, checkpoint) in self.steps.items()
+            if each >= began and (shards or checkpoint.facts["world_size"] == facts["world_size"])
+        ]  # fmt: skip
+        found = [each for each in usable if each < step]
         if not found and began:
             raise ArgumentError(
-                f"--step: expected one after {began}, where a checkpoint was resumed that is not there, got {step}"
+                f"--step: expected one after {usable[0]}, the first saved since the run went on from step {began}, got "
+                f"{step}"
             )
         return (self.steps[found[-1]][0], found[-1]) if found else (None, 0)
 

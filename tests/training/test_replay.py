@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from clcomm import checkpoint, cli
+from clcomm.commands.replay import Saved
 from clcomm.communicator import Communicator
 from clcomm.errors import ClcommError
 from tests.helpers import one_line
@@ -37,7 +38,7 @@ TEXT = TextOptions(
 RUNS = {
     "mlp": OPTIONS, "convnet": replace(OPTIONS, model="convnet", augment=True, optimizer="sgd", grad_accumulation=2),
     "gpt": TEXT, "zero": replace(OPTIONS, zero=1), "shards": replace(OPTIONS, logical_shards=5),
-    "bf16": replace(OPTIONS, precision="bf16"),
+    "bf16": replace(OPTIONS, precision="bf16"), "scaled": replace(OPTIONS, loss_scaling=True),
 }  # fmt: skip
 
 
@@ -88,6 +89,25 @@ def test_each_value_of_a_rank_has_its_bits(auto: Communicator, tmp_path: Path, n
             assert {value.what for value in values} == {"forward", "gradient", "mean", "parameter"}
             shards = {value.shard for value in values if value.what == "forward"}
             assert shards == set(range(5 if name == "shards" else auto.size))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_steps_after_a_run_went_on_with_other_ranks_have_their_bits(auto: Communicator, tmp_path: Path) -> None:
+    path = Path(auto.broadcast_object(str(tmp_path / "run.npz")))
+    options = replace(OPTIONS, checkpoint=str(path), checkpoint_keep=9, checkpoint_every=2)
+    if auto.rank == 0:
+        start(replace(options, max_steps=2), Communicator(transport="solo")).run()
+    auto.rendezvous()
+    kept = recorded(replace(options, resume=str(path)), auto)
+    auto.rendezvous()
+    saved = Saved.of(str(path))
+    assert saved.before(6) == (checkpoint.earlier(path, 1), 4) and saved.before(2) == (None, 0)
+    with pytest.raises(
+        ClcommError, match="--step: expected one after 4, the first saved since the run went on from step 2, got 4"
+    ):
+        saved.before(4)
+    for step, values in saved.replayed(saved.before(5)[0], 5, 6):
+        assert_same(values, kept[step])
 
 
 class Planted(Session):
@@ -194,7 +214,7 @@ def without_program(saved: Path, into: Path) -> Path:
         ({}, ("--step", 9999999), r"--step: expected 1 to 6, the run's steps, got 9999999"),
         ({}, ("--step", 1, "--rank", 1), "--rank: expected 0 to 0, the run's ranks, got 1"),
         ({"version": "0.0.7"}, ("--step", 1), "expected one of clcomm .*, found 0.0.7; replay with the release"),
-        ({"began": 6}, ("--step", 3), "--step: expected one after 6, where a checkpoint was resumed"),
+        ({"began": 6}, ("--step", 3), "--step: expected one after 6, the first saved since the run went on from"),
         ({"module": "nowhere.training"}, ("--step", 1), "expected the run's module nowhere.training in "),
         ({"session": "nowhere:Session"}, ("--step", 1), "expected the run's nowhere:Session, found none in "),
         ({"session": "training.options:TrainingOptions"}, ("--step", 1), "expected the run's training.options:Train"),
