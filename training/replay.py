@@ -29,7 +29,7 @@ _Kind = TypeVar("_Kind")
 #: Options that a run has had, and a replay leaves out, as they change no bit of a step.
 _LEFT_OUT: dict[str, Any] = {
     "checkpoint_every": None, "target_accuracy": None, "elastic": False, "overlap": "off", "zero": 0,
-    "sharded_optimizer": False, "check_replicas": 0, "eval": False, "quiet": True,
+    "sharded_optimizer": False, "check_replicas": 0, "audit_every": 0, "eval": False, "quiet": True,
 }  # fmt: skip
 
 

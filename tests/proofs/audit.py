@@ -4,7 +4,8 @@
 optimizer, a transport, overlap, micro-batches, logical shards or none, and a precision, all drawn. Before the flips it
 runs without one, with and without audits, which must end with the same bits. A flip is in a place of PLACES, a step, a
 rank, an element and a bit. A training that nobody stops and that ends with the bits of the undisturbed one had a flip
-without effect, such as one in a value that ReLU sets to zero. Rank 0 prints how many flips were named, by place.
+without effect, such as one in a value that ReLU sets to zero, or one that rounding removes from the sum of a rank's
+shards. Rank 0 prints how many flips were named, by place.
 """
 
 from __future__ import annotations
