@@ -21,7 +21,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("clcomm/measure", "clcomm/adapters", "clcomm/weights"),
     ("clcomm/sync", "clcomm/summary", "clcomm/optim"),
     ("clcomm/zero", "clcomm/launch", "clcomm/top"),
-    ("clcomm/report", "clcomm/lizardist", "clcomm/parallel", "clcomm/devices", "clcomm/doctor"),
+    ("clcomm/report", "clcomm/lizardist", "clcomm/parallel", "clcomm/devices", "clcomm/doctor", "clcomm/verify"),
     ("clcomm/commands", "clcomm/horovod", "clcomm/torch", "clcomm/netcl", "models"),
     ("training/data", "training/engines"),
     ("training/comparison",),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from clcomm.commands.command import Command
 
 if TYPE_CHECKING:
-    from clcomm.doctor.finding import Finding
+    from clcomm.console.finding import Finding
 
+NAME = "clcomm doctor"
 #: The exit code where a problem was found; notes alone are 0.
 FOUND = 1
 
@@ -25,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Examine, print, and return FOUND if there is a problem; under mpiexec rank 0 prints, and all return the same."""
-    from clcomm.doctor import examine, finding, network, start
+    from clcomm.console import finding
+    from clcomm.doctor import examine, network, start
     from clcomm.doctor.job import JobFacts
     from clcomm.host.launcher import launched_rank, launched_ranks, local_place
     from clcomm.launch.mpiexec import require_hostfile
@@ -45,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
         return _shown(examine.judge(JobFacts([facts], True)), options.json) if prints else FOUND
     from clcomm.transport import mpi_runtime
 
-    render = finding.as_json if options.json else finding.as_text
+    render = finding.as_json if options.json else partial(finding.as_text, command=NAME)
     job = examine.together(facts, launched, render if prints else None)
     code = 0 if job is None else _shown(examine.judge(job), options.json)
     if not mpi_runtime.is_running():
@@ -55,33 +58,19 @@ def run(options: argparse.Namespace) -> int:
 
 def _shown(findings: list[Finding], as_json: bool) -> int:
     """Print findings and return the exit code; where the output cannot be written, they go to standard error."""
-    from clcomm.doctor import finding
-    from clcomm.doctor.finding import PROBLEM, problem
+    from clcomm.console import finding
+    from clcomm.console.finding import PROBLEM, problem
 
     try:
-        _print(findings, as_json)
+        finding.show(findings, NAME, as_json)
         sys.stdout.flush()
     except BrokenPipeError:  # its reader has seen enough
         raise
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is in the buffer still
         findings = [*findings, problem("output", f"could not be written: {error.strerror}", "name a file elsewhere")]
-        sys.stderr.write(finding.as_text(findings))
-    return FOUND if any(finding.level == PROBLEM for finding in findings) else 0
-
-
-def _print(findings: list[Finding], as_json: bool) -> None:
-    from clcomm.doctor import finding
-
-    if as_json:
-        sys.stdout.write(finding.as_json(findings))
-        return
-    try:
-        from clcomm.console.output import make_console
-
-        make_console(highlight=False, soft_wrap=False).print(finding.table(findings))
-    except ImportError:  # Rich is hidden or missing, which is one of the findings
-        sys.stdout.write(finding.as_text(findings))
+        sys.stderr.write(finding.as_text(findings, NAME))
+    return FOUND if any(each.level == PROBLEM for each in findings) else 0
 
 
 COMMAND = Command(

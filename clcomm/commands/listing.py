@@ -25,6 +25,7 @@ class Listed(NamedTuple):
 #: In the order in which the help shows them.
 COMMANDS: tuple[Listed | Command, ...] = (
     Listed("run", "start a script on some ranks, or a job again from its newest checkpoint when it fails"),
+    Listed("verify", "find out whether a script trains on several ranks as one process would"),
     Listed("top", "watch a running job's ranks: step, speed, waits, memory"),
     Listed("doctor", "find out what is wrong with an installation, a host or a job's ranks"),
     Listed("devices", "list the OpenCL devices and which one a rank takes"),

@@ -134,7 +134,7 @@ def run(options: argparse.Namespace) -> int:
         return Supervisor(_command(options, job), restarts, options.pause).run()
     if not options.module:
         job, options.module = horovodrun.without_python(job)
-    _require_script(job, options.module)
+    require_script("run", job, options.module)
     if options.hostfile:
         require_hostfile(options.hostfile)
     if options.hosts and options.hostfile:
@@ -168,14 +168,14 @@ def _command(options: argparse.Namespace, job: list[str]) -> list[str]:
     return job
 
 
-def _require_script(job: list[str], is_module: bool) -> None:
+def require_script(command: str, job: list[str], is_module: bool) -> None:
     """Raise ArgumentError unless a script or a module's name is given; the ranks check that it exists."""
     if not job or job[0].startswith("-"):
         what, example = ("module", "-m package.train") if is_module else ("script", "train.py")
         got = repr(job[0]) if job else "none"
-        raise ArgumentError(f"run: expected a {what}, as in clcomm run -n 4 {example}, got {got}")
+        raise ArgumentError(f"{command}: expected a {what}, as in clcomm {command} -n 4 {example}, got {got}")
     if not is_module and not os.path.exists(job[0]):
-        raise ArgumentError(f"run: expected a Python script that exists, got {job[0]!r}")
+        raise ArgumentError(f"{command}: expected a Python script that exists, got {job[0]!r}")
 
 
 COMMAND = Command(

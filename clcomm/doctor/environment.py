@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from clcomm.doctor.finding import Finding, note, ok, problem
+from clcomm.console.finding import Finding, note, ok, problem
 from clcomm.doctor.job import JobFacts
 from clcomm.host import variables
 

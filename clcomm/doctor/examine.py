@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from clcomm.console.finding import Finding, note, problem
 from clcomm.doctor import (
     caches,
     cores,
@@ -22,7 +23,6 @@ from clcomm.doctor import (
     place,
     start,
 )
-from clcomm.doctor.finding import Finding, note, problem
 from clcomm.doctor.guard import StageGuard
 from clcomm.doctor.job import FAILED, Facts, JobFacts
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from clcomm.doctor.finding import Finding, note, ok, problem
+from clcomm.console.finding import Finding, note, ok, problem
 from clcomm.doctor.job import JobFacts
 from clcomm.doctor.limits import temporary
 from clcomm.units import format_size

@@ -7,7 +7,7 @@ import os
 import resource
 from collections.abc import Iterator
 
-from clcomm.doctor.finding import Finding, note, ok, problem
+from clcomm.console.finding import Finding, note, ok, problem
 from clcomm.doctor.job import FAILED, Facts, JobFacts
 from clcomm.units import format_size
 

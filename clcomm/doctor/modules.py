@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from clcomm._version import __version__
-from clcomm.doctor.finding import Finding, note, ok, problem
+from clcomm.console.finding import Finding, note, ok, problem
 from clcomm.doctor.job import Facts, JobFacts
 from clcomm.errors import name_ranks
 

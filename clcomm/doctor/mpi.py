@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
 
-from clcomm.doctor.finding import Finding, note, ok, problem
+from clcomm.console.finding import Finding, note, ok, problem
 from clcomm.doctor.job import Facts, JobFacts
 from clcomm.launch import mpiexec
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clcomm.doctor.finding import Finding, note, ok, problem
+from clcomm.console.finding import Finding, note, ok, problem
 from clcomm.doctor.job import Facts, JobFacts
 from clcomm.errors import name_ranks
 from clcomm.units import format_size

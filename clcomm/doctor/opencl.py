@@ -20,8 +20,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from clcomm.console.finding import Finding, note, ok, problem
 from clcomm.doctor import caches
-from clcomm.doctor.finding import Finding, note, ok, problem
 from clcomm.doctor.job import Facts, JobFacts
 from clcomm.errors import ClcommError, name_ranks
 from clcomm.storage.scratch import scratch_directory

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from clcomm.doctor.finding import Finding, note, ok
+from clcomm.console.finding import Finding, note, ok
 from clcomm.doctor.job import JobFacts
 from clcomm.host.launcher import launched_rank
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from clcomm.doctor.finding import Finding, ok, problem
+from clcomm.console.finding import Finding, ok, problem
 from clcomm.doctor.job import JobFacts
 from clcomm.launch import mpiexec
 

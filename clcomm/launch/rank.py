@@ -11,7 +11,10 @@ import importlib.util
 import os
 import runpy
 import sys
+from collections.abc import Callable
+from functools import partial
 from types import TracebackType
+from typing import NoReturn
 
 from clcomm.launch import rank_logs
 from clcomm.launch.threads import share_cores
@@ -23,6 +26,17 @@ CHOSEN = "-"
 def main() -> None:
     """Run this process's command line; a failure ends the job."""
     address, port, logs, *job = sys.argv[1:]
+    start(job, address, port, logs)
+
+
+def start(
+    job: list[str], address: str = CHOSEN, port: str = CHOSEN, logs: str = CHOSEN,
+    around: Callable[[Callable[[], None]], None] | None = None,
+) -> NoReturn:  # fmt: skip
+    """Run a script as a rank, and end the process.
+
+    around: calls the function that it is given, which runs the script; None: nothing is done around it.
+    """
     if logs != CHOSEN:
         rank_logs.redirect(logs)
     share_cores()
@@ -38,7 +52,8 @@ def main() -> None:
         _set_variables(address, port)
         with contextlib.suppress(AttributeError, ValueError):  # a stream of another kind, or closed
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-        _run_script(job)
+        script = partial(_run_script, job)
+        script() if around is None else around(script)
 
     endings.run(run, tidy=_without_own_frames)
 

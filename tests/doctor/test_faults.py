@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from clcomm import Communicator
+from clcomm.console.finding import NOTE, OK, PROBLEM, Finding
 from clcomm.doctor import (
     caches,
     cores,
@@ -30,7 +31,6 @@ from clcomm.doctor import (
     opencl,
     place,
 )  # fmt: skip
-from clcomm.doctor.finding import NOTE, OK, PROBLEM, Finding
 from clcomm.doctor.job import JobFacts
 from clcomm.engine import kernel_cache
 from clcomm.launch.mpiexec import MPICH, OPEN_MPI

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from clcomm.console.finding import NOTE, OK, PROBLEM
 from clcomm.doctor import caches, environment, examine, limits, modules, mpi, place, start
-from clcomm.doctor.finding import NOTE, OK, PROBLEM
 from clcomm.doctor.job import JobFacts
 from tests.doctor import planted
 from tests.doctor.test_faults import bad, job_of, only
@@ -146,7 +146,7 @@ def test_an_output_that_cannot_be_written(as_json, tmp_path) -> None:
     code = (
         "import sys, resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); from clcomm.commands import doctor\n"
     )
-    code += f"from clcomm.doctor.finding import ok; sys.exit(doctor._shown([ok('a', 'b')], {as_json}))"
+    code += f"from clcomm.console.finding import ok; sys.exit(doctor._shown([ok('a', 'b')], {as_json}))"
     with (tmp_path / "out").open("w") as out:
         done = subprocess.run([sys.executable, "-c", code], stdout=out, stderr=subprocess.PIPE, text=True, timeout=60,
                               cwd=ROOT, env=clean_environment(), check=False)  # fmt: skip

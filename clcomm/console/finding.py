@@ -1,8 +1,9 @@
-"""Findings, each with a statement, its level and a remedy; and all of them as a table and as JSON."""
+"""Findings of `clcomm doctor` and `clcomm verify`: statements with a level and a remedy, as a table and as JSON."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -53,7 +54,7 @@ def problem(check: str, what: str, remedy: str, **evidence: object) -> Finding:
     return Finding(check, PROBLEM, what, remedy, evidence)
 
 
-def table(findings: Sequence[Finding]) -> TextTable:
+def table(findings: Sequence[Finding], command: str) -> TextTable:
     """Return the findings in their order, each remedy below its finding, and how many problems and notes there are."""
     rows, styles = [], []
     for finding in findings:
@@ -62,18 +63,31 @@ def table(findings: Sequence[Finding]) -> TextTable:
         if finding.remedy:
             rows.append(("", "", f"-> {finding.remedy}"))
             styles.append("")
-    return TextTable(_COLUMNS, rows, styles=styles, note=summary(findings))
+    return TextTable(_COLUMNS, rows, styles=styles, note=summary(findings, command))
 
 
-def summary(findings: Sequence[Finding]) -> str:
+def summary(findings: Sequence[Finding], command: str) -> str:
     counts = {level: sum(finding.level == level for finding in findings) for level in (PROBLEM, NOTE, OK)}
     bad = ", ".join(f"{count} {level}{'s' if count > 1 else ''}" for level, count in counts.items()
                     if count and level != OK)  # fmt: skip
-    return f"clcomm doctor: {bad or 'nothing to complain of'}, {counts[OK]} ok"
+    return f"{command}: {bad or 'nothing to complain of'}, {counts[OK]} ok"
 
 
-def as_text(findings: Sequence[Finding]) -> str:
-    return f"{table(findings)}\n"
+def as_text(findings: Sequence[Finding], command: str) -> str:
+    return f"{table(findings, command)}\n"
+
+
+def show(findings: Sequence[Finding], command: str, is_json: bool) -> None:
+    """Print the findings of a command."""
+    if is_json:
+        sys.stdout.write(as_json(findings))
+        return
+    try:
+        from clcomm.console.output import make_console
+
+        make_console(highlight=False, soft_wrap=False).print(table(findings, command))
+    except ImportError:  # Rich is hidden or missing, which is one of the doctor's findings
+        sys.stdout.write(as_text(findings, command))
 
 
 def as_json(findings: Sequence[Finding]) -> str:

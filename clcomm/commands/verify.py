@@ -1,0 +1,71 @@
+"""`clcomm verify`: whether a script trains on several ranks as one process would, with clcomm/verify/."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from clcomm.commands.command import Command
+from clcomm.commands.run import require_script
+from clcomm.console.option_types import number, whole_number
+from clcomm.errors import ArgumentError
+from clcomm.host.launcher import launched_ranks
+
+#: Exit codes: the script has mistakes; it cannot be judged.
+FOUND, UNKNOWN = 1, 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-n", dest="ranks", type=whole_number(2), default=2, metavar="N", help="number of ranks; default: %(default)s")
+    add("--steps", type=whole_number(1, 1000), default=5, metavar="K",
+        help="end the script after so many steps of each optimizer; default: %(default)s")  # fmt: skip
+    add("--timeout", type=number(above=True), default=60.0, metavar="S",
+        help="end it when training ranks are silent for so many seconds; default: %(default)g")  # fmt: skip
+    add("--json", action="store_true", help="print the findings as JSON, with their evidence")
+    add("--show-output", action="store_true", help="print what the ranks printed, too")
+    add("-m", "--module", action="store_true", help="what follows is a module's name, as with python -m")
+    parser.add_argument("job", nargs=argparse.REMAINDER, metavar="script ...", help="such as train.py --epochs 3")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Watch the script, print the findings, and return 0, FOUND or UNKNOWN."""
+    if launched_ranks() > 1:
+        raise ArgumentError("verify: expected to be outside mpiexec, as in clcomm verify -n 2 train.py, got a rank")
+    require_script("verify", options.job, options.module)
+    from clcomm.console import finding
+    from clcomm.storage.scratch import remove_stale, scratch_directory
+    from clcomm.verify import job as watched
+    from clcomm.verify.judge import judge, refusal
+
+    remove_stale()
+    with scratch_directory("run") as folder:
+        output = folder / "output"
+        words = [*["-m"] * options.module, *options.job]
+        record = watched.watch(words, options.ranks, options.steps, options.timeout, folder, output)
+        printed = output.read_text(errors="replace")
+    if options.show_output:
+        sys.stdout.write(printed)
+    found = judge(record)
+    is_wrong = any(each.level == finding.PROBLEM for each in found)
+    why = "" if is_wrong else refusal(record)
+    if why:
+        raise ArgumentError(f"verify: cannot judge this script: {why}; --show-output prints what it printed")
+    finding.show(found, "clcomm verify", options.json)
+    return FOUND if is_wrong else 0
+
+
+COMMAND = Command(
+    "verify",
+    "find out whether a script trains on several ranks as one process would",
+    "Run an unchanged script on some ranks for a few optimizer steps and watch it: parameters, batches, gradients, "
+    "options, buffers. Say what differs from one process with the whole batch, where first, and why. It knows "
+    "PyTorch with backend clcomm or another, DistributedDataParallel, Horovod's calls, and clcomm's Synchronizer. "
+    "Exit code 0: it trains alike; 1: mistakes were found; 2: it cannot be judged.",
+    add_arguments,
+    run,
+    (
+        ("clcomm verify train.py --epochs 3", "two ranks, five steps"),
+        ("clcomm verify -n 3 --steps 20 -m package.train", "three ranks of a module, twenty steps"),
+    ),
+)
