@@ -1,6 +1,8 @@
 """Copies to and from a device with memory of its own: in order with its kernels, and while these wait.
 
-A user event holds the kernels' queue up, so that what goes on meanwhile is seen without a clock.
+A user event holds the kernels' queue up, so that what goes on meanwhile is seen without a clock. On a GPU a kernel
+does so that turns until the host writes to its memory, since NVIDIA's driver (580.159) ends in a segmentation fault
+once a user event is complete that commands wait for.
 """
 
 from __future__ import annotations
@@ -36,6 +38,10 @@ def held_up(device: Device) -> Iterator[None]:
     """Let nothing that is queued from here on start before the block ends."""
     import pyopencl as cl
 
+    if device.cl_device.type & cl.device_type.GPU:
+        with turning(device):
+            yield
+        return
     gate = cl.UserEvent(device.context)
     cl.enqueue_barrier(device.queue, wait_for=[gate])
     device.queue.flush()
@@ -43,6 +49,34 @@ def held_up(device: Device) -> Iterator[None]:
         yield
     finally:
         gate.set_status(cl.command_execution_status.COMPLETE)
+        device.finish()
+
+
+TURN = """
+__kernel void turn(volatile __global int *gate, ulong most)
+{
+    for (ulong turns = 0; turns < most && !gate[0]; turns++)
+        ;
+}
+"""
+
+
+@contextmanager
+def turning(device: Device) -> Iterator[None]:
+    """Let a kernel turn until the block ends, or for some seconds."""
+    import pyopencl as cl
+
+    pinned = cl.Buffer(device.context, cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR, 4)
+    aside = cl.CommandQueue(device.context)
+    gate, _ = cl.enqueue_map_buffer(aside, pinned, cl.map_flags.WRITE, 0, (1,), np.int32)
+    gate[0] = 0
+    turn = cl.Program(device.context, TURN).build().turn
+    turn(device.queue, (1,), (1,), pinned, np.uint64(1 << 23))
+    device.queue.flush()
+    try:
+        yield
+    finally:
+        gate[0] = 1
         device.finish()
 
 
