@@ -18,6 +18,7 @@ from clcomm.errors import ArgumentError
 from clcomm.stats.call import Call
 from clcomm.stats.comm_stats import Collective, Phase
 from clcomm.transport import Transport
+from clcomm.transport.base import Reducer
 from clcomm.transport.reduction import Fold
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Plans:
     """
 
     def __init__(self) -> None:
-        self.of: dict[tuple[object, ...], tuple[Call, Transport]] = {}
+        self.of: dict[tuple[object, ...], tuple[Call, Reducer]] = {}
         self.scheduled: dict[str, ScheduledAllReduce] = {}
         self.prepared = 0
 
@@ -99,7 +100,8 @@ class AllReduces:
         planned = None if key is None else self.plans.of.get(key)
         if planned is None:
             source, target, finish = self._reduction_operands(array, op, out)
-            call, chosen = self._plan(array, source, target, op, label, nbytes, bucket, compared=compared)
+            chosen = self.world.reducer_for(source, target)
+            call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, compared=compared)
             if key is not None:
                 if len(self.plans.of) >= KEPT_CALLS:
                     self.plans.of.clear()
@@ -149,7 +151,9 @@ class AllReduces:
         are not repeated. Preparing is collective, and so is each call. Calls in different orders on different ranks
         raise MismatchError where memory is shared.
         """
-        source, target, call, chosen = self._prepare(array, op, out, label, nbytes, bucket, "prepared")
+        source, target, number = self._prepare(array, op, out, "prepared")
+        chosen = self.world.reducer_for(source, target)
+        call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, number)
         prepared = self.runner.prepare(call, chosen.prepare_all_reduce, source, target, op)
         keeps = self, source, target
         if prepared.launch is None or not self.runner.checked:
@@ -177,7 +181,8 @@ class AllReduces:
         spends in this call and in `wait()` and `done()` of any of this Communicator's handles.
         """
         source, target = self._contiguous_operands(array, op, out, "non-blocking")
-        call, chosen = self._plan(array, source, target, op, label, nbytes, bucket, compared=compared)
+        chosen = self.world.transport_for(source, target)
+        call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, compared=compared)
         result = array if out is None else out
         start = partial(chosen.start_all_reduce, source, target, op)
         return self.runner.start(call, start, result, keeps=self)
@@ -198,18 +203,21 @@ class AllReduces:
         the same order, and wait for one before they start it again. The returned function takes an optional function
         that returns whether the caller's device is computing; the caller's time in calls then counts as hidden.
         """
-        source, target, call, chosen = self._prepare(array, op, out, label, nbytes, bucket, "non-blocking")
+        source, target, number = self._prepare(array, op, out, "non-blocking")
+        chosen = self.world.transport_for(source, target)
+        call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, number)
         prepared = self.runner.prepare(call, chosen.prepare_start, source, target, op)
         result, keeps = array if out is None else out, (self, source, target)
         return PreparedBackgroundCollective(self.runner, call, prepared, result, keeps).start
 
     def _prepare(
-        self, array: np.ndarray, op: str, out: np.ndarray | None, label: str, nbytes: int | None, bucket: int, kind: str
-    ) -> tuple[np.ndarray, np.ndarray, Call, Transport]:
+        self, array: np.ndarray, op: str, out: np.ndarray | None, kind: str
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """Return source, target and number of an all-reduce to prepare."""
         source, target = self._contiguous_operands(array, op, out, kind)
         self.runner.complete_in_flight()
         self.plans.prepared += 1
-        return source, target, *self._plan(array, source, target, op, label, nbytes, bucket, self.plans.prepared)
+        return source, target, self.plans.prepared
 
     def _contiguous_operands(
         self, array: np.ndarray, op: str, out: np.ndarray | None, kind: str
@@ -242,8 +250,10 @@ class AllReduces:
         """
         from clcomm.transport.hierarchical import HierarchicalTransport
 
-        source, target, call, chosen = self._prepare(array, "sum", out, label, None, -1, "prepared")
+        source, target, number = self._prepare(array, "sum", out, "prepared")
+        chosen = self.world.transport_for(source, target)
         assert isinstance(chosen, HierarchicalTransport)
+        call = self._call_of(chosen, array, source, target, "sum", label, None, -1, number)
         prepared = self.runner.prepare(call, chosen.prepare_between_hosts, source, target, between)
         return PreparedCollective(self.runner, call, prepared.run, (self, source, target)).run
 
@@ -301,8 +311,9 @@ class AllReduces:
             return address(array), address(into), array.shape, array.dtype, op, *others
         return None
 
-    def _plan(
+    def _call_of(
         self,
+        chosen: Reducer,
         array: np.ndarray,
         source: np.ndarray,
         target: np.ndarray,
@@ -312,13 +323,12 @@ class AllReduces:
         bucket: int,
         prepared: int = 0,
         compared: str | None = None,
-    ) -> tuple[Call, Transport]:
-        chosen, is_aligned = self.world.transport_for(source, target), source.flags.aligned and target.flags.aligned
-        call = self.runner.call(
+    ) -> Call:
+        is_aligned = source.flags.aligned and target.flags.aligned
+        return self.runner.call(
             "all_reduce", chosen, label, array=array, nbytes=nbytes, op=op, bucket=bucket, prepared=prepared,
             compared=compared, is_aligned=is_aligned,
         )  # fmt: skip
-        return call, chosen
 
     def _reduction_operands(
         self, array: np.ndarray, op: str, out: np.ndarray | None

@@ -27,6 +27,7 @@ from clcomm.transport.mpi_transport import MpiTransport
 from clcomm.transport.reduction import prepared_reduction_by_hosts
 from clcomm.transport.rendezvous import MpiRendezvous, Rendezvous
 from clcomm.transport.shared import SharedTransport
+from clcomm.transport.staged import StagedAllReduces
 
 #: Warned where MPI offers no shared memory.
 NO_WINDOWS = (
@@ -139,7 +140,8 @@ def _open_memory(world: World, base: MpiTransport, host: Intracomm, hosts: Hosts
     if hosts.nested:
         world.shared = HierarchicalTransport(base, host, hosts)
     else:
-        world.shared = SharedTransport(host, world.pending, base.comparisons)
+        world.shared = shared = SharedTransport(host, world.pending, base.comparisons)
+        world.staged = StagedAllReduces(shared.slots, shared.is_common)
     return ""
 
 

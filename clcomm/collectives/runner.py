@@ -91,7 +91,7 @@ class CollectiveRunner:
         if call is None:
             if len(self.calls) >= KEPT_CALLS:
                 self.calls.clear()
-            through_mpi = self.checked and transport is not self._world.shared
+            through_mpi = self.checked and not self._world.compares(transport)
             call = self.calls[key] = Call(operation, label, transport.name, through_mpi=through_mpi, **details)
         return call
 

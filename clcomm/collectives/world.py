@@ -18,7 +18,9 @@ from clcomm.transport.rendezvous import NoRendezvous, Rendezvous
 if TYPE_CHECKING:
     from clcomm.job.other_hosts import OtherHosts
     from clcomm.job.status_page import StatusPage
+    from clcomm.transport.base import Reducer
     from clcomm.transport.memory_transport import MemoryTransport
+    from clcomm.transport.staged import StagedAllReduces
 
 T = TypeVar("T")
 
@@ -43,6 +45,8 @@ class World:
     base: Transport = field(default_factory=SoloTransport)
     #: Reduces arrays that it allocated itself; None without shared memory.
     shared: MemoryTransport | None = None
+    #: All-reduces of arrays in other memory, where all ranks are on one host that has shared memory.
+    staged: StagedAllReduces | None = None
     #: Unfinished operations of both.
     pending: deque[Pending] = field(default_factory=deque)
     local_rank: int = 0
@@ -73,6 +77,15 @@ class World:
             return self.shared
         return self.base
 
+    def reducer_for(self, *arrays: np.ndarray) -> Reducer:
+        """Return what reduces these arrays in a blocking call."""
+        chosen = self.transport_for(*arrays)
+        return self.staged if chosen is self.base and self.staged is not None else chosen
+
+    def compares(self, mover: object) -> bool:
+        """Return whether a transport, or a part of one, compares the ranks' calls itself: MPI compares nothing."""
+        return mover is self.shared or mover is self.staged
+
     def is_common(self, array: np.ndarray) -> bool:
         """Return whether an array is memory common to all ranks of this host."""
         return self.shared is not None and self.shared.is_common(array)
@@ -87,5 +100,5 @@ class World:
 
     def close(self) -> None:
         """Forget the memory and MPI's communicator, which somebody else frees."""
-        self.shared, self.comm = None, None
+        self.shared = self.staged = self.comm = None
         self.address = address_of  # MPI's function may not be called after MPI.Finalize

@@ -103,6 +103,8 @@ class Call:
             details.append(f"prepared as number {self.prepared}")
         if self.through_mpi and self.dtype is not None:
             details.append("through MPI")
+        if self.transport == "staged":
+            details.append("in other memory")
         return f"{name}{'' if self.is_counted else ' after'} #{sequence}" + (
             f" ({', '.join(details)})" if details else ""
         )

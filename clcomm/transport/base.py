@@ -23,6 +23,18 @@ class PreparedAllReduce(ABC):
         """Reduce, with the other ranks."""
 
 
+class Reducer(Protocol):
+    """Runs blocking all-reduces: a Transport, or a part of one."""
+
+    name: str
+
+    def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
+        """See `Transport.all_reduce`."""
+
+    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedAllReduce:
+        """See `Transport.prepare_all_reduce`."""
+
+
 class PreparedStart(Protocol):
     """A collective on fixed memory that is started in the background."""
 

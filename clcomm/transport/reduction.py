@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import partial
-from typing import Protocol
+from typing import ParamSpec, Protocol
 
 import numpy as np
 
 from clcomm.host.bfloat16 import BFLOAT16, widened
+
+P = ParamSpec("P")
 
 #: The NumPy function of each operation; a mean is a sum divided by the number of ranks.
 FOLDS: dict[str, Callable[..., np.ndarray]] = {
@@ -112,6 +114,29 @@ def prepared_reduction(
     return without_warnings(_Sequence(parts).run)
 
 
+class RowsFold:
+    """Folds rows of a dtype, in rank order, into an array that each call names.
+
+    Args:
+        op: a key of FOLDS.
+        dtype: of the rows; not bfloat16.
+        ranks: the number of rows.
+    """
+
+    def __init__(self, op: str, dtype: np.dtype, ranks: int):
+        self._fold, self._others = FOLDS[op], range(2, ranks)
+        self._scale, self._factor = _scale_of(ranks if op == "mean" else 1, dtype)
+        self.into = without_warnings(self._into)
+
+    def _into(self, rows: Sequence[np.ndarray], out: np.ndarray) -> None:
+        fold = self._fold
+        fold(rows[0], rows[1], out=out)
+        for index in self._others:
+            fold(out, rows[index], out=out)
+        if self._scale is not None:
+            self._scale(out, self._factor, out=out)
+
+
 class _Sequence:
     """Calls, one after another."""
 
@@ -137,15 +162,21 @@ def _parts_of_piece(
         parts: list[Callable[[], object]] = [partial(np.copyto, out, rows[0])]
     else:
         parts = [partial(fold, rows[0], rows[1], out=out), *(partial(fold, out, row, out=out) for row in rows[2:])]
+    scale, factor = _scale_of(divisor, out.dtype)
+    return parts if scale is None else [*parts, partial(scale, out, factor, out=out)]
+
+
+def _scale_of(divisor: int, dtype: np.dtype) -> tuple[Callable[..., np.ndarray] | None, np.ndarray | None]:
+    """Return the operation that divides, with its operand; None for 1."""
     if divisor == 1:
-        return parts
-    if out.dtype.kind == "f" and divisor & (divisor - 1) == 0:
+        return None, None
+    if dtype.kind == "f" and divisor & (divisor - 1) == 0:
         # The reciprocal of a power of two is exact: the same bits as the division's, and faster.
-        return [*parts, partial(np.multiply, out, np.asarray(1 / divisor, out.dtype), out=out)]
-    return [*parts, partial(np.divide, out, np.asarray(divisor, out.dtype), out=out)]
+        return np.multiply, np.asarray(1 / divisor, dtype)
+    return np.divide, np.asarray(divisor, dtype)
 
 
-def without_warnings(work: Callable[[], None]) -> Callable[[], None]:
+def without_warnings(work: Callable[P, None]) -> Callable[P, None]:
     """Return `work` without NumPy's floating-point warnings: the caller checks for NaN and Inf, as with MPI."""
     if np.lib.NumpyVersion(np.__version__) < "2.0.0":
         return np.errstate(all="ignore")(work)

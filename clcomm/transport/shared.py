@@ -15,11 +15,10 @@ from functools import partial
 
 import numpy as np
 
-from clcomm.host.arrays import PAGE, aligned_empty
 from clcomm.transport.base import PreparedAllReduce, PreparedStart, require_aligned
 from clcomm.transport.comparisons import Comparisons
 from clcomm.transport.fused import MOST_POLLS, FusedReduction, OwnPart, words_of
-from clcomm.transport.host_memory import KEPT, HostMemory
+from clcomm.transport.host_memory import HostMemory
 from clcomm.transport.memory_transport import MemoryTransport
 from clcomm.transport.mpi_failures import revoke
 from clcomm.transport.mpi_messages import exchange_arrays
@@ -29,14 +28,10 @@ from clcomm.transport.reduction import Fold, prepared_reduction, reduce_in_rank_
 from clcomm.transport.rendezvous import HostRendezvous, length_and_dtype
 from clcomm.transport.same_arrays import require_alike
 from clcomm.transport.shards import shards
+from clcomm.transport.slot_reduction import SlotAllReduce, Slots
 from clcomm.transport.start_order import StartOrder
 from clcomm.transport.started import Counters, StartedReduction
 from clcomm.transport.work_queue import WorkQueueReduction
-
-#: Arrays up to this size use slots, one per rank; for larger ones, a fold on every rank costs more than a rendezvous.
-SMALL_ARRAY_BYTES = 8 << 10
-#: The same where ranks share cores, for all ranks' arrays together: a rendezvous then takes several context switches.
-SHARED_CORES_SLOTS_BYTES = 128 << 10
 
 
 class SharedTransport(MemoryTransport):
@@ -66,12 +61,10 @@ class SharedTransport(MemoryTransport):
         self._comparisons = comparisons or Comparisons(comm, self.background)
         self._pending: deque[Pending] = deque() if pending is None else pending
         self._counters = Counters(self.memory)
-        slots, notes = np.split(self.memory.scratch, [_slots_bytes(self.world_size)])
+        slots, notes = np.split(self.memory.scratch, [Slots.nbytes(self.world_size)])
         self.start_order = StartOrder(notes, self.rendezvous)
-        # Two slots for each rank, used in turn.
-        self._slots = slots.reshape(2, self.world_size, _slot_bytes(self.world_size))
-        self._small_bytes = SMALL_ARRAY_BYTES if self.rendezvous.polls else self._slots.shape[2]
-        self._slot_reductions: dict[tuple[object, ...], _SlotReduction] = {}
+        self.slots = Slots(slots, self.rendezvous)
+        self._small_bytes = self.slots.small_bytes
 
     @staticmethod
     def can_open(comm: Intracomm) -> bool:
@@ -81,7 +74,7 @@ class SharedTransport(MemoryTransport):
 
     def fold_with(self, fold: Fold | None) -> None:
         super().fold_with(fold)
-        self._slot_reductions.clear()
+        self.slots.fold_with(fold)
 
     # --- collectives ---
 
@@ -90,7 +83,7 @@ class SharedTransport(MemoryTransport):
 
     def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         if 0 < source.nbytes <= self._small_bytes:
-            self._slot_reduction(source, op).reduce(source, out)
+            self.slots.reduction(source, op).reduce(source, out)
             return
         everyone = self.rendezvous.exchange(self.memory.places(source, out), length_and_dtype(source))
         self._kept_reduction(source, out, op, everyone)()
@@ -102,7 +95,7 @@ class SharedTransport(MemoryTransport):
         if fused is not None:
             return fused
         if 0 < source.nbytes <= self._small_bytes:
-            return _SlotAllReduce(self._slot_reduction(source, op), source, out)
+            return SlotAllReduce(self.slots.reduction(source, op), source, out)
         return _ShardAllReduce(self.rendezvous, self._shard_reduction(source, out, op, everyone))
 
     def _fused_reduction(
@@ -124,16 +117,6 @@ class SharedTransport(MemoryTransport):
                 fused = WorkQueueReduction(rendezvous, kind, out, partial(prepared, shares=True))
         works = fused is not None and fused.launch is not None
         return fused if self.rendezvous.exchange([works])[:, 0].all() else None
-
-    def _slot_reduction(self, like: np.ndarray, op: str) -> _SlotReduction:
-        """Return the cached reduction of small arrays like this one."""
-        key = (like.nbytes, like.dtype, op)
-        found = self._slot_reductions.get(key)
-        if found is None:
-            if len(self._slot_reductions) >= KEPT:
-                self._slot_reductions.clear()
-            found = self._slot_reductions[key] = _SlotReduction(self.rendezvous, self._slots, like, op, self.fold)
-        return found
 
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
         compared, everyone = self._comparisons.begin(self.rendezvous.tag, self.memory.places(source, out))
@@ -228,54 +211,5 @@ class _ShardAllReduce(PreparedAllReduce):
         self._leave()
 
 
-class _SlotReduction:
-    """Small arrays of one kind, reduced with a single rendezvous: each rank folds all slots.
-
-    The next call uses the other slots, so a late rank may still read these. Only final values are written to the
-    result, which a neighbour may already be reading.
-
-    Args:
-        rendezvous: the ranks' rendezvous.
-        slots: two of each rank: (2, ranks, bytes).
-        like: an array of that kind.
-        op: a key of FOLDS.
-        fold: sums what it supports.
-    """
-
-    def __init__(self, rendezvous: HostRendezvous, slots: np.ndarray, like: np.ndarray, op: str, fold: Fold | None):
-        sides = [[slot[: like.nbytes].view(like.dtype) for slot in side] for side in slots]
-        self._own = [rows[rendezvous.rank] for rows in sides]
-        self._result = aligned_empty(like.shape, like.dtype)
-        self._folds = [prepared_reduction(rows, self._result, op, fold=fold) for rows in sides]
-        self._rendezvous, self._kind = rendezvous, length_and_dtype(like)
-
-    def reduce(self, source: np.ndarray, out: np.ndarray) -> None:
-        """Reduce `source` over the ranks into `out`."""
-        parity = self._rendezvous.parity
-        self._own[parity][...] = source
-        self._rendezvous.barrier(self._kind)
-        self._folds[parity]()
-        out[...] = self._result
-
-
-class _SlotAllReduce(PreparedAllReduce):
-    """An array that is reduced through the slots."""
-
-    def __init__(self, reduction: _SlotReduction, source: np.ndarray, out: np.ndarray):
-        self._reduce, self._source, self._out = reduction.reduce, source, out
-
-    def run(self) -> None:
-        self._reduce(self._source, self._out)
-
-
-def _slot_bytes(world_size: int) -> int:
-    """Return the size of a slot: whole pages."""
-    return max(SMALL_ARRAY_BYTES, SHARED_CORES_SLOTS_BYTES // world_size // PAGE * PAGE)
-
-
 def _scratch_bytes(world_size: int) -> int:
-    return _slots_bytes(world_size) + StartOrder.nbytes(world_size)
-
-
-def _slots_bytes(world_size: int) -> int:
-    return 2 * world_size * _slot_bytes(world_size)
+    return Slots.nbytes(world_size) + StartOrder.nbytes(world_size)

@@ -94,7 +94,7 @@ def test_arrays_of_one_length_and_two_shapes_do_not_match(auto, arrays, where) -
 
 @pytest.mark.mpi(min_size=2)
 def test_ranks_in_different_memory_do_not_match(auto, arrays) -> None:
-    with pytest.raises(MismatchError, match="100 float32, through MPI"):
+    with pytest.raises(MismatchError, match="100 float32, in other memory"):
         auto.all_reduce(arrays[1 if auto.rank == 1 else 0])
 
 

@@ -1,0 +1,74 @@
+"""All-reduces of arrays in a rank's own memory: their bits, whatever their size and however late a rank is."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+from clcomm import Communicator
+from clcomm.errors import MismatchError
+from tests.transport.references import drawn, folded, same_bits
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+#: Bytes about those of a slot, on any number of ranks, and of several.
+SIZES = [0, 8, 4096, *(slots * (64 << 10) + more for slots in (1, 2, 3) for more in (-8, 0, 8))]
+DTYPES = ["float32", "float64", "float16", "complex128", "int64", "uint8"]
+
+
+def rows(auto: Communicator, nbytes: int, dtype: str, seed: int = 0) -> list[np.ndarray]:
+    count = nbytes // np.dtype(dtype).itemsize
+    return [drawn(rank, count, dtype, seed) for rank in range(auto.size)]
+
+
+@pytest.mark.parametrize("nbytes", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", ["sum", "mean", "max"])
+def test_the_fold_in_rank_order(auto, nbytes, dtype, op):
+    if (op == "mean" and dtype in ("int64", "uint8")) or (op == "max" and dtype == "complex128"):
+        pytest.skip("no such operation")
+    everyone = rows(auto, nbytes, dtype)
+    expected, own = folded(everyone, op), everyone[auto.rank]
+    array, out = own.copy(), np.full_like(own, 7)
+    prepared = auto.all_reduce_init(array, op)
+    prepared()
+    assert same_bits(array, expected)
+    assert same_bits(auto.all_reduce(own, op, out=out), expected)
+    assert same_bits(auto.all_reduce(own.copy(), op), expected)
+
+
+@pytest.mark.parametrize("nbytes", SIZES[3:])
+def test_a_result_in_common_memory(auto, nbytes):
+    everyone = rows(auto, nbytes, "float32")
+    out = auto.allocate_common(nbytes).view(np.float32)
+    for _ in range(3):
+        auto.all_reduce(everyone[auto.rank].copy(), "mean", out=out)
+        assert same_bits(out, folded(everyone, "mean"))  # whatever the other ranks still do
+
+
+def test_late_ranks_read_the_pieces_of_their_call(auto):
+    """Ranks pause at drawn moments, and arrays of several sizes take turns with those in shared memory."""
+    rng, pauses = random.Random(5), random.Random(auto.rank)
+    own = auto.allocate(4096).view(np.float32)
+    for number in range(60):
+        nbytes = rng.choice([8, 4096, 200_000, 4096])
+        everyone = rows(auto, nbytes, "float32", number)
+        array = own[: nbytes // 4] if nbytes <= 4096 and rng.random() < 0.3 else np.empty(nbytes // 4, np.float32)
+        array[:] = everyone[auto.rank]
+        if pauses.random() < 0.2:
+            time.sleep(0.002)
+        assert same_bits(auto.all_reduce(array), folded(everyone, "sum"))
+
+
+@pytest.mark.parametrize("checks", ["on", "off"])
+def test_other_lengths_are_refused_on_every_rank(monkeypatch, checks):
+    monkeypatch.setenv("CLCOMM_CHECKS", checks)
+    with Communicator() as comm:
+        for more in (1, 100_000):
+            array = np.ones(100_000 + more * (comm.rank == 1), np.float32)
+            with pytest.raises(MismatchError, match="collective: expected"):
+                comm.all_reduce(array)
+        comm.barrier()
