@@ -25,6 +25,7 @@ from clcomm.stats.comm_stats import CommStats
 from clcomm.stats.events import Observer, Phase, TimedPhase
 from clcomm.transport import mpi_runtime
 from clcomm.transport.mpi_runtime import Intracomm
+from clcomm.transport.reduction import Fold
 from clcomm.units import parse_size
 
 #: In place of a bucket size: the Synchronizer looks for the fastest.
@@ -48,8 +49,9 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
         use_bucketing: False reduces each gradient on its own.
         bucket_size: bytes, or text such as "4MiB", by default 1 MiB: the size of one all-reduce of gradients. "auto":
             each Synchronizer finds the fastest; elsewhere it is 1 MiB.
-        transport: "auto" reduces memory of `allocate` in each host's shared memory, and everything else through MPI;
-            "mpi" never uses shared memory; "shared" requires it, on one host.
+        transport: "auto" reduces memory of `allocate` in each host's shared memory; on one host all-reduces of other
+            arrays pass through it, and everything else goes through MPI; "mpi" never uses shared memory; "shared"
+            requires it, on one host.
         observers: notified of every finished collective, after `stats`.
         stall_warning_s: seconds in one collective after which a rank logs which ranks are missing; 0: never.
             CLCOMM_STALL_WARNING_S overrides it.
@@ -217,6 +219,11 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
         As `out` of an all-reduce it makes ranks write each byte of the result once. Elsewhere it is an ordinary array.
         """
         return self.memory.allocate(nbytes, True, "allocate")
+
+    def cpu_fold(self) -> Fold | None:
+        from clcomm.engine.fold import fold_of_rank  # here alone does communication know the engine
+
+        return fold_of_rank(self.local_rank, self.local_size, self.cores)
 
     # --- what runs, and who is notified of it ---
 

@@ -193,7 +193,7 @@ def test_too_little_shared_memory_falls_back_with_one_warning(monkeypatch, caplo
     assert [event.transport for event in recorder.events] == ["mpi", "shared"]
     warnings = [record.getMessage() for record in caplog.records]
     assert warnings == ([] if comm.rank else [
-        f"/dev/shm has no room for 4 MiB a rank on {comm.size} ranks: reducing through MPI instead; enlarge it "
+        f"/dev/shm has no room for 4 MiB a rank on {comm.size} ranks: reducing with more copies instead; enlarge it "
         "(docker run --shm-size=1g) for faster synchronisation"
     ])  # fmt: skip
 

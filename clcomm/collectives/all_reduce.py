@@ -33,12 +33,14 @@ class Plans:
         of: the call and transport for a call's arguments; valid until memory is allocated.
         scheduled: by algorithm.
         prepared: how many were prepared so far.
+        fold_chosen: whether it has been chosen how sums in shared memory are computed.
     """
 
     def __init__(self) -> None:
         self.of: dict[tuple[object, ...], tuple[Call, Reducer]] = {}
         self.scheduled: dict[str, ScheduledAllReduce] = {}
         self.prepared = 0
+        self.fold_chosen = False
 
 
 class AllReduces:
@@ -56,8 +58,21 @@ class AllReduces:
         The Synchronizer sets the device of its latest model: see `clcomm.engine.fold`. The bits are the same, so this
         is not collective, and ranks may differ in it.
         """
+        self.plans.fold_chosen = True
         if self.world.shared is not None:
             self.world.shared.fold_with(fold)
+
+    def fold_on_cpu(self) -> None:
+        """Reduce in shared memory with this rank's CPU device where there is one, unless `fold_with` has chosen.
+
+        Preparing an all-reduce calls it: one that runs once is done before a device is open.
+        """
+        if self.world.shared is not None and not self.plans.fold_chosen:
+            self.fold_with(self.cpu_fold())
+
+    def cpu_fold(self) -> Fold | None:
+        """Return the fold of this rank's CPU device; None where NumPy sums."""
+        return None
 
     @property
     def sums(self) -> str:
@@ -216,6 +231,7 @@ class AllReduces:
         """Return source, target and number of an all-reduce to prepare."""
         source, target = self._contiguous_operands(array, op, out, kind)
         self.runner.complete_in_flight()
+        self.fold_on_cpu()
         self.plans.prepared += 1
         return source, target, self.plans.prepared
 

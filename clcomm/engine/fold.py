@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from clcomm.engine import called
 from clcomm.engine.device import Device
 from clcomm.engine.host_kernels import ONE_ITEM, HostKernels, HostLaunch
 from clcomm.engine.program import Kernel
+from clcomm.errors import ClcommError
+from clcomm.host import variables
 from clcomm.host.arrays import aligned_empty
 from clcomm.host.bfloat16 import BFLOAT16
 
@@ -137,6 +139,22 @@ class DeviceFold:
 
 #: The class's former name, for programs that import it.
 Fold = DeviceFold
+
+
+@cache
+def fold_of_rank(local_rank: int, local_size: int, cores: int) -> DeviceFold | None:
+    """Return the DeviceFold of this process's CPU, which is selected as for training; None where NumPy sums.
+
+    That is so where no such device is installed, where CLCOMM_DEVICE names another, and for ranks of several cores,
+    whose device has worker threads.
+    """
+    if cores > 1:
+        return None
+    spec = None if variables.text("CLCOMM_DEVICE") else "cpu"
+    try:
+        return DeviceFold.on(Device.select(spec, local_rank=local_rank, local_size=local_size, cores=cores))
+    except (ClcommError, ImportError):
+        return None
 
 
 def rehearse(device: Device, rows: int, divisor: int) -> None:

@@ -36,6 +36,7 @@ class SharedSpace:
         self.adapter = _adapter_on_all(comm, model, precision)
         if self.adapter.fold is not None:
             comm.fold_with(self.adapter.fold)
+        comm.fold_on_cpu()
         self.layout = FlatLayout(self.adapter.specs)
         self.shard_nbytes = self.layout.shard_nbytes(comm.size)
         whole = comm.size * self.shard_nbytes

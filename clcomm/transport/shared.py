@@ -115,6 +115,8 @@ class SharedTransport(MemoryTransport):
                 fused = OwnPart(rendezvous, kind, words, prepared(words), fold=fold)
             else:
                 fused = WorkQueueReduction(rendezvous, kind, out, partial(prepared, shares=True))
+        elif source.nbytes <= self.slots.slot_bytes:
+            fused = self.slots.in_one_kernel(source, out, op, length_and_dtype(source))
         works = fused is not None and fused.launch is not None
         return fused if self.rendezvous.exchange([works])[:, 0].all() else None
 

@@ -51,11 +51,18 @@ class StagedAllReduces:
 
     def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedAllReduce:
         """Return this all-reduce on the same memory at each `run`; collective."""
-        self._slots.compare(length_and_dtype(source))
+        kind, kernel = length_and_dtype(source), None
+        if source.nbytes <= self._slots.slot_bytes:
+            kernel = self._slots.in_one_kernel(source, out, op, kind)
+        if self._slots.all_agree(kernel is not None, kind):
+            assert kernel is not None, "this rank has agreed"
+            return kernel
         return _StagedAllReduce(self, source, out, op)
 
 
 class _StagedAllReduce(PreparedAllReduce):
+    """An all-reduce for which nothing is prepared."""
+
     def __init__(self, staged: StagedAllReduces, source: np.ndarray, out: np.ndarray, op: str):
         self._staged, self._operands = staged, (source, out, op)
 
