@@ -190,7 +190,7 @@ def test_too_little_shared_memory_falls_back_with_one_warning(monkeypatch, caplo
         large[:], small[:] = comm.rank, comm.rank
         assert (comm.all_reduce(large, "mean", out=common) == (comm.size - 1) / 2).all()
         assert (comm.all_reduce(small, "mean") == (comm.size - 1) / 2).all()
-    assert [event.transport for event in recorder.events] == ["mpi", "shared"]
+    assert [event.transport for event in recorder.events] == ["staged", "shared"]
     warnings = [record.getMessage() for record in caplog.records]
     assert warnings == ([] if comm.rank else [
         f"/dev/shm has no room for 4 MiB a rank on {comm.size} ranks: reducing with more copies instead; enlarge it "

@@ -28,8 +28,8 @@ TRANSPORTS = ("auto", "shared", "mpi", "solo")
 
 #: Warned once where shared memory is too small.
 NO_ROOM = (
-    "/dev/shm has no room for %s on %d ranks: reducing with more copies instead; enlarge it (docker run --shm-size=1g) for "
-    "faster synchronisation"
+    "/dev/shm has no room for %s on %d ranks: reducing with more copies instead; enlarge it "
+    "(docker run --shm-size=1g) for faster synchronisation"
 )
 
 
