@@ -220,7 +220,7 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
         """
         return self.memory.allocate(nbytes, True, "allocate")
 
-    def cpu_fold(self) -> Fold | None:
+    def _cpu_fold(self) -> Fold | None:
         from clcomm.engine.fold import fold_of_rank  # here alone does communication know the engine
 
         return fold_of_rank(self.local_rank, self.local_size, self.cores)

@@ -68,9 +68,9 @@ class AllReduces:
         Preparing an all-reduce calls it: one that runs once is done before a device is open.
         """
         if self.world.shared is not None and not self.plans.fold_chosen:
-            self.fold_with(self.cpu_fold())
+            self.fold_with(self._cpu_fold())
 
-    def cpu_fold(self) -> Fold | None:
+    def _cpu_fold(self) -> Fold | None:
         """Return the fold of this rank's CPU device; None where NumPy sums."""
         return None
 

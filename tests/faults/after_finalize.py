@@ -16,7 +16,7 @@ from clcomm.optim import SGD
 #: Methods of the Communicator and the Synchronizer that need no other rank (for a whole model without buffers).
 LOCAL = {
     "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "comm", "communicated",
-    "current", "finalize", "fold_with",
+    "current", "finalize", "fold_on_cpu", "fold_with",
     "get_bucket_stats", "get_rank", "get_world_size", "holds",
     "in_collectives", "is_common", "is_common_on_host",
     "notify_phase", "phase",
