@@ -158,6 +158,7 @@ def test_each_model_has_its_own(auto):
 
 @pytest.mark.mpi(min_size=2)
 def test_a_stored_fit_is_the_start(auto):
+    auto.fold_with(None)
     stored = [MeasuredFit(name, auto.size, 1, Fit(Cost(1e-3, 2e-9), 0.0, 0.0, ())) for name in ("shared", "mpi")]
     if auto.rank == 0:
         costfile.store(stored)
@@ -180,6 +181,7 @@ def test_a_stored_fit_of_the_whole_job_on_several_hosts_is_the_start(monkeypatch
 
 @pytest.mark.mpi(min_size=2)
 def test_a_stored_fit_of_other_sums_is_reported_and_measured_instead(auto, caplog):
+    auto.fold_with(None)
     if auto.rank == 0:
         costfile.store([MeasuredFit("shared", auto.size, 1, Fit(Cost(1e3, 0.0), 0.0, 0.0, ()), "device")])
     cost = starting_cost(auto, Synchronizer(auto).models.of(layered()).space)
