@@ -2,9 +2,9 @@
 
 clcomm averages a buffer of `Communicator.allocate` into one of `allocate_common` with a prepared all-reduce, as the
 Synchronizer does: summed by the rank's device, where that runs in the calling thread, and by NumPy; and with an
-all-reduce that is not prepared. MPI, gloo and DeepSpeed sum in place. For comparison each rank copies as many bytes in
-its memory. Every rank writes its buffer before each call, which is not counted. It runs with a core for each rank, and
-with two ranks on each core.
+all-reduce that is not prepared. "Own" is an ordinary array, summed in place, as MPI, gloo and DeepSpeed do. For
+comparison each rank copies as many bytes in its memory. Every rank writes its buffer before each call, which is not
+counted. It runs with a core for each rank, and with two ranks on each core.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from clcomm.units import format_size, parse_size
 PROGRAM = "benchmarks.all_reduce"
 SIZES = ("256", "4KiB", "16KiB", "64KiB", "256KiB", "827688", "1MiB", "8MiB", "64MiB")
 OURS, BY_NUMPY, UNPREPARED = "clcomm", "by NumPy", "unprepared"
+OWN, OWN_UNPREPARED = "own", "own, unprepared"
 MPI, GLOO, DEEPSPEED, COPY = "MPI Allreduce", "gloo", "DeepSpeed", "copy"
 GLOO_TARGET, COPY_TARGET = 15.0, 0.7
 #: From a size on, how many times as fast as MPI it has to be: with a core for each rank, and with less.
@@ -34,10 +35,13 @@ MPI_TARGETS = {1 << 18: (3.0, 5.0), 0: (1.0, 1.0)}
 #: From which size on it must not be slower than DeepSpeed.
 DEEPSPEED_FROM = 1 << 12
 #: The systems on the MPI ranks, by their worker's names.
-ON_MPI = {OURS: "clcomm", BY_NUMPY: "by NumPy", UNPREPARED: "unprepared", MPI: "mpi", COPY: "copy"}
+ON_MPI = {
+    OURS: "clcomm", BY_NUMPY: "by NumPy", UNPREPARED: "unprepared", OWN: "own", OWN_UNPREPARED: "own unprepared",
+    MPI: "mpi", COPY: "copy",
+}  # fmt: skip
 #: PyTorch's, each in a worker of its own.
 ON_TORCH = {GLOO: "gloo", DEEPSPEED: "deepspeed"}
-_TIMED = (OURS, BY_NUMPY, UNPREPARED, MPI, DEEPSPEED, GLOO)
+_TIMED = (OURS, BY_NUMPY, UNPREPARED, OWN, OWN_UNPREPARED, MPI, DEEPSPEED, GLOO)
 _COPY_FROM = 1 << 26
 
 Results = dict[int, dict[str, Samples]]
@@ -111,11 +115,13 @@ def measure(nbytes: int, systems: dict[str, tuple[Job, str]], options: argparse.
 def table(results: Results, ranks: int) -> Grid:
     """Return times of a call, ratios, and the memory traffic in bytes a second."""
     rivals = (MPI, DEEPSPEED, GLOO)
-    columns = ["size", *(f"{name}, us" for name in _TIMED), *(f"to {name}" for name in rivals), "GB/s", "copy GB/s"]
+    ratios_to = [*(f"to {name}" for name in rivals), f"{OWN} to {MPI}"]
+    columns = ["size", *(f"{name}, us" for name in _TIMED), *ratios_to, "GB/s", "copy GB/s"]
     grid = Grid(f"all-reduce, {ranks} ranks on {cores()} cores, float32", columns)
     for nbytes, samples in results.items():
         times = [f"{1e6 / samples[name].median:.1f}" if name in samples else "" for name in _TIMED]
         ratios = [str(Ratio.of(samples[OURS], samples[name])) if name in samples else "" for name in rivals]
+        ratios.append(str(Ratio.of(samples[OWN], samples[MPI])))
         moved, copied = bandwidths(nbytes, samples, ranks)
         grid.add(format_size(nbytes), *times, *ratios, f"{moved / 1e9:.1f}", f"{copied / 1e9:.1f}")
     return grid

@@ -25,7 +25,8 @@ class Buffers:
         self.by_numpy = comm.all_reduce_init(self.grads, "mean", out=self.reduced)
         comm.fold_with(fold)
         self.prepared = comm.all_reduce_init(self.grads, "mean", out=self.reduced)
-        self.plain = np.zeros(nbytes // 4, np.float32)
+        self.own, self.plain = np.zeros(nbytes // 4, np.float32), np.zeros(nbytes // 4, np.float32)
+        self.of_own = comm.all_reduce_init(self.own)
         self.other = np.ones_like(self.plain)
 
     def check(self) -> None:
@@ -38,6 +39,9 @@ class Buffers:
             prepared()
             np.testing.assert_array_equal(self.reduced, expected / np.float32(self.comm.size))
             self.comm.barrier()
+        self.own[...] = rank_values(self.own.size, self.comm.rank)
+        self.of_own()
+        np.testing.assert_array_equal(self.own, expected)
         self.allreduce()
         np.testing.assert_array_equal(self.plain, expected)
         self.comm.barrier()
@@ -48,12 +52,14 @@ class Buffers:
         self.comm.comm.Allreduce(MPI.IN_PLACE, self.plain)
 
     def measured(self, system: str) -> Measured:
-        """Return a system at this size: "clcomm", "by NumPy", "unprepared", "mpi" or "copy"."""
-        ours = self.grads, self.reduced, 1.0
+        """Return a system at this size: "clcomm", "by NumPy", "unprepared", "own", "own unprepared", "mpi", "copy"."""
+        ours, own = (self.grads, self.reduced, 1.0), (self.own, self.own, self.comm.size)
         systems = {
             "clcomm": Measured(self.prepared, *ours),
             "by NumPy": Measured(self.by_numpy, *ours),
             "unprepared": Measured(lambda: self.comm.all_reduce(self.grads, "mean", out=self.reduced), *ours),
+            "own": Measured(self.of_own, *own),
+            "own unprepared": Measured(lambda: self.comm.all_reduce(self.own), *own),
             "mpi": Measured(self.allreduce, self.plain, self.plain, self.comm.size),
             "copy": Measured(lambda: np.copyto(self.other, self.plain), self.plain, self.other, 1.0),
         }
