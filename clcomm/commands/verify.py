@@ -17,7 +17,7 @@ FOUND, UNKNOWN = 1, 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("-n", dest="ranks", type=whole_number(2), default=2, metavar="N", help="number of ranks; default: %(default)s")
+    add("-n", "--ranks", type=whole_number(2), default=2, metavar="N", help="number of ranks; default: %(default)s")
     add("--steps", type=whole_number(1, 1000), default=5, metavar="K",
         help="end the script after so many steps of each optimizer; default: %(default)s")  # fmt: skip
     add("--timeout", type=number(above=True), default=60.0, metavar="S",

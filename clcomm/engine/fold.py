@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.engine import called
+from clcomm.engine import called, selection
 from clcomm.engine.device import Device
 from clcomm.engine.host_kernels import ONE_ITEM, HostKernels, HostLaunch
 from clcomm.engine.program import Kernel
 from clcomm.errors import ClcommError
-from clcomm.host import variables
 from clcomm.host.arrays import aligned_empty
 from clcomm.host.bfloat16 import BFLOAT16
 
@@ -150,7 +149,7 @@ def fold_of_rank(local_rank: int, local_size: int, cores: int) -> DeviceFold | N
     """
     if cores > 1:
         return None
-    spec = None if variables.text("CLCOMM_DEVICE") else "cpu"
+    spec = None if selection.is_named() else "cpu"
     try:
         return DeviceFold.on(Device.select(spec, local_rank=local_rank, local_size=local_size, cores=cores))
     except (ClcommError, ImportError):

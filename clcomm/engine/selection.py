@@ -165,6 +165,11 @@ def _unloaded(found: list[DeviceCandidate]) -> str:
     return "; Intel's runtime is installed, and loaded if CLCOMM_DEVICE names it before the first device is selected"
 
 
+def is_named() -> bool:
+    """Return whether CLCOMM_DEVICE names a device."""
+    return bool(variables.text("CLCOMM_DEVICE"))
+
+
 def _asked(spec: str | None) -> tuple[str | None, str]:
     """Return the device specification, `spec` or else CLCOMM_DEVICE, and its name in messages."""
     if spec is None and variables.text("CLCOMM_DEVICE"):

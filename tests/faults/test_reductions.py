@@ -59,13 +59,13 @@ SMALL = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /de
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["64 MB", "full"])
-def test_without_room_in_shared_memory_mpi_takes_over_and_says_so_once(tmp_path, full):
+def test_without_room_in_shared_memory_another_transport_takes_over_and_says_so_once(tmp_path, full):
     if refusal():
         pytest.skip(f"/dev/shm: {refusal()}")
     ended = finish(start(tmp_path, REDUCES.format(full=full), ranks=2, under=SMALL))
     assert ended.code == 0, ended.err
-    small = "mpi" if full else "shared"
-    assert ended.out.splitlines() == [f"4096 {small}", f"{40 << 20} mpi", f"{40 << 20} mpi"]
+    small, large = ("mpi", "mpi") if full else ("shared", "staged")
+    assert ended.out.splitlines() == [f"4096 {small}", f"{40 << 20} {large}", f"{40 << 20} {large}"]
     said = [line for line in ended.err.splitlines() if "/dev/shm has no room" in line]
     assert len(said) == len(ended.err.splitlines()) == 1, ended.err
 
