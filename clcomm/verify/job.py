@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from clcomm.launch.mpiexec import find_mpiexec
-from clcomm.verify.judge import JobRecord
+from clcomm.verify.job_record import JobRecord
 from clcomm.verify.rank import ABORT, GO, LOOK_S
 from clcomm.verify.record import Progress, read, read_progress
 
@@ -68,11 +68,13 @@ def _follow(process: subprocess.Popen[bytes], folder: Path, ranks: int, limit_s:
                 longest_s = max(longest_s, now_s - news_s)
             news, news_s = latest, now_s
         if all(each.ended for each in ranks_now):
-            return _end(process, folder, GO if _is_common(ranks_now) else ABORT) and False
+            _end(process, folder, GO if _is_common(ranks_now) else ABORT)
+            return False
         silent_s = now_s - news_s
         allowed_s = limit_s if all(each.has_begun for each in ranks_now) else max(limit_s, START_S)
         if silent_s > allowed_s or (any(each.ended for each in ranks_now) and silent_s > max(GRACE_S, 3 * longest_s)):
-            return _end(process, folder, ABORT)
+            _end(process, folder, ABORT)
+            return True
         time.sleep(LOOK_S)
     return False
 
@@ -90,8 +92,8 @@ def _is_common(ranks: Sequence[Progress]) -> bool:
     return len(set(ranks)) == 1 and not ranks[0].failed
 
 
-def _end(process: subprocess.Popen[bytes], folder: Path, word: str) -> bool:
+def _end(process: subprocess.Popen[bytes], folder: Path, word: str) -> None:
+    """Give the ranks a word, and let them leave."""
     (folder / word).touch()
     with suppress(subprocess.TimeoutExpired):
         process.wait(LEAVE_S)
-    return True

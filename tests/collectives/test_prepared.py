@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
+from clcomm.engine import fold
 from clcomm.engine.device import Device
 from clcomm.engine.fold import DeviceFold
-from clcomm.errors import ArgumentError, MismatchError
+from clcomm.errors import ArgumentError, DeviceError, MismatchError
 from clcomm.stats.events import Collective
 
 #: Elements of float32: through slots up to 2,048, or 8,192 of 4 ranks that share cores; by shards above.
@@ -213,3 +214,41 @@ def test_one_kernel_finds_out_that_others_are_elsewhere(auto: Communicator) -> N
         own[:] = 1
         first()
         assert (out == auto.size).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_preparing_opens_the_cpu_for_sums_unless_they_are_chosen(monkeypatch):
+    opened = []
+
+    def fold_of_rank(*place):
+        opened.append(place)
+        return lambda rows, out, divisor: None
+
+    monkeypatch.setattr(fold, "fold_of_rank", fold_of_rank)
+    for chosen in (False, True):
+        with Communicator() as comm:
+            if chosen:
+                comm.fold_with(None)
+            array = comm.allocate(64).view(np.float32)
+            comm.all_reduce(array)
+            assert comm.sums == "numpy" and not opened
+            for start in (comm.all_reduce_init, comm.all_reduce_async_init):
+                start(array)
+            assert comm.sums == ("numpy" if chosen else "device")
+            assert opened == ([] if chosen else [(comm.local_rank, comm.local_size, comm.cores)])
+            opened.clear()
+
+
+def test_the_cpu_sums_where_kernels_run_in_the_calling_thread(monkeypatch):
+    assert fold.fold_of_rank.__wrapped__(0, 1, 2) is None, "several cores have worker threads"
+    asked = []
+
+    def select(spec, **place):
+        asked.append(spec)
+        raise DeviceError("none")
+
+    monkeypatch.setattr(fold.Device, "select", select)
+    for name in ("", "no such device"):
+        monkeypatch.setenv("CLCOMM_DEVICE", name)
+        assert fold.fold_of_rank.__wrapped__(0, 1, 1) is None
+    assert asked == ["cpu", None]

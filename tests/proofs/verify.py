@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from clcomm.console.finding import NOTE, PROBLEM
-from clcomm.verify.judge import JobRecord, judge, refusal
+from clcomm.verify.job_record import JobRecord
+from clcomm.verify.judge import judge, refusal
 from clcomm.verify.rank import install
 from clcomm.verify.record import read
 from clcomm.verify.watcher import Finished, Watcher

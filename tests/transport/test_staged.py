@@ -63,6 +63,26 @@ def test_late_ranks_read_the_pieces_of_their_call(auto):
         assert same_bits(auto.all_reduce(array), folded(everyone, "sum"))
 
 
+def test_late_ranks_and_kernels(auto):
+    """Prepared all-reduces, in one kernel where there is one, take turns with others, and ranks pause between them."""
+    rng, pauses = random.Random(7), random.Random(auto.rank)
+    sizes = [4, 4096, 64 << 10, 80_000]
+    arrays = [np.empty(nbytes // 4, np.float32) for nbytes in sizes]
+    arrays += [auto.allocate(nbytes).view(np.float32) for nbytes in sizes]
+    prepared = [auto.all_reduce_init(array, "mean") for array in arrays]
+    for number in range(80):
+        index = rng.randrange(len(arrays))
+        everyone = rows(auto, arrays[index].nbytes, "float32", number)
+        arrays[index][:] = everyone[auto.rank]
+        if pauses.random() < 0.2:
+            time.sleep(0.002)
+        if rng.random() < 0.7:
+            prepared[index]()
+        else:
+            auto.all_reduce(arrays[index], "mean")
+        assert same_bits(arrays[index], folded(everyone, "mean"))
+
+
 @pytest.mark.parametrize("checks", ["on", "off"])
 def test_other_lengths_are_refused_on_every_rank(monkeypatch, checks):
     monkeypatch.setenv("CLCOMM_CHECKS", checks)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from clcomm.console.finding import NOTE, PROBLEM
-from clcomm.verify.judge import CAUSES, JobRecord, judge, refusal
+from clcomm.verify.causes import CAUSES
+from clcomm.verify.job_record import JobRecord
+from clcomm.verify.judge import judge, refusal
 from clcomm.verify.record import BACKWARD, FORWARD, SKETCH, STEP, SYNC, Batch, RankRecord, Step, hash_of, sketch_of
 
 NAMES = {"first.weight": 6, "first.bias": 3, "last.weight": 4}
