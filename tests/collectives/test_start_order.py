@@ -25,7 +25,7 @@ class Program:
     def __init__(self, comm: Communicator):
         self.comm = comm
         self.arrays = {name: comm.allocate(4 * LENGTH).view(np.float32) for name in "PQU"}
-        self.arrays["V"] = np.zeros(LENGTH, np.float32)  # goes through MPI in any case
+        self.arrays["V"] = np.zeros(LENGTH, np.float32)  # in no shared memory
         self.calls = {name: comm.all_reduce_async_init(self.arrays[name], label=name) for name in "PQ"}
         self.calls |= {name: self.start_of(name) for name in "UV"}
         small = np.zeros(3)
