@@ -172,6 +172,7 @@ def test_a_stored_fit_is_the_start(auto):
 def test_a_stored_fit_of_the_whole_job_on_several_hosts_is_the_start(monkeypatch):
     monkeypatch.setattr(mpi_communicators, "host_of", lambda comm: pretended_host("first-alone", comm))
     with Communicator() as comm:
+        comm.fold_with(None)
         if comm.rank == 0:
             costfile.store([MeasuredFit("hierarchical", comm.size, 2, Fit(Cost(1e-3, 2e-9), 0.0, 0.0, ()))])
         cost = starting_cost(comm, Synchronizer(comm).models.of(layered()).space)
