@@ -1,4 +1,4 @@
-"""Run a module as `python -m` does, and write this process's memory to a directory: a worker of benchmarks.startup.
+"""Run a module as `python -m` does, and write this process's start and memory: a worker of benchmarks.startup.
 
 `python -m benchmarks.resident DIRECTORY MODULE [ARGUMENT ...]`
 """
@@ -9,7 +9,10 @@ import json
 import os
 import runpy
 import sys
+import time
 from pathlib import Path
+
+from clcomm.report.start_times import process_age_s
 
 #: Fields of /proc/self/status, in kB: the peak of all resident pages, and the resident pages at the end, by kind.
 FIELDS = ("VmHWM", "RssAnon", "RssFile", "RssShmem")
@@ -24,11 +27,14 @@ def memory() -> dict[str, float]:
 
 def main() -> None:
     directory, module, *arguments = sys.argv[1:]
+    began = time.time() - process_age_s()
     sys.argv = [module, *arguments]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
-        Path(directory, f"memory-{os.getpid()}.json").write_text(json.dumps(memory()), encoding="utf-8")
+        Path(directory, f"memory-{os.getpid()}.json").write_text(
+            json.dumps({**memory(), "began": began}), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from clcomm.errors import ArgumentError
 from clcomm.parallel.grid import in_words
 from clcomm.report.last_steps import LastSteps
 from clcomm.report.record import gather_records, layout_of
+from clcomm.report.start_times import StartTimes
 from clcomm.report.warm_steps import FirstSteps
 from clcomm.stats.comm_stats import CommStats
 from clcomm.stats.cores import CoreWaits
@@ -67,16 +68,21 @@ class Session:
         splits: Splits | None = None,
         console: Console | None = None,
     ):
-        self.options = options
+        self.options, self._start = options, StartTimes()
+        self._start.end("program")
         self.comm = comm = comm or start(options)
+        self._start.end("ranks")
         self.console = console or make_console(comm)
         self.splits = splits or self._open_splits()
         self._replayed_as = None if splits else type(self)  # given data cannot be opened again
+        self._start.end("data")
         train = self.splits.train
         self.parts = self._build_parts()
         self.epochs = options.epochs or self.splits.default_epochs
         loader = make_loader(options, self.replicas, train)
+        self._start.end("model")
         build_kernels(options, comm, train, self.parts, loader, self.EVALUATION_BATCH)
+        self._start.end("kernels")
         self._core_waits = CoreWaits()
         self.trainer = self._make_trainer(loader)
         self._numbers: np.ndarray | None = None  # the state of the device's random numbers after the last step
@@ -84,7 +90,7 @@ class Session:
         self._evaluation: Evaluation | None = None
         self._evaluated_at = -1
         self._windows, self._history, self._last_steps = StepWindows(), StepHistory(), LastSteps()
-        self._first_steps = FirstSteps(comm, self._core_waits)
+        self._first_steps = FirstSteps(comm, self._core_waits, self._start)
 
     @property
     def replicas(self) -> Communicator:
@@ -201,7 +207,7 @@ class Session:
             RandomStream.of(self.parts.opencl).load(state.random)
         trainer.metrics = old.metrics
         trainer.schedule = parse_schedule(self.options.schedule, trainer.total_steps(self.epochs))
-        self._first_steps = FirstSteps(self.comm, self._core_waits)
+        self._first_steps = FirstSteps(self.comm, self._core_waits, self._start)
         self._checkpoints.close()
         done = trainer.progress.step
         self._checkpoints = Checkpoints(self.options, self.comm, self.splits.name, self._replayed_as, done)
@@ -267,6 +273,7 @@ class Session:
             self.comm,
             last_steps=self._last_steps,
             cold=self._first_steps.figures,
+            start_s=self._start.parts,
             device=f"{opencl.kind} {opencl.name}" if opencl else self.parts.device,
             driver=opencl.driver if opencl else None,
             steps=metrics.steps,

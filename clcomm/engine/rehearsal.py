@@ -75,8 +75,12 @@ class Rehearsal(Device):
 
     @property
     def programs(self) -> list[Program]:
-        """The programs of the launched kernels, in the same order in every process that rehearsed the same step."""
-        return sorted({launch.wanted.program for launch in self._launches.values()}, key=repr)
+        """The programs of the launched kernels, in the same order in every process that rehearsed the same step.
+
+        The longest source is first: processes that share the work then end at about the same time.
+        """
+        found = {launch.wanted.program for launch in self._launches.values()}
+        return sorted(found, key=lambda each: (-len(program.source_of(str(each[0]))), repr(each)))
 
     def build(self, programs: Iterable[Program]) -> None:
         """Build programs, and make the driver compile their kernels for the sizes at which they were launched.

@@ -151,6 +151,7 @@ _RANK: dict[str, Check] = {
     "sums": or_none(_sums), "device_in_caller": or_none(boolean),
     "peak_rss_bytes": or_none(_COUNT), "device_peak_bytes": or_none(_COUNT), "steps": or_none(_COUNT),
     "cold": or_none(lambda value, name: checked_fields(value, _COLD, name)),
+    "start_s": or_none(by_name(number)),
     "training_s": or_none(number), "data_wait_s": or_none(number), "step_p50_s": or_none(number),
     "replica_checks": or_none(_COUNT), "replica_mismatches": or_none(_COUNT), "stats": _stats,
 }  # fmt: skip

@@ -53,7 +53,7 @@ def headline(analysis: Analysis) -> list[str]:
     why = [cause.sentence for cause in found]
     last = "" if any(cause.rank >= 0 for cause in found) else arrivals(analysis)
     lines = [*problems(analysis), pace(analysis), *why, sharing(analysis), last, detour(analysis)]
-    return [line for line in [*lines, overlap(analysis), advice(analysis), upkeep(analysis)] if line]
+    return [line for line in [*lines, overlap(analysis), advice(analysis), start(analysis), upkeep(analysis)] if line]
 
 
 def problems(analysis: Analysis) -> list[str]:
@@ -178,6 +178,16 @@ def advice(analysis: Analysis) -> str:
         f"{price}: {size.replace(' KiB', 'KiB').replace(' MiB', 'MiB')} should take {_ms(best.seconds)} a step "
         f"instead of {_ms(analysis.advice.current_s)} with this run's {buckets}."
     )
+
+
+def start(analysis: Analysis) -> str:
+    """Return how long the slowest rank took from its process's start to the end of its first step."""
+    starts = [each for record in analysis.run.ranks if "first_step" in (each := record["start_s"] or {})]
+    if not starts:
+        return ""
+    slowest = max(starts, key=lambda parts: sum(parts.values()))
+    parts = ", ".join(f"{name.replace('_', ' ')} {seconds:.2f} s" for name, seconds in slowest.items())
+    return f"The first step was complete {sum(slowest.values()):.2f} s after the start: {parts}."
 
 
 def upkeep(analysis: Analysis) -> str:

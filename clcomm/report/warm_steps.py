@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from clcomm.communicator import Communicator
 from clcomm.report.documents import Record
+from clcomm.report.start_times import StartTimes
 from clcomm.stats.comm_stats import CommStats
 from clcomm.stats.cores import CoreWaits
 from clcomm.stats.events import Collective, Phase
@@ -19,11 +20,12 @@ class FirstSteps:
 
     Args:
         core_waits: an earlier observer; None: waits for a core are not measured.
+        start: receives the end of the first step.
     """
 
-    def __init__(self, comm: Communicator, core_waits: CoreWaits | None = None):
+    def __init__(self, comm: Communicator, core_waits: CoreWaits | None = None, start: StartTimes | None = None):
         self.figures: Record | None = None
-        self._comm, self._core_waits = comm, core_waits
+        self._comm, self._core_waits, self._start = comm, core_waits, start or StartTimes()
         self._steps, self._training_s, self._data_wait_s = 0, 0.0, 0.0
 
     def collective_finished(self, event: Collective) -> None:
@@ -36,6 +38,7 @@ class FirstSteps:
         if phase.name == "data":
             self._data_wait_s += phase.seconds
         elif phase.name == "step":
+            self._start.end("first_step")
             self._steps, self._training_s = self._steps + 1, self._training_s + phase.seconds
             if self._steps in (1, WARM_UP_STEPS):
                 self.figures = {

@@ -14,6 +14,7 @@ import pytest
 from clcomm.communicator import Communicator
 from clcomm.engine import Device
 from clcomm.errors import DeviceError
+from clcomm.host import usable_cores
 from clcomm.synchronizer import Synchronizer
 from training.engines import build_together as module
 from training.engines.build_together import build_together
@@ -96,9 +97,19 @@ def test_each_program_is_built_once(monkeypatch, tmp_path, device):
     build_together(comm, device, lambda: pretended, "run")
     built = sorted(number for part in comm.all_gather_object(pretended.built) for number in part)
     assert built == list(range(9))
-    assert pretended.closed
+    assert 1 <= sum(comm.all_gather_object(pretended.closed)) <= len(usable_cores())
     comm.barrier()
     assert len(list(folder.iterdir())) == 1
+
+
+@pytest.mark.mpi(min_size=2)
+def test_as_many_ranks_build_as_there_are_cores(monkeypatch, tmp_path, device):
+    comm = Communicator()
+    use_cache(monkeypatch, comm, tmp_path)
+    monkeypatch.setattr(module, "usable_cores", lambda: frozenset({5}))
+    pretended = Pretended()
+    build_together(comm, device, lambda: pretended, "run")
+    assert sorted(map(len, comm.all_gather_object(pretended.built))) == [0] * (comm.size - 1) + [9]
 
 
 @pytest.mark.mpi(min_size=2)

@@ -19,6 +19,7 @@ from clcomm.communicator import Communicator
 from clcomm.engine import Device, kernel_cache, pocl_cache
 from clcomm.engine.rehearsal import Rehearsal, build_identity, shared_cache
 from clcomm.errors import ClcommError, ShortageError
+from clcomm.host import usable_cores
 from clcomm.storage.files import read_regular, replacing, write_whole
 from clcomm.storage.scratch import remove_stale, scratch_directory
 
@@ -89,6 +90,8 @@ def _build_share(rehearse: Callable[[], Rehearsal], claims: Path | None) -> Clco
     if claims is None:
         return None
     try:
+        if not _claims_a_core(claims):
+            return None
         rehearsal = rehearse()
         for number, program in enumerate(rehearsal.programs):
             with suppress(OSError):  # claimed by another rank; or /tmp is not shared, and each rank builds later
@@ -98,6 +101,15 @@ def _build_share(rehearse: Callable[[], Rehearsal], claims: Path | None) -> Clco
     except ClcommError as error:
         return error
     return None
+
+
+def _claims_a_core(claims: Path) -> bool:
+    """Return whether this rank has a core to build on: more would only load the compiler more often."""
+    for core in sorted(usable_cores()):
+        with suppress(OSError):  # another rank has it; or another host made this folder
+            os.close(os.open(claims / f"core-{core}", os.O_CREAT | os.O_EXCL))
+            return True
+    return False
 
 
 def _clear_damaged(stamp: Path) -> None:
