@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import harness
+from benchmarks import harness, results_file
 from benchmarks.harness import Bar, Grid, Ratio, Report
 from benchmarks.peers.batches import default_data, write_batches
 from benchmarks.workers import Job, run_to_end
@@ -62,7 +62,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ranks", type=harness.positive, default=4, help="default: %(default)s")
     parser.add_argument("--seeds", type=harness.count, default=3, help="runs of each; default: %(default)s")
     parser.add_argument("--schemes", nargs="+", default=SCHEMES, help="default: %(default)s")
-    parser.add_argument("--record", action="store_true", help=f"keep the results in benchmarks/{harness.RESULTS.name}")
+    parser.add_argument(
+        "--record", action="store_true", help=f"keep the results in benchmarks/{results_file.RESULTS.name}"
+    )
     parser.add_argument("arguments", nargs="*", help="more for the example, after --")
     return parser.parse_args()
 

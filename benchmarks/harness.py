@@ -7,7 +7,6 @@ are meaningful, and the report gives them beside the figures.
 from __future__ import annotations
 
 import argparse
-import re
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,16 +17,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import results_file
 from benchmarks.machine import describe_machine, describe_versions
 from clcomm.errors import ArgumentError
 
-RESULTS = Path(__file__).with_name("RESULTS.md")
 _FILE_WIDTH = 160
 _FILLED = 0.8  # of a window: enough to tell how many repetitions fill it
-_RESULTS_HEADING = (
-    "# Results\n\nThe latest of each command on a machine, newest last. Ratios are what counts: each section was "
-    "measured side by side, in one run.\n"
-)
 
 
 @dataclass(frozen=True)
@@ -223,15 +218,9 @@ class Report:
             parts.append("\n".join(f"- {line}" for line in lines))
         return "\n\n".join(parts) + "\n"
 
-    def record(self, path: Path = RESULTS) -> None:
-        """Append it to a file of results, in place of the same command's earlier one on such a machine."""
-        text = path.read_text(encoding="utf-8") if path.exists() else _RESULTS_HEADING
-        heading, *sections = re.split(r"(?m)^(?=## )", text)
-        own = f"\n`{self.command}`\n\n{describe_machine()};"
-        kept = [section for section in sections if own not in section]
-        path.write_text(
-            "\n\n".join(part.strip() for part in (heading, *kept, self.markdown())) + "\n", encoding="utf-8"
-        )
+    def record(self, path: Path = results_file.RESULTS) -> None:
+        """Keep it in a file of results, in place of the same command's earlier one on such a machine."""
+        results_file.record(self.markdown(), path)
 
 
 def parser(program: str, description: str, *, windows: int, window_s: float) -> argparse.ArgumentParser:
@@ -239,7 +228,9 @@ def parser(program: str, description: str, *, windows: int, window_s: float) -> 
     result = argparse.ArgumentParser(prog=f"python -m {program}", description=description, allow_abbrev=False)
     result.add_argument("--windows", type=positive, default=windows, help="rounds that count; default: %(default)s")
     result.add_argument("--window-s", type=float, default=window_s, help="length of one; default: %(default)s")
-    result.add_argument("--record", action="store_true", help=f"keep the results in benchmarks/{RESULTS.name}")
+    result.add_argument(
+        "--record", action="store_true", help=f"keep the results in benchmarks/{results_file.RESULTS.name}"
+    )
     return result
 
 
@@ -291,4 +282,4 @@ def conclude(report: Report, console: Console, record: bool) -> None:
     report.show(console)
     if record:
         report.record()
-        console.print(f"recorded in benchmarks/{RESULTS.name}", highlight=False)
+        console.print(f"recorded in benchmarks/{results_file.RESULTS.name}", highlight=False)

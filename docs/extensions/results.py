@@ -1,4 +1,4 @@
-"""The page of benchmarks: benchmarks/RESULTS.md by subject, each table of ratios with a chart, the latest run first.
+"""The page of benchmarks: RESULTS.md and HISTORY.md by subject, tables of ratios with a chart, the latest run first.
 
 `<!-- results -->` stands for all of it, older runs of a subject folded, `<!-- results in short -->` for some ratios.
 """
@@ -187,8 +187,8 @@ def ticks(low: float, high: float) -> list[float]:
 def setup(app: Any) -> dict[str, Any]:
     def on_source_read(app: Any, docname: str, source: list[str]) -> None:
         if MARKER in source[0]:
-            results = (ROOT / "benchmarks" / "RESULTS.md").read_text()
-            source[0] = source[0].replace(SHORT, in_short(results)).replace(MARKER, page(results))
+            newest, earlier = ((ROOT / "benchmarks" / name).read_text() for name in ("RESULTS.md", "HISTORY.md"))
+            source[0] = source[0].replace(SHORT, in_short(newest)).replace(MARKER, page(earlier + newest))
 
     app.connect("source-read", on_source_read)
     return {"parallel_read_safe": True}

@@ -9,7 +9,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from benchmarks import harness, machine, workers
+from benchmarks import harness, machine, results_file, workers
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from clcomm.errors import ArgumentError, LaunchError
 
@@ -116,20 +116,42 @@ def test_markdown_of_a_report():
 
 
 def test_a_record_takes_the_place_of_the_same_commands_on_such_a_machine(tmp_path, monkeypatch):
-    path = tmp_path / "RESULTS.md"
+    path, history = tmp_path / "RESULTS.md", tmp_path / "HISTORY.md"
     first, other, again = make_report(), make_report(), make_report()
     other.command += " --ranks 2"
-    again.notes = ["anew"]
-    for report in (first, other, again, other):
+    again.command, again.notes = again.command + " --windows 3 --record", ["anew"]
+    for report in (first, other):
+        report.record(path)
+    assert not history.exists()
+    for report in (again, other):
         report.record(path)
     text = path.read_text()
     assert text.startswith("# Results\n") and text.count("# Results\n") == 1
     assert text.count(": peers\n") == 2 and text.count("- anew\n") == text.count("--ranks 2`\n") == 1
     assert text.index("- anew\n") < text.index("--ranks 2`\n")
     assert "\n\n\n" not in text and text.endswith("reached\n")
+    assert history.read_text().count(": peers\n") == 2 and "- anew\n" not in history.read_text()
     monkeypatch.setattr(harness, "describe_machine", lambda: "another machine")
     first.record(path)
-    assert path.read_text().startswith(text) and path.read_text().count(": peers\n") == 3
+    assert path.read_text().count(": peers\n") == 3 and history.read_text().count(": peers\n") == 2
+
+
+def test_the_top_of_the_results_lists_runs_and_missed_bars(tmp_path):
+    path, report = tmp_path / "RESULTS.md", make_report()
+    report.bars.append(Bar("a bar", 1.0, 2.0))
+    report.record(path)
+    head = path.read_text().partition("\n## ")[0]
+    assert f"- `peers`, {machine.describe_machine()}: a bar: 1x, at least 2x\n" in head
+    assert f"| `peers` | {machine.describe_machine()} | {date.today().isoformat()} | 1 of 2 |" in head
+    make_report().record(tmp_path / "fine.md")
+    assert "Missed bars" not in (tmp_path / "fine.md").read_text()
+
+
+def test_the_projects_own_results_are_as_a_record_leaves_them(tmp_path):
+    copy = tmp_path / "RESULTS.md"
+    copy.write_bytes(results_file.RESULTS.read_bytes())
+    results_file.record(results_file.read(copy)[-1].text, copy)
+    assert copy.read_bytes() == results_file.RESULTS.read_bytes()
 
 
 def test_a_report_shows_tables_notes_and_bars():
