@@ -209,6 +209,9 @@ drawings: $(FOR_TEST) ## measure short runs and draw docs/drawings anew from the
 example-report: $(FOR_BENCH) ## take the figures of docs/reading-a-report.md anew
 	$(BIN)/python -m benchmarks.example_report
 
+survive: $(VENV)/.has-$(SETUP) ## train undisturbed, then with ranks that are killed, and compare the SHA-256: half a minute
+	$(BIN)/python -m examples.one_idea.survives
+
 # Open MPI 5 alone goes on when a rank dies: make elastic MPI=openmpi
 elastic: $(FOR_TEST) ## kill KILLS ranks, 1 to 3 of 4 in a run, and see the others go on (MPI=openmpi; TEST_EXTRAS=test,torch-suite: with Horovod's calls too)
 	$(AS_ROOT) $(BIN)/python -m tests.faults.elastic_runs $(KILLS) $(SEED)

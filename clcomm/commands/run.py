@@ -11,7 +11,7 @@ from clcomm.commands import horovodrun
 from clcomm.commands.command import Command
 from clcomm.console.option_types import number, whole_number
 from clcomm.errors import ArgumentError
-from clcomm.launch import rank_logs
+from clcomm.launch import chaos, rank_logs
 from clcomm.launch.mpiexec import BINDINGS, find_mpiexec, require_hostfile
 from clcomm.launch.rank import CHOSEN
 from clcomm.launch.supervisor import LONGEST_PAUSE_S, Supervisor, print_notice
@@ -85,6 +85,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"before the first, doubled each time, at most {LONGEST_PAUSE_S:g}; default: %(default)s",
     )
+    again.add_argument(
+        "--chaos", type=chaos.schedule, metavar="seed=N,every=20s",
+        help="plant faults: seed=N, every=20s or every=50 (steps), what=kill+stop+slow+flip; see docs/robustness.md",
+    )  # fmt: skip
     for options, remedy in _REFUSED.items():
         for option in options:
             spelt = _spellings(option) if option.startswith("--") else (option,)
@@ -131,7 +135,7 @@ def run(options: argparse.Namespace) -> int:
         print_notice(f"ignored: {', '.join(dict.fromkeys(options.ignored))}; docs/horovod.md has horovodrun's options")
     if options.ranks is None:
         restarts = RESTARTS if options.restarts is None else options.restarts
-        return Supervisor(_command(options, job), restarts, options.pause).run()
+        return chaos.run(Supervisor(_command(options, job), restarts, options.pause), options.chaos)
     if not options.module:
         job, options.module = horovodrun.without_python(job)
     require_script("run", job, options.module)
@@ -149,7 +153,7 @@ def run(options: argparse.Namespace) -> int:
     )
     rank = [sys.executable, "-m", "clcomm.launch.rank", options.master_addr, port, logs or CHOSEN]
     supervisor = Supervisor([*launch, *rank, *["-m"] * options.module, *job], options.restarts or 0, options.pause)
-    code = supervisor.run()
+    code = chaos.run(supervisor, options.chaos)
     if logs:
         rank_logs.tell(logs, code)
     return code
@@ -194,6 +198,10 @@ COMMAND = Command(
         (
             "clcomm run --restarts 3 -n 4 -m examples.mnist --checkpoint run.npz",
             "start it again from its newest checkpoint when it fails",
+        ),
+        (
+            "clcomm run --restarts 9 --chaos seed=7,every=20s -n 4 -m examples.mnist --checkpoint run.npz",
+            "kill a drawn rank at drawn moments, to see that the job survives",
         ),
     ),
 )

@@ -13,7 +13,7 @@ from clcomm.host.launcher import launched_rank
 _log = logging.getLogger("clcomm")
 
 #: Types of values.
-SWITCH, SECONDS, COUNT, DEVICE = "switch", "seconds", "number", "device"
+SWITCH, SECONDS, COUNT, DEVICE, TEXT = "switch", "seconds", "number", "device", "text"
 #: Paths: of a file that is written, of one that is there, of a directory that is there, of one that is written to too,
 #: and of one that is made where it is missing.
 FILE, READABLE = "file", "readable file"
@@ -32,6 +32,8 @@ class Variable(NamedTuple):
 
 VARIABLES = {
     "CLCOMM_CACHE_DIR": Variable(NEW_DIRECTORY, "`$XDG_CACHE_HOME/clcomm` or `~/.cache/clcomm`"),
+    "CLCOMM_CHAOS": Variable(TEXT),
+    "CLCOMM_CHAOS_LOG": Variable(FILE),
     "CLCOMM_CHECKPOINT_KEY": Variable(READABLE),
     "CLCOMM_CHECKS": Variable(SWITCH, "on", True),
     "CLCOMM_DATA": Variable(DIRECTORY, "`data`"),

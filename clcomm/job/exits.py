@@ -32,6 +32,10 @@ def hook_job() -> Hooks:
     job = this_job()
     if job.hooks is None:
         job.hooks = ExitHooks(job)
+        if variables.text("CLCOMM_CHAOS"):
+            from clcomm.job.chaos import arm  # here, as few jobs want faults
+
+            arm(job)
     return job.hooks
 
 

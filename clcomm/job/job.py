@@ -25,6 +25,9 @@ class Averaging(Protocol):
     def stop_overlap(self) -> None:
         """Stop following the model's backward."""
 
+    def flip_bit(self, where: int) -> str:
+        """Flip a bit of the model's memory, and return what was hit, in words; "" where there is nothing to flip."""
+
 
 class OpenLifetime(Protocol):
     """An open Communicator's life in the job: `clcomm.collectives.lifetime`."""

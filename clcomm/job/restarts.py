@@ -16,10 +16,10 @@ from clcomm.host import variables
 
 RESTART, PROGRESS = "CLCOMM_RESTART", "CLCOMM_PROGRESS"
 #: The file's words (int64): the current step; the newest saved step; whether a rank has started; whether one has
-#: completed.
-STEP, SAVED, STARTED, COMPLETED = range(4)
+#: completed; the number of the last planted fault (chaos.py).
+STEP, SAVED, STARTED, COMPLETED, FAULTS = range(5)
 _WORD_BYTES = 8
-FILE_BYTES = 4 * _WORD_BYTES
+FILE_BYTES = 5 * _WORD_BYTES
 
 
 class ProgressFile:

@@ -23,11 +23,12 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class End(NamedTuple):
-    """The end of one run of the job: exit code, last step, and newest step in a checkpoint; 0: unknown."""
+    """The end of one run of the job: exit code, last step, newest saved step, last planted fault; 0: unknown."""
 
     code: int
     step: int
     saved: int
+    faults: int = 0
 
 
 def reason_to_stop(ends: list[End], allowed: int) -> str:
@@ -90,7 +91,7 @@ class Supervisor:
             if code == 0 and progress[restarts.STARTED] and not progress[restarts.COMPLETED]:
                 print_notice("exit code 0, but no rank has completed: treated as a failure")
                 code = FAILURE
-            return End(code, progress[restarts.STEP], progress[restarts.SAVED])
+            return End(code, *(progress[word] for word in (restarts.STEP, restarts.SAVED, restarts.FAULTS)))
 
     def _ended(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for the job and return its exit code; kill it GRACE_S after the first signal if it still runs."""

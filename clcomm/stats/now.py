@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter_ns
 
 
@@ -14,12 +15,14 @@ class Now:
     Attributes:
         step_ns: when the step began.
         numbered: whether the program numbers its steps.
+        step_begins: called with the number of each step; None: nothing follows them.
     """
 
     def __init__(self) -> None:
         self.step = self.step_ns = self.samples = 0
         self.phase = ""
         self.numbered = False
+        self.step_begins: Callable[[int], None] | None = None
 
 
 NOW = Now()
@@ -28,6 +31,8 @@ NOW = Now()
 def note_step(step: int) -> None:
     """Note that a step begins, by the program's number for it."""
     NOW.numbered, NOW.step, NOW.step_ns = True, step, perf_counter_ns()
+    if NOW.step_begins is not None:
+        NOW.step_begins(step)
 
 
 def count_step() -> None:
@@ -35,6 +40,8 @@ def count_step() -> None:
     if not NOW.numbered:
         NOW.step += 1
         NOW.step_ns = perf_counter_ns()
+        if NOW.step_begins is not None:
+            NOW.step_begins(NOW.step)
 
 
 def note_samples(samples: int) -> None:

@@ -22,7 +22,7 @@ from clcomm.errors import ArgumentError
 from clcomm.storage.files import remove_tree, unwritable
 
 #: The purposes of the files, which are part of their names.
-KINDS = ("build", "run")
+KINDS = ("build", "chaos", "run")
 _NAME = re.compile(rf"clcomm-({'|'.join(KINDS)})-\w+")
 #: A younger file may not be locked yet.
 _YOUNG_S = 60.0

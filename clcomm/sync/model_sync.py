@@ -16,6 +16,7 @@ from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.job.job import this_job
 from clcomm.sync.auto_buckets import AutoBuckets
+from clcomm.sync.bit_flip import flip_in_mean, flip_in_parameters
 from clcomm.sync.bucket_plan import GRADIENTS, BucketPlan, PlanSettings
 from clcomm.sync.completion_order import CompletionOrder
 from clcomm.sync.decision import Decision, DecisionLog
@@ -75,6 +76,7 @@ class ModelSync:
         self.chosen_bucket_size: int | None = None
         #: The factor for this rank's gradients that was set before backward; None: none was.
         self.expected_weight: float | None = None
+        self._flip_in_mean: int | None = None
         #: What reduces the gradients in place of `average`; None: `average` does.
         self.sharded_update: ShardedUpdate | None = None
         self.comm, self._settings, self._decisions = comm, settings, decisions
@@ -135,6 +137,9 @@ class ModelSync:
     def count_synchronisation(self) -> None:
         """Note that the gradients were averaged, here or by a sharded update; collective in the first steps."""
         self.synchronisations += 1
+        if self._flip_in_mean is not None:
+            flip_in_mean(self.space, self._flip_in_mean)
+            self._flip_in_mean = None
         if self.shard_mean is None and self._order.is_open and self._order.close():
             self._averagings.clear()  # the buckets may be others from now on
 
@@ -211,6 +216,14 @@ class ModelSync:
         """Stop following the model's backward."""
         if self._overlap is not None:
             self._overlap.stop()
+
+    def flip_bit(self, where: int) -> str:
+        """Flip a bit of the parameters now, or of the next mean where that lies in memory that kernels read."""
+        flat = self.space.flat_space
+        if where % 2 or flat is None or flat.is_staged or self.sharded_update is not None:
+            return flip_in_parameters(self.space, where // 2)
+        self._flip_in_mean = where // 2
+        return "the mean of the gradients"
 
     def _claim(self) -> None:
         other = self._latest.get(id(self.space.model))

@@ -53,7 +53,7 @@ PRINTED = {
 #: Those of another number of ranks than two.
 RANKS = {"two_hosts": 4, "same_bits": 4, "any_ranks": 4}
 #: Those that are started in another way, each with a test of its own.
-OTHERS = {"elastic", "restart"}
+OTHERS = {"elastic", "restart", "survives"}
 NEEDS = {"torch_ddp": "torch", "horovod_shim": "torch", "netcl_model": "netcl", "hooks": "sklearn",
          "pipeline": "sklearn"}  # fmt: skip
 
@@ -101,6 +101,16 @@ def test_a_restarted_job_begins_at_its_checkpoint(tmp_path: Path) -> None:
                     ended.stdout)  # fmt: skip
     assert (tmp_path / "restart-state.npz").exists()
     assert "exit code 1 at step 7; going on from step 5" in ended.stderr
+
+
+def test_a_job_whose_ranks_are_killed_ends_with_the_undisturbed_bits() -> None:
+    pytest.importorskip("sklearn")
+    mpiexec()
+    ended = launch([sys.executable, "-m", "examples.one_idea.survives"])
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    require_printed({r"(undisturbed|killed 2 x) +[0-9a-f]{64}": 2, "equal": 1,
+                     r"chaos: fault [12]: kill rank [0-3] in step \d+, [\d.]+ s after its start": 2},
+                    ended.stdout)  # fmt: skip
 
 
 def test_elastic_ranks_go_on_without_the_lost_one() -> None:

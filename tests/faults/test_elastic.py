@@ -21,6 +21,7 @@ from tests.faults.elastic_runs import (
     problems,
     run_horovod,
     run_mnist,
+    run_sharded,
     train,
 )
 from tests.faults.launch import HUNG_S, ROOT, clean_environment
@@ -52,12 +53,15 @@ def test_one_goes_on_when_three_are_killed(mpiexec: str, place: str):
     assert outcome.deaths == 3 and "Traceback" not in outcome.output
 
 
-@pytest.mark.parametrize(("program", "number"), [("mnist", 0), ("horovod", 0), ("horovod", 1), ("horovod", 2)])
+@pytest.mark.parametrize(
+    ("program", "number"), [("sharded", 1), ("mnist", 0), ("horovod", 0), ("horovod", 1), ("horovod", 2)]
+)
 def test_drawn_deaths_leave_the_numbers_of_the_same_steps_on_one_rank(mpiexec: str, program: str, number: int):
     """A sample of `make elastic`."""
     if program == "horovod":
         pytest.importorskip("torch", reason="PyTorch is not installed")
-    run, places, bar = (run_mnist, MNIST, SAME_BITS) if program == "mnist" else (run_horovod, HOROVOD, FLOAT64)
+    programs = {"sharded": (run_sharded, MNIST, SAME_BITS), "mnist": (run_mnist, MNIST, SAME_BITS)}
+    run, places, bar = programs.get(program, (run_horovod, HOROVOD, FLOAT64))
     deaths = drawn(random.Random(f"{program} {number}"), places, number)
     outcome, distance = run(mpiexec, deaths, number)
     assert not problems(deaths, outcome, distance, bar), (deaths, outcome.output)

@@ -171,24 +171,24 @@ def test_within_mpiexec_it_is_refused():
     assert said == ["clcomm: run: expected to be outside mpiexec, as in clcomm run -- mpiexec ..., got a rank"]
 
 
-@pytest.mark.parametrize("length", range(0, 40, 4))
+@pytest.mark.parametrize("length", range(0, 48, 4))
 def test_a_progress_file_that_is_cut_short_ends_no_rank(tmp_path: Path, monkeypatch, length: int):
     path = tmp_path / "progress"
-    path.write_bytes(bytes(32))
+    path.write_bytes(bytes(restarts.FILE_BYTES))
     monkeypatch.setenv(restarts.PROGRESS, str(path))
     progress = restarts.ProgressFile()
     progress.note_started()
     progress.note(restarts.STEP, 7)
-    assert restarts.read_progress(str(path)) == [7, 0, 1, 0]
+    assert restarts.read_progress(str(path)) == [7, 0, 1, 0, 0]
     os.truncate(path, length)
-    began = np.frombuffer(path.read_bytes()[:32].ljust(32, b"\0"), np.int64).tolist()
+    began = np.frombuffer(path.read_bytes()[: restarts.FILE_BYTES].ljust(restarts.FILE_BYTES, b"\0"), np.int64).tolist()
     assert restarts.read_progress(str(path)) == began
     progress.note(restarts.SAVED, 5)  # a mapped file that is truncated ends its process by SIGBUS
     progress.note(restarts.STEP, 8)
     progress.note_completed()
-    assert restarts.read_progress(str(path)) == [8, 5, began[2], 1]
+    assert restarts.read_progress(str(path)) == [8, 5, began[2], 1, began[4]]
     path.unlink()
-    assert restarts.read_progress(str(path)) == [0, 0, 0, 0]
+    assert not any(restarts.read_progress(str(path)))
     os.close(progress._descriptor)
 
 

@@ -13,6 +13,7 @@ from clcomm import Communicator, Synchronizer
 from clcomm.checkpoint import Checkpoint
 from clcomm.checkpoint.series import CheckpointSeries, is_there, load_newest
 from clcomm.job import endings
+from clcomm.sync.bit_flip import flip_bit
 from tests.faults.cases import IN_KERNEL
 from tests.faults.planted import (
     ACTS,
@@ -91,7 +92,7 @@ class Model:
     def flip(self) -> None:
         """Flip one bit of this replica."""
         stamp()
-        self.parts[1][1].data.view(np.uint64)[3] ^= np.uint64(1 << 20)
+        flip_bit(self.parts[1][1].data, 8 * (8 * 3 + 2) + 4)
 
 
 def main() -> None:

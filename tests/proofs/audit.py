@@ -27,6 +27,7 @@ from clcomm.engine.random_stream import RandomStream
 from clcomm.errors import DivergenceError, NonFiniteError
 from clcomm.job.endings import run
 from clcomm.parallel.audit import Audit
+from clcomm.sync.bit_flip import flip_bit, flip_in_space
 from tests.helpers import cpu_device
 
 STEPS, EVERY, CLASSES = 4, 2, 5
@@ -64,12 +65,6 @@ class Flip:
         return -(-self.step // EVERY) * EVERY
 
 
-def flip_in(array: np.ndarray, where: int) -> None:
-    """Flip a bit of a contiguous array."""
-    words = array.reshape(-1).view(np.uint8)
-    words[where // 8 % words.size] ^= 1 << where % 8
-
-
 class Pass(Module):
     """A copy of its input; where it is armed, with a bit flipped, once."""
 
@@ -79,7 +74,7 @@ class Pass(Module):
         y = x * 1.0
         if self.where is not None:
             values = y.numpy()
-            flip_in(values, self.where)
+            flip_bit(values, self.where)
             self.where = None
             y.copy_from(values)
         return y
@@ -174,18 +169,14 @@ class Job:
         if self.is_due(place):
             assert self.flip is not None
             self.device.finish()
-            places = self.space.layout.ranges
-            chosen = places[self.flip.where // 1009 % len(places)]
-            start = nbytes(chosen.start)
-            flip_in(flat[start : start + nbytes(chosen.nbytes)], self.flip.where)
-            self.hit = chosen.name
+            self.hit = flip_in_space(flat, self.space, self.flip.where, nbytes)
 
     def _flip_buffer(self) -> None:
         assert self.flip is not None
         buffers = [(name, each) for name, each in self.model.named_buffers() if each.dtype == np.float32]
         self.hit, tensor = buffers[self.flip.where // 1009 % len(buffers)]
         values = tensor.numpy()
-        flip_in(values, self.flip.where)
+        flip_bit(values, self.flip.where)
         tensor.copy_from(values)
 
     def _flip_state(self) -> None:
