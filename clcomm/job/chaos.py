@@ -148,6 +148,7 @@ class Injector:
         # A log on another host is not seen here; each restart has had a fault.
         self._number = self._last.number if self._last else 0 if os.path.exists(log) else restart_number()
         self._flip: Fault | None = None  # one that waits for a step
+        self._kill = threading.Thread()
         self._next = self._draw()
         if not schedule.in_steps:
             threading.Thread(target=self._follow_clock, name="clcomm-chaos", daemon=True).start()
@@ -166,6 +167,8 @@ class Injector:
         """Plant what is due in this step."""
         if os.getpid() != self._pid:
             return  # a forked child is not a rank
+        if self._kill.ident is not None:
+            self._kill.join()  # late on a busy machine: the step does not end before it
         now_s = time.monotonic()
         if self._last is not None and self._rank == 0:
             waited_s = now_s - self._last.at_s
@@ -185,7 +188,10 @@ class Injector:
             return
         if fault.kind != FLIP:
             strike = partial(self._strike, fault, self._step, delay_s)
-            threading.Thread(target=strike, name="clcomm-chaos", daemon=True).start()
+            thread = threading.Thread(target=strike, name="clcomm-chaos", daemon=True)
+            thread.start()
+            if fault.kind == KILL:
+                self._kill = thread
         elif self._schedule.in_steps:
             self._flip_bit(fault)
         else:

@@ -78,11 +78,11 @@ def run(main: Callable[[], int | None], tidy: Callable[[BaseException], None] | 
 
 def note_step(step: int) -> None:
     """Note this rank's step of the training, for messages about its end, for `clcomm run` and `clcomm top`."""
+    now.note_step(step)
     job = this_job()
     job.record.note_step(step)
     if job.record.rank == 0:
         job.progress.note(STEP, step)
-    now.note_step(step)
 
 
 def note_saved(step: int) -> None:

@@ -39,6 +39,8 @@ LIMIT_S = 120.0
 NEXT_STEP_S, SAME_BITS, FLOAT64 = 1.0, 0.0, 1e-10
 TRAINING = ("--model", "mlp", "--quiet")
 DIGITS = ("--data", "digits", "--batch-size", "16", "--epochs", "3", "--bucket-size", "32KiB", "--no-eval")
+#: As many samples a step as four ranks have without.
+SHARDED = "--logical-shards", "8", "--batch-size", "8"
 #: The places of deaths in each program, and the latest arrival drawn for each.
 MNIST = {"step": 60, "data": 60, "forward_backward": 60, "bucket": 200, "sync": 60, "loss": 60, "optimizer": 60,
          "evaluate": 3, "checkpoint": 8, "recovery": 1, "send": 2}  # fmt: skip
@@ -177,14 +179,14 @@ def run_mnist(mpiexec: str, deaths: list[Death], number: int) -> tuple[Outcome, 
 @functools.cache
 def undisturbed(mpiexec: str) -> dict[str, np.ndarray]:
     """Return the parameters of the MLP with logical shards after a run that nobody disturbed."""
-    return train(mpiexec, "", *DIGITS, "--logical-shards", "8").ends.parameters[0]
+    return train(mpiexec, "", *DIGITS, *SHARDED).ends.parameters[0]
 
 
 def run_sharded(mpiexec: str, deaths: list[Death], number: int) -> tuple[Outcome, float]:
     """Train the MLP with logical shards and deaths; return whether any bit is another than undisturbed, as 0 or 1."""
     with tempfile.TemporaryDirectory() as folder:
         files = ("--checkpoint", f"{folder}/run.npz", "--checkpoint-every", "10")
-        outcome = train(mpiexec, ";".join(map(str, deaths)), *DIGITS, "--logical-shards", "8", *files)
+        outcome = train(mpiexec, ";".join(map(str, deaths)), *DIGITS, *SHARDED, *files)
     return outcome, float(not _are_alike([undisturbed(mpiexec), *outcome.ends.parameters]))
 
 

@@ -92,7 +92,7 @@ def noted_report(*arguments: Any) -> None:
 def noted_record(self: Trainer, *arguments: Any) -> None:
     """Write which samples the step was of, as the sampler knows them, before the step counts as done."""
     done, sampler = self.progress, self.loader.sampler
-    place = {"epoch": done.epoch, "batch": done.batch, "done": sampler.done}  # type: ignore[attr-defined]
+    place = {"epoch": done.epoch, "batch": done.batch, "done": getattr(sampler, "done", None)}
     elastic_log.step_done(done.step + 1, self.comm.size, **place, lr=self.optimizer.lr)
     record(self, *arguments)
 

@@ -90,7 +90,8 @@ def main(kills: int, seed: int) -> int:
         done, runs, wrong = done + found.kills, runs + 1, wrong + (found.digest != undisturbed)
         waits_s += found.waits_s
         end = "the undisturbed bits" if found.digest == undisturbed else found.digest
-        print(f"run {runs}: {found.kills} kills, {done} so far, {end}", flush=True)
+        next_steps = ", ".join(f"{each:.2f}" for each in found.waits_s)
+        print(f"run {runs}: {found.kills} kills, {end}; next step after {next_steps or '-'} s", flush=True)
     print(
         f"{done} kills in {runs} runs; from a kill to the next step of a restart {percentile(waits_s, 50):.2f} s p50, "
         f"{percentile(waits_s, 95):.2f} s p95 of {len(waits_s)}; runs that ended with other bits: {wrong}"
