@@ -11,12 +11,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 
+import numpy as np
+
 from clcomm.communicator import AUTO, Communicator
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.job.job import this_job
 from clcomm.sync.auto_buckets import AutoBuckets
-from clcomm.sync.bit_flip import flip_in_mean, flip_in_parameters
+from clcomm.sync.bit_flip import MEAN, OWN, PlannedFlip
 from clcomm.sync.bucket_plan import GRADIENTS, BucketPlan, PlanSettings
 from clcomm.sync.completion_order import CompletionOrder
 from clcomm.sync.decision import Decision, DecisionLog
@@ -76,7 +78,7 @@ class ModelSync:
         self.chosen_bucket_size: int | None = None
         #: The factor for this rank's gradients that was set before backward; None: none was.
         self.expected_weight: float | None = None
-        self._flip_in_mean: int | None = None
+        self._flip: PlannedFlip | None = None
         #: What reduces the gradients in place of `average`; None: `average` does.
         self.sharded_update: ShardedUpdate | None = None
         self.comm, self._settings, self._decisions = comm, settings, decisions
@@ -121,6 +123,8 @@ class ModelSync:
             use_bucketing: False: each tensor on its own; None: as in the settings.
             weight: factor for this rank's gradients.
         """
+        if self._flip is not None:
+            self._flip_in(OWN, self.space.arrays.grads if self.shard_mean is None else self.shard_mean.rows[-1])
         if self.shard_mean is not None and self.sharded_steps is not None:
             self.sharded_steps.average()
             return
@@ -137,9 +141,8 @@ class ModelSync:
     def count_synchronisation(self) -> None:
         """Note that the gradients were averaged, here or by a sharded update; collective in the first steps."""
         self.synchronisations += 1
-        if self._flip_in_mean is not None:
-            flip_in_mean(self.space, self._flip_in_mean)
-            self._flip_in_mean = None
+        if self._flip is not None:
+            self._flip_in(MEAN, self.space.arrays.reduced)
         if self.shard_mean is None and self._order.is_open and self._order.close():
             self._averagings.clear()  # the buckets may be others from now on
 
@@ -218,12 +221,14 @@ class ModelSync:
             self._overlap.stop()
 
     def flip_bit(self, where: int) -> str:
-        """Flip a bit of the parameters now, or of the next mean where that lies in memory that kernels read."""
-        flat = self.space.flat_space
-        if where % 2 or flat is None or flat.is_staged or self.sharded_update is not None:
-            return flip_in_parameters(self.space, where // 2)
-        self._flip_in_mean = where // 2
-        return "the mean of the gradients"
+        """Flip a bit of the parameters now, or of the gradients in the next averaging; return where, in words."""
+        self._flip = PlannedFlip(self.space, where)
+        return self._flip.said
+
+    def _flip_in(self, place: str, flat: np.ndarray) -> None:
+        if self._flip is not None and self._flip.place == place:
+            self._flip.flip(flat)
+            self._flip = None
 
     def _claim(self) -> None:
         other = self._latest.get(id(self.space.model))
