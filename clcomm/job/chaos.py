@@ -240,7 +240,10 @@ def hold(pid: int, seconds: float, slowly: bool = False) -> None:
 
 def arm(job: Job) -> None:
     """Plant the faults of CLCOMM_CHAOS in this rank from now on; not in what it starts."""
-    schedule = Schedule.read(variables.text(CHAOS))
+    try:
+        schedule = Schedule.read(variables.text(CHAOS))
+    except ArgumentError as error:
+        raise ArgumentError(f"{CHAOS}: {error}") from None
     log = variables.text(LOG)
     del os.environ[CHAOS]
     NOW.step_begins = partial(Injector.step_begins, Injector(schedule, log, job))
