@@ -31,9 +31,9 @@ _RUN_LIMIT_S = 300.0
 _SHOWN_CHARACTERS = 2000
 
 
-def mpi_launch(ranks: int) -> list[str]:
-    """Return the command that starts MPI ranks: the mpiexec beside this Python, else the one on the PATH."""
-    beside = Path(sys.executable).with_name("mpiexec")
+def mpi_launch(ranks: int, python: str = sys.executable) -> list[str]:
+    """Return the command that starts MPI ranks: the mpiexec beside a Python, else the one on the PATH."""
+    beside = Path(python).with_name("mpiexec")
     command = [str(beside) if beside.exists() else "mpiexec"]
     try:
         version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
@@ -61,7 +61,7 @@ class Job:
     """A worker module running on `ranks` processes, under mpiexec or, with `mpi` False, plain with RANK, WORLD_SIZE.
 
     The module's main gets a directory for files of the job and `arguments` as its command line and calls `serve`.
-    LaunchError with the end of the job's output where a process ends early.
+    `python` is that of another environment. LaunchError with the end of the job's output where a process ends early.
     """
 
     def __init__(
@@ -71,8 +71,9 @@ class Job:
         ranks: int = 1,
         mpi: bool = True,
         environment: Mapping[str, str] | None = None,
+        python: str = sys.executable,
     ):
-        self.module, self.ranks = module, ranks
+        self.module, self.ranks, self._python = module, ranks, python
         self._folder = tempfile.TemporaryDirectory(prefix="clcomm-bench-")
         directory = Path(self._folder.name)
         self._output = open(directory / "output", "w+", encoding="utf-8")  # noqa: SIM115 - open as long as the job
@@ -80,7 +81,7 @@ class Job:
         self._listener.bind(str(directory / "control"))
         self._listener.listen(ranks)
         self._links: dict[int, _Link] = {}
-        worker = [sys.executable, "-m", module, str(directory), *arguments]
+        worker = [python, "-m", module, str(directory), *arguments]
         self._processes = self._start(worker, mpi, {**os.environ, **(environment or {})})
         try:
             self._accept()
@@ -96,7 +97,7 @@ class Job:
             )  # fmt: skip
 
         if mpi:
-            return [start([*mpi_launch(self.ranks), *worker])]
+            return [start([*mpi_launch(self.ranks, self._python), *worker])]
         return [start(worker, RANK=str(rank), WORLD_SIZE=str(self.ranks)) for rank in range(self.ranks)]
 
     def _accept(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.all_reduce.exchange import Exchange
 from benchmarks.all_reduce.worker import Measured, expected_sum, rank_values, timed
 from benchmarks.workers import serve
 from clcomm import Communicator
@@ -68,11 +69,15 @@ class Buffers:
 
 def main() -> None:
     comm = Communicator()
-    fold = DeviceFold.on(Device.select("cpu", local_rank=comm.local_rank, local_size=comm.local_size, cores=comm.cores))
+    device = Device.select("cpu", local_rank=comm.local_rank, local_size=comm.local_size, cores=comm.cores)
+    fold = DeviceFold.on(device)
+    exchange = Exchange(comm, device) if comm.size == 2 and device.runs_in_caller else None
     buffers: dict[int, Buffers] = {}
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
         nbytes = request["nbytes"]
+        if request["system"] == "exchange":
+            return {} if exchange is None else exchange.timed(request["repeats"])
         if nbytes not in buffers:
             buffers[nbytes] = Buffers(comm, nbytes, fold)
             buffers[nbytes].check()

@@ -20,10 +20,12 @@ from clcomm.job.startup_watchdog import StartWatch
 from clcomm.job.status_page import StatusPage
 from clcomm.job.time_limits import Limits
 from clcomm.transport import mpi_communicators, mpi_failures
+from clcomm.transport.direct_reduction import DirectReduction
 from clcomm.transport.hierarchical import HierarchicalTransport
 from clcomm.transport.hosts import Hosts
 from clcomm.transport.mpi_runtime import Intracomm
 from clcomm.transport.mpi_transport import MpiTransport
+from clcomm.transport.other_memory import OtherMemory
 from clcomm.transport.reduction import prepared_reduction_by_hosts
 from clcomm.transport.rendezvous import MpiRendezvous, Rendezvous
 from clcomm.transport.shared import SharedTransport
@@ -141,7 +143,9 @@ def _open_memory(world: World, base: MpiTransport, host: Intracomm, hosts: Hosts
         world.shared = HierarchicalTransport(base, host, hosts)
     else:
         world.shared = shared = SharedTransport(host, world.pending, base.comparisons)
-        world.staged = StagedAllReduces(shared.slots, shared.is_common)
+        others = OtherMemory.open(shared.rendezvous)
+        direct = None if others is None else DirectReduction(shared.rendezvous, others)
+        world.staged = StagedAllReduces(shared.slots, shared.is_common, direct)
     return ""
 
 

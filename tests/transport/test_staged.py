@@ -10,12 +10,16 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.errors import MismatchError
+from clcomm.transport.direct_reduction import LEAST_BYTES
+from clcomm.transport.other_memory import OtherMemory
 from tests.transport.references import drawn, folded, same_bits
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
 #: Bytes about those of a slot, on any number of ranks, and of several.
 SIZES = [0, 8, 4096, *(slots * (64 << 10) + more for slots in (1, 2, 3) for more in (-8, 0, 8))]
+#: Those of which ranks read each other's shards, of one piece and of several.
+LARGE = [LEAST_BYTES + more for more in (-8, 0, 8)] + [(1 << 20) + 8, 5 << 20]
 DTYPES = ["float32", "float64", "float16", "complex128", "int64", "uint8"]
 
 
@@ -40,7 +44,38 @@ def test_the_fold_in_rank_order(auto, nbytes, dtype, op):
     assert same_bits(auto.all_reduce(own.copy(), op), expected)
 
 
-@pytest.mark.parametrize("nbytes", SIZES[3:])
+@pytest.mark.parametrize("nbytes", LARGE)
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+@pytest.mark.parametrize("reads", [True, False])
+def test_large_arrays(monkeypatch, nbytes, dtype, reads):
+    """Ranks read each other's memory, or where they may not, the pieces go through slots: the same bits."""
+    if not reads:
+        monkeypatch.setattr(OtherMemory, "_finds", lambda self, places, marks: False)
+    with Communicator() as comm:
+        assert (comm.world.staged._direct is not None) == reads
+        everyone = rows(comm, nbytes, dtype)
+        expected, own = folded(everyone, "sum"), everyone[comm.rank]
+        array, out = own.copy(), np.full_like(own, 7)
+        comm.all_reduce_init(array)()
+        assert same_bits(array, expected)
+        assert same_bits(comm.all_reduce(own, out=out), expected)
+        assert same_bits(own, everyone[comm.rank])
+
+
+def test_late_ranks_read_large_arrays_of_their_call(auto):
+    """An array is given back, and written over, as soon as the call returns; ranks pause at drawn moments."""
+    rng, pauses = random.Random(11), random.Random(auto.rank)
+    for number in range(25):
+        everyone = rows(auto, rng.choice([LEAST_BYTES, 2 << 20, 4096]), "float32", number)
+        array = everyone[auto.rank].copy()
+        if pauses.random() < 0.3:
+            time.sleep(0.002)
+        auto.all_reduce(array, "mean")
+        assert same_bits(array, folded(everyone, "mean"))
+        array.fill(np.nan)
+
+
+@pytest.mark.parametrize("nbytes", [*SIZES[3:], LARGE[1], LARGE[-1]])
 def test_a_result_in_common_memory(auto, nbytes):
     everyone = rows(auto, nbytes, "float32")
     out = auto.allocate_common(nbytes).view(np.float32)
