@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from clcomm.job import run
 from clcomm.report.record import write_document
+from clcomm.transport.mpi_failures import place_in_world
 from training.command_line import parse
-from training.text_options import TextOptions
+from training.text_options import TextOptions, presets
 from training.text_session import TextSession
 
 
 def main() -> int:
-    options = parse("examples.gpt", "Train a GPT on characters of a text, data-parallel over MPI.", TextOptions)
+    description = "Train a GPT on characters of a text, data-parallel over MPI."
+    options = parse("examples.gpt", description, TextOptions, presets(place_in_world()[1]))
     session = TextSession(options)
     session.console.print(session.headline(), highlight=False)
     if options.summary:

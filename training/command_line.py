@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from clcomm.console.option_types import OneLineParser
@@ -26,6 +27,20 @@ def parser(program: str, description: str, kind: type[Options]) -> Parser:
     return result
 
 
-def parse(program: str, description: str, kind: type[AnyOptions]) -> AnyOptions:
-    """Return the options of `kind` on this process's command line; raises ArgumentError if they are not allowed."""
-    return kind(**vars(parser(program, description, kind).parse_args()))
+def parse(
+    program: str, description: str, kind: type[AnyOptions], presets: Mapping[str, Mapping[str, Any]] | None = None
+) -> AnyOptions:
+    """Return the options of `kind` on this process's command line; raises ArgumentError if they are not allowed.
+
+    presets: defaults of options by the name that --preset takes; options on the command line come before them.
+    """
+    made = parser(program, description, kind)
+    if presets is None:
+        return kind(**vars(made.parse_args()))
+    made.add_argument("--preset", choices=list(presets), help="a known run; other options change it")
+    name = made.parse_args().preset
+    if name is not None:
+        made.set_defaults(**presets[name])
+    found = vars(made.parse_args())
+    del found["preset"]
+    return kind(**found)

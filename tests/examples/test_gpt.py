@@ -127,3 +127,15 @@ def test_gradients_in_any_buckets_give_the_same_bits(tmp_path: Path, text: str) 
         run("examples.gpt", *job, *way, "--checkpoint", str(file), ranks=2)
         found.append({name: values.tobytes() for name, values in parameters(file).items()})
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [0, 3])
+def test_a_preset_gives_defaults_and_other_options_change_it(tmp_path: Path, text: str, ranks: int) -> None:
+    report = tmp_path / "report.json"
+    small = ["--text", text, "--max-steps", "2", "--width", "16", "--layers", "6", "--sample", "0"]
+    run("examples.gpt", *small, "--preset", "nanogpt-cpu", "--report", str(report), ranks=ranks)
+    settings = json.loads(report.read_text())["settings"]
+    assert [settings[name] for name in ("width", "layers", "heads", "context")] == [16, 6, 4, 64]
+    assert settings["schedule"] == "cosine:warmup=100,floor=0.1" and settings["weight_decay"] == 0.1
+    assert settings["batch_size"] * max(ranks, 1) == 12
