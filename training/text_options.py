@@ -81,7 +81,7 @@ def presets(ranks: int) -> dict[str, dict[str, Any]]:
     """Return the options of known runs, by the name of each, for a number of ranks, which divide a step's windows.
 
     nanogpt-cpu: nanoGPT's run for computers without a GPU, 12 windows a step: a loss of 1.88 on tiny Shakespeare.
-    Source: https://github.com/karpathy/nanoGPT, its README ("I only have a macbook"), and its configuration of that run.
+    Source: https://github.com/karpathy/nanoGPT, README ("I only have a macbook") and configuration of that run.
     """
     return {
         "nanogpt-cpu": {
