@@ -193,7 +193,7 @@ bench: $(FOR_BENCH) ## measure, side by side with others: BENCH="all_reduce kern
 	@set -e; for name in $(BENCH); do echo "== $$name =="; $(BIN)/python -m benchmarks.$$name $(ARGS); done
 
 bench-quick: $(FOR_BENCH) ## a few minutes: this machine's speed beside PyTorch DDP, and that of the examples
-	$(BIN)/python -m benchmarks.peers --model convnet mlp --peers ddp --ranks $(RANKS) --windows 3 --window-s 1 --example $(ARGS)
+	$(BIN)/python -m benchmarks.peers --model convnet mlp --peers ddp --ranks $(RANKS) --windows 3 --window-s 1 --example --row $(ARGS)
 
 docs: $(FOR_DOCS) ## build the documentation's site in docs/_build/html; warnings are errors
 	$(BIN)/python -m sphinx -b html -q -W --keep-going docs $(SITE)

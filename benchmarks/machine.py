@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -46,12 +47,12 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def describe_versions() -> str:
+def describe_versions(packages: Sequence[str] = PACKAGES) -> str:
     """Return Python's version and those of the packages that are installed."""
     from clcomm import __version__
 
     parts = [f"clcomm {__version__}", f"Python {platform.python_version()}"]
-    for name in PACKAGES:
+    for name in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
             parts.append(f"{name} {metadata.version(name)}")
     return ", ".join(parts)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from rich.console import Console
 
 from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
-from benchmarks.machine import cores
+from benchmarks.machine import cores, describe_machine, describe_versions
 from benchmarks.peers.batches import default_data, write_batches
 from benchmarks.peers.example import Example
 from benchmarks.peers.systems import (
+    GLOO_DDP,
     INTEL,
     NETCL,
     NETCL_HELPED,
@@ -47,11 +49,16 @@ _CHECK_STEPS, _LOSS_TOLERANCE = 10, 1e-3
 
 def main() -> None:
     options, console = parse(), harness.make_console()
-    report = Report("images per second beside the peers", harness.command_line(PROGRAM))
+    report, speeds = Report("images per second beside the peers", harness.command_line(PROGRAM)), list[str]()
     for model in options.model:
         for batch in options.batch:
-            measure(options, model, batch, report, console)
+            samples = measure(options, model, batch, report, console)
+            if GLOO_DDP in samples:
+                ours = samples[OURS]
+                speeds.append(f"{model} {ours.median:,.0f}, {Ratio.of(ours, samples[GLOO_DDP])}")
     harness.conclude(report, console, options.record)
+    if options.row:
+        console.print(row(options.ranks, speeds), highlight=False)
 
 
 def parse() -> argparse.Namespace:
@@ -65,6 +72,7 @@ def parse() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--data", default=default_data(), help="as for the examples; default here: %(default)s")
     parser.add_argument("--example", action="store_true", help=f"measure `{Example.name}` too")
+    parser.add_argument("--row", action="store_true", help="print this machine's row for docs/benchmarks.md")
     parser.add_argument(
         "--torch-threads", nargs="+", type=harness.positive, default=sorted({1, cores()}), metavar="N",
         help="threads a rank to try for PyTorch; each system keeps its fastest; default: %(default)s",
@@ -72,8 +80,17 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(options: argparse.Namespace, model: str, batch: int, report: Report, console: Console) -> None:
-    """Measure one model at one batch size and add the results to the report."""
+def row(ranks: int, speeds: list[str]) -> str:
+    """Return this machine's line for the table of docs/benchmarks.md: images/s and the ratio to DDP, by model."""
+    versions = describe_versions(("pocl-binary-distribution", "intel-opencl-rt", "torch"))
+    cells = (describe_machine(), str(ranks), "; ".join(speeds), versions, date.today().isoformat())
+    return f"this machine's row for docs/benchmarks.md:\n| {' | '.join(cells)} |"
+
+
+def measure(
+    options: argparse.Namespace, model: str, batch: int, report: Report, console: Console
+) -> dict[str, Samples]:
+    """Measure one model at one batch size, add the results to the report, and return images/s by system."""
     with tempfile.TemporaryDirectory(prefix="clcomm-bench-") as folder:
         path = Path(folder, "batches.npz")
         shape = write_batches(path, options.data, options.ranks, batch, lambda line: None)
@@ -102,6 +119,7 @@ def measure(options: argparse.Namespace, model: str, batch: int, report: Report,
         report.grids[-1].add(*example_row(options.ranks, batch, samples))
     report.notes.append(f"{title}: loss after {_CHECK_STEPS} steps {losses}")
     report.bars += bars(model, batch, options.ranks, systems, samples)
+    return samples
 
 
 def check_same_work(systems: list[System]) -> str:

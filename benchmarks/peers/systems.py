@@ -11,6 +11,7 @@ from benchmarks import harness
 from benchmarks.workers import Job
 
 OURS, OURS_SHARDED, OURS_ALONE = "clcomm", "clcomm, sharded update", "clcomm, 1 rank"
+GLOO_DDP = "PyTorch DDP, gloo"
 NETCL, NETCL_HELPED = "netcl as published", "netcl under clcomm's adapter"
 OURS_ON_INTEL = "clcomm, Intel's OpenCL"
 PEERS = ("ddp", "lizardist", "netcl")
@@ -62,7 +63,7 @@ def start(peers: list[str], ranks: int, batch: int, arguments: list[str]) -> Ite
         if INTEL in peers:
             systems.append(System(OURS_ON_INTEL, job("engine", ranks, True, "--device", INTEL), batch))
         if "ddp" in peers:
-            systems.append(System("PyTorch DDP, gloo", job("ddp", mpi=False), batch, {"threads": 1}))
+            systems.append(System(GLOO_DDP, job("ddp", mpi=False), batch, {"threads": 1}))
         if "lizardist" in peers:
             shared = job("lizardist")
             for name, bucketing in (("LizarDist, per tensor", False), ("LizarDist, bucketed", True)):
