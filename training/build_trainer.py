@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from training.evaluate import EVALUATION_BATCH
 from training.options import TrainingOptions
 from training.schedules import parse_schedule
 from training.trainer import Trainer
+from training.waiting import prepare
 
 #: The Synchronizer's names for the choices of --overlap.
 _OVERLAP: dict[str, bool | str] = {"auto": "auto", "on": True, "off": False}
@@ -89,6 +91,7 @@ def build_kernels(
 ) -> None:  # fmt: skip
     """Build the run's kernels once for all ranks of a host, where the engine has kernels to build; collective."""
     if parts.opencl is None or parts.rehearse is None:
+        prepare(None)
         return
     batch_size = min(options.batch_size, loader.sampler.longest_shard)
     rehearse, run = parts.rehearse, ((batch_size, evaluation_batch), options.optimizer, options.learning_rate)
@@ -98,7 +101,9 @@ def build_kernels(
     settings, ways = _optimizer_settings(options), (options.compression, options.precision)
     model = (options.model, *(getattr(options, name) for name in options.ALSO_SHARED))
     identity = repr((model, train.image_shape, train.classes, run, settings, sums, ways))
-    build_together(comm, parts.opencl, lambda: rehearse(*run, settings, *sums, *ways), identity)
+    kernels = partial(rehearse, *run, settings, *sums, *ways)
+    build_together(comm, parts.opencl, kernels, identity)
+    prepare(kernels)
 
 
 def make_trainer(options: TrainingOptions, comm: Communicator, parts: Parts, loader: Loader, epochs: int) -> Trainer:

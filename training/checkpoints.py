@@ -1,18 +1,20 @@
-"""When and where a run saves its checkpoints, and from which it resumes."""
+"""When and where a run saves its checkpoints and copies in memory, and from which it resumes."""
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from clcomm._version import __version__
+from clcomm.checkpoint.memory import MemoryCopies
 from clcomm.checkpoint.series import CHECKPOINT, CheckpointSeries, is_there
 from clcomm.communicator import Communicator
 from clcomm.job.endings import note_saved
 from clcomm.job.restarts import restart_number
 from training.options import TrainingOptions
-from training.snapshot import restore_snapshot, save_snapshot
+from training.snapshot import restore, restore_snapshot, save_snapshot, snapshot_of
 from training.trainer import Trainer
 
 #: Settings that a resumed run has to share with the one it goes on from.
@@ -43,6 +45,8 @@ def _name_of(kind: type | None) -> str | None:
 class Checkpoints:
     """The checkpoints that a run's options request; none without --checkpoint. All calls but `close` are collective.
 
+    Making one waits until it is these ranks' turn, where `clcomm run --min-ranks` has started them before it is.
+
     Args:
         options: the run's.
         comm: its ranks.
@@ -58,24 +62,48 @@ class Checkpoints:
         self._job = job_of(options, dataset)
         self._session, self._began = session, began
         self._saved_at = 0  # not known after ranks were lost, so that the next call saves
+        self._copies = MemoryCopies(comm, options.memory_checkpoint_every)
         self._series: CheckpointSeries | None = None
         if options.checkpoint:
             self._series = CheckpointSeries(comm, options.checkpoint, keep=options.checkpoint_keep, background=True)
 
-    def resume(self, trainer: Trainer) -> Path | None:
-        """Restore --resume's checkpoint, or in a restarted job its own newest; return its file, None without one.
+    def resume(self, trainer: Trainer) -> Path | str | None:
+        """Restore the copy in memory, else --resume's checkpoint, or in a restarted job its own newest.
+
+        Returns the checkpoint's file, or in words where it was; None: there is none.
 
         Raises CheckpointError if it is damaged or belongs to another job.
         """
+        found = self._from_memory(trainer)
+        if not found:
+            found = self._from_file(trainer)
+            self._saved_at = trainer.progress.step
+        self._began = trainer.progress.step
+        if found:
+            note_saved(self._began)
+        return found
+
+    def _from_memory(self, trainer: Trainer) -> Path | str | None:
+        copy = self._copies.newest()
+        if copy is None:
+            return ""
+        restore(copy, trainer, self._job)
+        return "from memory"
+
+    def _from_file(self, trainer: Trainer) -> Path | None:
         source, own = self._options.resume_from, self._options.checkpoint
         # Rank 0 decides: launchers don't pass CLCOMM_RESTART to other hosts.
         if own and self._comm.broadcast_object(restart_number() > 0 and is_there(own), label=CHECKPOINT):
             source = own
-        found = restore_snapshot(source, trainer, self._job) if source else None
-        self._saved_at = self._began = trainer.progress.step
-        if found:
-            note_saved(self._saved_at)
-        return found
+        return restore_snapshot(source, trainer, self._job) if source else None
+
+    def copy_after_step(self, trainer: Trainer) -> bool:
+        """Copy the state to memory where a copy is due; return whether these ranks are to end for others."""
+        step, began_s = trainer.progress.step, time.monotonic()
+        if not self._copies.is_due(step):
+            return False
+        with self._comm.phase("copy"):
+            return self._copies.save(snapshot_of(trainer, self._job), step, began_s)
 
     def save_after_step(self, trainer: Trainer, epoch_done: bool) -> None:
         """Save if an epoch has ended or a step of --checkpoint-every is reached."""
@@ -89,7 +117,7 @@ class Checkpoints:
         if self._series is not None and step != self._saved_at:
             with self._comm.phase("checkpoint"):
                 save_snapshot(self._series, trainer, self._job, self._program(trainer))
-            if self._saved_at:
+            if self._saved_at and not self._copies.is_on:
                 note_saved(self._saved_at)  # the previous one is complete; this one is still being written
         self._saved_at = step
 
@@ -111,5 +139,6 @@ class Checkpoints:
 
     def close(self) -> None:
         """Release the file for other jobs, after the last checkpoint is written; not collective."""
+        self._copies.wait()
         if self._series is not None:
             self._series.close()

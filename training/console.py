@@ -24,7 +24,11 @@ class Silent:
 def make_console(comm: Communicator) -> Console:
     """Return rank 0's console, or one that is silent on the other ranks."""
     if comm.rank != 0:
-        return cast("Console", Silent())
+        return make_silent()
     from clcomm.console import output
 
     return output.make_console()
+
+
+def make_silent() -> Console:
+    return cast("Console", Silent())

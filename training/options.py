@@ -276,6 +276,10 @@ class TrainingOptions(JobOptions):
         0, "at every N-th step another rank computes each rank's batch too: a fault is named with its rank and "
         "parameter; see docs/robustness.md", whole_number(), metavar="N",
     )  # fmt: skip
+    memory_checkpoint_every: int | None = _failure(
+        None, "where clcomm run replaces ranks, copy the state to memory every N steps; default: in 2%% of the time",
+        whole_number(1), metavar="N",
+    )  # fmt: skip
     elastic: bool = _failure(
         False, "go on with the ranks that are left; needs Open MPI with ULFM; see docs/robustness.md"
     )

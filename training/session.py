@@ -41,6 +41,7 @@ from training.schedules import parse_schedule
 from training.start import start
 from training.trainer import Progress, Trainer
 from training.trainer_state import MovingState, load_state
+from training.waiting import console_of
 from training.windows import StepWindows
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Session:
         self._start.end("program")
         self.comm = comm = comm or start(options)
         self._start.end("ranks")
-        self.console = console or make_console(comm)
+        self.console = console or console_of(comm)
         self.splits = splits or self._open_splits()
         self._replayed_as = None if splits else type(self)  # given data cannot be opened again
         self._start.end("data")
@@ -87,6 +88,7 @@ class Session:
         self.trainer = self._make_trainer(loader)
         self._numbers: np.ndarray | None = None  # the state of the device's random numbers after the last step
         self._checkpoints = Checkpoints(options, comm, self.splits.name, self._replayed_as)
+        self.console = console or make_console(comm)
         self._evaluation: Evaluation | None = None
         self._evaluated_at = -1
         self._windows, self._history, self._last_steps = StepWindows(), StepHistory(), LastSteps()
@@ -309,6 +311,9 @@ class Session:
                 if epoch_done and options.eval:
                     self._evaluate()
                 self._checkpoints.save_after_step(trainer, epoch_done)
+                if self._checkpoints.copy_after_step(trainer):
+                    self._checkpoints.close()
+                    raise SystemExit(0)  # other ranks go on
             self._checkpoints.save(trainer)
             self._checkpoints.wait()
             self._evaluate_last_step()  # now, while the loggers are open

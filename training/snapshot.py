@@ -33,10 +33,15 @@ def save_snapshot(
 
     program: what a replay needs; None: the run cannot be replayed.
     """
+    trainer.sync.check_replicas(trainer.model)
+    series.save(snapshot_of(trainer, job, program))
+
+
+def snapshot_of(trainer: Trainer, job: dict[str, Any], program: dict[str, Any] | None = None) -> Checkpoint | None:
+    """Return the trainer's state and the job's settings on rank 0, None on the others; collective."""
     from clcomm.parallel.tensor_parallel.shards import gathered_state
 
     comm = trainer.comm
-    trainer.sync.check_replicas(trainer.model)
     random_states = comm.gather_object(random_state(trainer.parts.opencl), label=CHECKPOINT)
     optimizer_state = gathered_state(trainer.optimizer)  # collective: each rank may hold a part
     sync_states = _gathered(comm, trainer.sync.state_dict(trainer.model))
@@ -55,7 +60,7 @@ def save_snapshot(
             checkpoint.add_group("random", {_random_name(rank, part): array for part, array in state.items()})
         for rank, sync_state in enumerate(sync_states):
             checkpoint.add_group(f"sync/{rank}", sync_state)
-    series.save(checkpoint)
+    return checkpoint
 
 
 def _gathered(comm: Communicator, state: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
@@ -78,12 +83,21 @@ def _gathered(comm: Communicator, state: dict[str, np.ndarray]) -> list[dict[str
 def restore_snapshot(path: str | os.PathLike[str], trainer: Trainer, job: dict[str, Any]) -> Path:
     """Set the trainer to the newest complete checkpoint at `path`, and return the file; collective.
 
-    Raises CheckpointError, on every rank and before anything is changed, if there is none, if it belongs to another
-    job, or if an entry is out of its bounds.
+    Raises CheckpointError, on every rank, if there is none, and as `restore`.
+    """
+    source, checkpoint = load_newest(trainer.comm, path)
+    restore(checkpoint, trainer, job)
+    return source
+
+
+def restore(checkpoint: Checkpoint, trainer: Trainer, job: dict[str, Any]) -> None:
+    """Set the trainer to a state that all ranks have; collective.
+
+    Raises CheckpointError, on every rank and before anything is changed, if it belongs to another job, or if an entry
+    is out of its bounds.
     """
     from clcomm.parallel.tensor_parallel.shards import divided_state
 
-    source, checkpoint = load_newest(trainer.comm, path)
     parameters = checkpoint.group("parameter")
     check_parameters(parameters, _specs(trainer.model))
     _check_job(checkpoint.facts.get("job"), job)
@@ -104,7 +118,6 @@ def restore_snapshot(path: str | os.PathLike[str], trainer: Trainer, job: dict[s
         continue_stream(random_states[0], trainer.parts.opencl, trainer.comm.rank)
     _restore_compression(checkpoint, trainer, ranks)
     trainer.sync.check_replicas(trainer.model)
-    return source
 
 
 def _specs(model: Any) -> list[ParameterSpec]:

@@ -122,18 +122,22 @@ def load_newest(comm: Communicator, path: files.FilePath) -> tuple[Path, Checkpo
             source, checkpoint = next(undamaged(Path(path)))
         except CheckpointError as error:
             problem = str(error)
-    shapes = {name: (array.shape, array.dtype.str) for name, array in checkpoint.arrays.items()}
-    problem, source, facts, shapes = comm.broadcast_object(
-        (problem, source, checkpoint.facts, shapes), label=CHECKPOINT
-    )
+    problem, source = comm.broadcast_object((problem, source), label=CHECKPOINT)
     if problem:
         raise CheckpointError(problem)
-    if comm.rank != 0:
+    return source, send(comm, checkpoint, 0)
+
+
+def send(comm: Communicator, checkpoint: Checkpoint, root: int) -> Checkpoint:
+    """Return root's checkpoint on every rank; collective."""
+    shapes = {name: (array.shape, array.dtype.str) for name, array in checkpoint.arrays.items()}
+    facts, shapes = comm.broadcast_object((checkpoint.facts, shapes), root, label=CHECKPOINT)
+    if comm.rank != root:
         arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()}
         checkpoint = Checkpoint(arrays, facts)
     for array in checkpoint.arrays.values():
-        comm.broadcast(array, label=CHECKPOINT)
-    return source, checkpoint
+        comm.broadcast(array, root, label=CHECKPOINT)
+    return checkpoint
 
 
 def is_there(path: files.FilePath) -> bool:

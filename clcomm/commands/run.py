@@ -6,6 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 from clcomm.commands import horovodrun
 from clcomm.commands.command import Command
@@ -14,7 +15,9 @@ from clcomm.errors import ArgumentError
 from clcomm.launch import chaos, rank_logs
 from clcomm.launch.mpiexec import BINDINGS, find_mpiexec, require_hostfile
 from clcomm.launch.rank import CHOSEN
+from clcomm.launch.resize import resize
 from clcomm.launch.supervisor import LONGEST_PAUSE_S, Supervisor, print_notice
+from clcomm.launch.world_supervisor import Sizes, WorldSupervisor
 from clcomm.transport.mpi_runtime import launched_ranks
 
 #: The most restarts of a command by default; a script on some ranks is not restarted, as with torchrun.
@@ -76,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again = parser.add_argument_group("failures")
     again.add_argument(
         "--restarts", *_spellings("--max-restarts"), type=whole_number(), metavar="N",
-        help=f"the most restarts; default: 0 with -n, else {RESTARTS}",
+        help=f"the most restarts; default: 0 with -n, any number with --min-ranks, else {RESTARTS}",
     )  # fmt: skip
     again.add_argument(
         "--pause",
@@ -88,6 +91,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again.add_argument(
         "--chaos", type=chaos.schedule, metavar="seed=N,every=20s",
         help="plant faults: seed=N, every=20s or every=50 (steps), what=kill+stop+slow+flip; see docs/robustness.md",
+    )  # fmt: skip
+    again.add_argument(
+        "--min-ranks", type=whole_number(1), metavar="N",
+        help="replace ranks that die, from a copy of the state in memory, by as many, or by fewer down to N",
+    )  # fmt: skip
+    again.add_argument(
+        "--max-ranks", type=whole_number(1), metavar="N", help="the most ranks that --resize may ask for; default: -n"
+    )
+    again.add_argument(
+        "--no-spare", action="store_true", help="start the next ranks when they are needed, not beforehand"
+    )
+    again.add_argument(
+        "--resize", type=whole_number(1), metavar="N",
+        help="let a job with --min-ranks go on with N ranks; what follows is its process, if there are several",
     )  # fmt: skip
     for options, remedy in _REFUSED.items():
         for option in options:
@@ -133,6 +150,9 @@ def run(options: argparse.Namespace) -> int:
     job = options.job[1:] if options.job[:1] == ["--"] else options.job
     if options.ignored:
         print_notice(f"ignored: {', '.join(dict.fromkeys(options.ignored))}; docs/horovod.md has horovodrun's options")
+    if options.resize is not None:
+        print_notice(resize(options.resize, job))
+        return 0
     if options.ranks is None:
         restarts = RESTARTS if options.restarts is None else options.restarts
         return chaos.run(Supervisor(_command(options, job), restarts, options.pause), options.chaos)
@@ -148,15 +168,33 @@ def run(options: argparse.Namespace) -> int:
     variables = dict(options.env or ())
     os.environ.update({**mpiexec.environment(), **variables})
     port = CHOSEN if options.master_port is None else str(options.master_port)
-    launch = mpiexec.command(
-        options.ranks, options.hosts, options.hostfile, variables=variables, binding=options.bind_to or ""
-    )
     rank = [sys.executable, "-m", "clcomm.launch.rank", options.master_addr, port, logs or CHOSEN]
-    supervisor = Supervisor([*launch, *rank, *["-m"] * options.module, *job], options.restarts or 0, options.pause)
-    code = chaos.run(supervisor, options.chaos)
+
+    def command(ranks: int) -> list[str]:
+        launch = mpiexec.command(
+            ranks, options.hosts, options.hostfile, variables=variables, binding=options.bind_to or ""
+        )
+        return [*launch, *rank, *["-m"] * options.module, *job]
+
+    code = chaos.run(_supervisor(options, command), options.chaos)
     if logs:
         rank_logs.tell(logs, code)
     return code
+
+
+def _supervisor(options: argparse.Namespace, command: Callable[[int], list[str]]) -> Supervisor:
+    """Return the supervisor of a script's ranks: one that replaces them with --min-ranks or --max-ranks."""
+    if options.min_ranks is None and options.max_ranks is None:
+        if options.no_spare:
+            raise ArgumentError("--no-spare: expected --min-ranks with it, got none")
+        return Supervisor(command(options.ranks), options.restarts or 0, options.pause)
+    sizes = Sizes(options.min_ranks or options.ranks, options.max_ranks or options.ranks)
+    sizes.check("-n", options.ranks)
+    restarts = sys.maxsize if options.restarts is None else options.restarts
+    on_this_host = not (options.hosts or options.hostfile)
+    return WorldSupervisor(
+        command, options.ranks, sizes, restarts, options.pause, on_this_host and not options.no_spare
+    )
 
 
 def _command(options: argparse.Namespace, job: list[str]) -> list[str]:
@@ -167,6 +205,8 @@ def _command(options: argparse.Namespace, job: list[str]) -> list[str]:
         raise ArgumentError("-n: expected the number of ranks with --hosts and --hostfile, got none")
     if options.env or options.bind_to or options.log_dir:
         raise ArgumentError("-n: expected the number of ranks with --env, --bind-to and --log-dir, got none")
+    if options.min_ranks or options.max_ranks or options.no_spare:
+        raise ArgumentError("-n: expected the number of ranks with --min-ranks, --max-ranks and --no-spare, got none")
     if not job:
         raise ArgumentError("run: expected a command, as in clcomm run -- mpiexec -n 4 python train.py, got none")
     return job

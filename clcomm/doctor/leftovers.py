@@ -19,7 +19,7 @@ from clcomm.units import format_size
 #: Files of MPICH, Open MPI and Intel MPI in /dev/shm.
 _WINDOW = re.compile(r"(mpich_|sm_segment\.|vader_segment\.|osc_rdma|osc_sm|shm_|Intel_MPI_|mvapich).*")
 #: Directories of launchers, and of clcomm's scratch files.
-_TEMPORARY = re.compile(r"(ompi\.|prte\.|openmpi-sessions-|pmix-|clcomm-(build|run)-).*")
+_TEMPORARY = re.compile(r"(ompi\.|prte\.|openmpi-sessions-|pmix-|clcomm-(build|run|memory)-).*")
 #: Younger ones may belong to a job that starts.
 _YOUNG_S = 60.0
 _SHARED = Path("/dev/shm")
@@ -38,7 +38,7 @@ def probe() -> dict[str, object]:
         if stat.S_ISREG(info.st_mode) and (info.st_dev, info.st_ino) not in used
     ]  # fmt: skip
     folders = [
-        [str(path), 0] for path, info in _own(Path(temporary()), _TEMPORARY)
+        [str(path), 0] for place in (Path(temporary()), _SHARED) for path, info in _own(place, _TEMPORARY)
         if (info.st_dev, info.st_ino) not in used and not _holds_used(path, used) and _is_old(info)
     ]  # fmt: skip
     return {"windows": windows, "folders": folders}

@@ -21,6 +21,7 @@ from clcomm.job.forced_end import end_by_force_later
 from clcomm.job.job import Hooks, Job, OpenCommunicator, this_job
 from clcomm.job.shutdown_watchdog import ShutdownWatchdog
 from clcomm.job.termination_signals import SignalHandlers
+from clcomm.job.worlds import ThisWorld
 from clcomm.transport import mpi_failures, mpi_runtime
 
 #: How long a rank whose program has ended checks for ranks that wait for it.
@@ -32,7 +33,7 @@ def hook_job() -> Hooks:
     job = this_job()
     if job.hooks is None:
         job.hooks = ExitHooks(job)
-        if variables.text("CLCOMM_CHAOS"):
+        if variables.text("CLCOMM_CHAOS") and not ThisWorld().waits:
             from clcomm.job.chaos import arm  # here, as few jobs want faults
 
             arm(job)

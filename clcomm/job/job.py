@@ -116,6 +116,7 @@ class Job:
         started: operations of all ranks that a program completes later.
         declared: the facts on the program that ranks compare at their start (`clcomm/collectives/same_start.py`).
         warned: the warnings of that comparison that were logged.
+        copies: numbers the states that are copied to memory (`clcomm/checkpoint/memory.py`).
         is_reported: whether this process's end has been reported.
         wrapped: the last error that another library may have wrapped in its own.
     """
@@ -128,6 +129,7 @@ class Job:
         self.started = StartedOperations()
         self.declared: tuple[Any, ...] = ()
         self.warned: set[str] = set()
+        self.copies = itertools.count()
         self.is_reported = False
         self.wrapped: ClcommError | None = None
 

@@ -31,15 +31,19 @@ class End(NamedTuple):
     faults: int = 0
 
 
-def reason_to_stop(ends: list[End], allowed: int) -> str:
-    """Return the reason not to restart after these ends; "" if a restart may help."""
+def reason_to_stop(ends: list[End], allowed: int, same: int = 2) -> str:
+    """Return the reason not to restart after these ends; "" if a restart may help.
+
+    same: failures in a row at one step, going on from the same one, after which a restart would not help.
+    """
     last = ends[-1]
     if last.code == USER_ERROR:
         return "exit code 2 is a mistake that another start would repeat"
     if last.code == NOT_FOUND:
         return "the command can't be started"
-    if len(ends) > 1 and last.step and last[1:] == ends[-2][1:]:
-        return f"it failed twice at step {last.step}, going on from step {last.saved}"
+    if len(ends) >= same and last.step and all(end[1:] == last[1:] for end in ends[-same:]):
+        times = "twice" if same == 2 else f"{same} times"
+        return f"it failed {times} at step {last.step}, going on from step {last.saved}"
     if len(ends) > allowed:
         times = "once" if allowed == 1 else f"{allowed} times"
         return f"it was started again {times}" if allowed else "no restarts are allowed"
@@ -66,7 +70,7 @@ class Supervisor:
             code = ends[-1].code
             if code == 0 or self._signal:
                 return INTERRUPTED if code and self._signal == signal.SIGINT else code
-            reason = reason_to_stop(ends, self._allowed)
+            reason = self._reason(ends)
             if reason:
                 if self._allowed:  # else nobody asked for more than the job's own message
                     print_notice(f"exit code {code}{at(ends[-1])}; giving up: {reason}")
@@ -87,11 +91,11 @@ class Supervisor:
                 process.send_signal(self._unsent)
             code = self._ended(process)
             self._process = None
-            progress = restarts.read_progress(file.name)
-            if code == 0 and progress[restarts.STARTED] and not progress[restarts.COMPLETED]:
-                print_notice("exit code 0, but no rank has completed: treated as a failure")
-                code = FAILURE
-            return End(code, *(progress[word] for word in (restarts.STEP, restarts.SAVED, restarts.FAULTS)))
+            return end_of(code, restarts.read_progress(file.name))
+
+    def _reason(self, ends: list[End]) -> str:
+        """Return the reason to give up; "": none."""
+        return reason_to_stop(ends, self._allowed)
 
     def _ended(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for the job and return its exit code; kill it GRACE_S after the first signal if it still runs."""
@@ -122,6 +126,14 @@ class Supervisor:
             f"exit code {last.code}{at(last)}; going on from {resumed_from} in {pause_s:g} s (restart {count})"
         )
         self._was_signalled.wait(pause_s)
+
+
+def end_of(code: int, progress: list[int]) -> End:
+    """Return the end of a job by its exit code and its progress file."""
+    if code == 0 and progress[restarts.STARTED] and not progress[restarts.COMPLETED]:
+        print_notice("exit code 0, but no rank has completed: treated as a failure")
+        code = FAILURE
+    return End(code, *(progress[word] for word in (restarts.STEP, restarts.SAVED, restarts.FAULTS)))
 
 
 def _exit_code(returned: int) -> int:

@@ -1,4 +1,4 @@
-"""Scratch files in the system's temporary directory, and the removal of those left by killed jobs.
+"""Scratch files in the system's temporary directory and in /dev/shm, and the removal of those left by killed jobs.
 
 A process locks each file that it creates, and the system releases the lock when the process ends: an unlocked file
 is unused, also where containers share the directory.
@@ -22,8 +22,10 @@ from clcomm.errors import ArgumentError
 from clcomm.storage.files import remove_tree, unwritable
 
 #: The purposes of the files, which are part of their names.
-KINDS = ("build", "chaos", "run")
+KINDS = ("build", "chaos", "memory", "run")
 _NAME = re.compile(rf"clcomm-({'|'.join(KINDS)})-\w+")
+#: A file system in memory that the processes of a host share.
+SHARED_MEMORY = "/dev/shm"
 #: A younger file may not be locked yet.
 _YOUNG_S = 60.0
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -38,12 +40,16 @@ def temporary_directory() -> str:
 
 
 @contextmanager
-def scratch_directory(kind: str) -> Iterator[Path]:
-    """Create a private directory of one of KINDS and remove it at the end; errors as `scratch_file`."""
+def scratch_directory(kind: str, place: str = "") -> Iterator[Path]:
+    """Create a private directory of one of KINDS and remove it at the end; errors as `scratch_file`.
+
+    place: SHARED_MEMORY; "": the temporary directory.
+    """
+    name, where = (place, place) if place else ("TMPDIR", temporary_directory())
     try:
-        path = Path(tempfile.mkdtemp(prefix=f"clcomm-{kind}-", dir=temporary_directory()))
+        path = Path(tempfile.mkdtemp(prefix=f"clcomm-{kind}-", dir=where))
     except OSError as error:
-        raise unwritable("TMPDIR", temporary_directory(), error) from None
+        raise unwritable(name, where, error) from None
     descriptor = os.open(path, _FLAGS)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -76,14 +82,15 @@ def scratch_file(kind: str, content: bytes) -> Iterator[IO[bytes]]:
 
 def remove_stale() -> None:
     """Remove the files that this user's killed jobs left; those of running processes and other users stay."""
-    with suppress(OSError, ArgumentError):
-        directory = os.open(temporary_directory(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            for name in filter(_NAME.fullmatch, os.listdir(directory)):
-                with suppress(OSError):
-                    _remove_unless_locked(name, directory)
-        finally:
-            os.close(directory)
+    for place in (temporary_directory, lambda: SHARED_MEMORY):
+        with suppress(OSError, ArgumentError):
+            directory = os.open(place(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                for name in filter(_NAME.fullmatch, os.listdir(directory)):
+                    with suppress(OSError):
+                        _remove_unless_locked(name, directory)
+            finally:
+                os.close(directory)
 
 
 def _remove_unless_locked(name: str, directory: int) -> None:

@@ -1,0 +1,170 @@
+"""`clcomm run --min-ranks`: killed ranks, other numbers of ranks, and copies in memory; the bits at the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clcomm.checkpoint import load
+from clcomm.storage.scratch import remove_stale
+from tests.faults.launch import HUNG_S, ROOT, clean_environment, mpiexec
+from tests.faults.replaced_ranks import Job, killed_run, until
+
+#: Epochs of a job that ends before the next ranks are ready, and of one that does not.
+SHORT, LONG = 40, 160
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Callable[[int], str]:
+    """Return the hash of so many epochs on one rank."""
+    mpiexec()  # skips where there is none
+    found: dict[int, str] = {}
+
+    def hash_of(epochs: int) -> str:
+        if epochs not in found:
+            found[epochs], _ = Job(tmp_path_factory.mktemp("run") / "run.npz", ranks=1, epochs=epochs).end()
+        return found[epochs]
+
+    return hash_of
+
+
+def run(*arguments: str, folder: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "clcomm", "run", *arguments], env=clean_environment(**variables), cwd=folder,
+        capture_output=True, text=True, timeout=HUNG_S,
+    )  # fmt: skip
+
+
+def copy_of(job: Job) -> Path:
+    """Return the path of the copy in memory when there is one."""
+    folder = job.folder()
+    assert folder is not None
+    copy = folder / "state-0.npz"
+    until(copy.exists)
+    return copy
+
+
+def test_killed_ranks_are_replaced_and_the_bits_are_those_of_an_undisturbed_run(tmp_path, undisturbed):
+    found, deaths = killed_run(tmp_path / "run.npz", 11, "250", SHORT)
+    assert found == undisturbed(SHORT) and len(deaths) >= 2, deaths
+
+
+def test_more_ranks_and_fewer_join_at_a_steps_end_and_the_disk_is_not_read(tmp_path, undisturbed):
+    job = Job(tmp_path / "run.npz", "--checkpoint-every", "5", ranks=2, epochs=LONG)
+    for ranks in (4, 3):
+        world, process, _ = job.until_step(20)[-1]
+        for file in tmp_path.glob("run.npz*"):
+            file.write_bytes(b"another content")
+        said = run("--resize", str(ranks), str(job.process.pid if ranks == 4 else process))
+        assert (said.returncode, said.stdout) == (0, ""), said.stderr
+        joined = until(lambda: [process for number, process, _ in job.ranks() if number > world])  # noqa: B023
+        assert len(joined) == ranks
+    refused = run("--resize", "5")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == "clcomm: --resize: expected 1 to 4 ranks, the job's bounds, got 5\n"
+    found, said = job.end()
+    assert found == undisturbed(LONG), said
+    assert "2 ranks have ended at step" in said and "4 ranks have ended at step" in said
+
+
+def test_a_death_within_a_copy_leaves_the_one_before(tmp_path, undisturbed):
+    """Rank 0 is killed while a copy's file is incomplete, which is seen by its name; the next ranks start cold."""
+    every = ("--memory-checkpoint-every", "1")
+    job = Job(tmp_path / "run.npz", *every, ranks=2, run=("--no-spare",), epochs=SHORT)
+    first = {"PMI_RANK=0", "OMPI_COMM_WORLD_RANK=0"}
+    ranks = job.until_step(10)
+    writer = next(
+        process for _, process, _ in ranks if first & set(Path(f"/proc/{process}/environ").read_text().split("\0"))
+    )
+    copy = copy_of(job)
+
+    def is_caught() -> bool:
+        os.kill(writer, signal.SIGSTOP)
+        time.sleep(0.01)  # all threads have stopped
+        if list(copy.parent.glob(".state-0.npz.*.partial")):
+            return True
+        os.kill(writer, signal.SIGCONT)
+        return False
+
+    until(is_caught)
+    assert not job.ranks(waiting=True)
+    step = load(copy).facts["copied"]
+    os.kill(writer, signal.SIGKILL)
+    found, said = job.end()
+    assert found == undisturbed(SHORT) and step >= 9
+    assert f"going on from step {step} with 2 ranks (restart 1)" in said
+
+
+def test_a_damaged_copy_is_not_used(tmp_path, undisturbed):
+    job = Job(tmp_path / "run.npz", "--memory-checkpoint-every", "100000", ranks=2, epochs=SHORT)
+    ranks, copy = job.until_step(30), copy_of(job)
+    content = bytearray(copy.read_bytes())
+    content[len(content) // 2] ^= 1
+    copy.write_bytes(content)
+    os.kill(ranks[0][1], signal.SIGKILL)
+    found, said = job.end()
+    assert found == undisturbed(SHORT) and "copy in memory: checkpoint" in said
+
+
+def test_where_clcomm_run_is_killed_waiting_ranks_end_and_its_memory_is_removed_later(tmp_path):
+    """Ranks that train go on, as without --min-ranks."""
+    job = Job(tmp_path / "run.npz", ranks=1, epochs=LONG)
+    trains, folder = job.until_step(5)[0][1], copy_of(job).parent
+    waits = until(lambda: job.ranks(waiting=True))[0][1]
+    job.process.kill()
+    until(lambda: not os.path.exists(f"/proc/{waits}"))
+    assert os.path.exists(f"/proc/{trains}")
+    os.kill(trains, signal.SIGKILL)
+    job.process.communicate()
+    os.utime(folder, (0, 0))
+    remove_stale()
+    assert not folder.exists()
+
+
+#: Ends with exit code 1 on more ranks than FITS, before any step.
+NO_ROOM = """
+import os, sys
+if int(os.environ["WORLD_SIZE"]) > int(os.environ["FITS"]):
+    sys.exit(1)
+if os.environ["RANK"] == "0":
+    print("trained on", os.environ["WORLD_SIZE"])
+"""
+
+
+@pytest.mark.parametrize(("fits", "code", "trained"), [(2, 0, "trained on 2\n"), (1, 1, "")])
+def test_starts_without_room_have_fewer_ranks_down_to_the_least(tmp_path, fits, code, trained):
+    mpiexec()
+    (tmp_path / "train.py").write_text(NO_ROOM)
+    arguments = ["-n", "3", "--min-ranks", "2", "--pause", "0.01", "train.py"]
+    ended = run(*arguments, folder=tmp_path, FITS=str(fits))
+    assert (ended.returncode, ended.stdout) == (code, trained), ended.stderr
+    last = [line for line in ended.stderr.splitlines() if line.startswith("clcomm run: ")][-1]
+    if code:
+        assert last == "clcomm run: exit code 1; giving up: 2 ranks, the fewest of --min-ranks, came to no step"
+    else:
+        assert "going on from the start or the newest checkpoint with 2 ranks" in last
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["-n", "4", "--min-ranks", "5", "train.py"], "-n: expected a number of ranks from 5 to 4, got 4"),
+        (["-n", "4", "--max-ranks", "3", "train.py"], "-n: expected a number of ranks from 4 to 3, got 4"),
+        (["--min-ranks", "2", "--", "true"], "-n: expected the number of ranks with --min-ranks"),
+        (["-n", "2", "--no-spare", "train.py"], "--no-spare: expected --min-ranks with it, got none"),
+        (["--resize", "2", "1"], "--resize: expected the process of a clcomm run --min-ranks or of one of its ranks"),
+    ],
+)
+def test_wrong_arguments_are_one_line(tmp_path, arguments, error):
+    mpiexec()
+    (tmp_path / "train.py").write_text("")
+    ended = run(*arguments, folder=tmp_path)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"clcomm: {error}") and ended.stderr.count("\n") == 1
