@@ -15,10 +15,12 @@ from rich.console import Console
 
 from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
-from benchmarks.kernels.cases import CUBES, GPU_CUBES, KINDS, Case, make_cases
+from benchmarks.kernels import roofline
+from benchmarks.kernels.cases import CUBES, GPU_CUBES, KINDS, Case, copy_of, make_cases
 from benchmarks.kernels.peak import peak_of
 from benchmarks.workers import Job
 from clcomm.job import run
+from clcomm.storage.files import write_whole
 
 PROGRAM = "benchmarks.kernels"
 OURS, TORCH, NUMPY = "clcomm", "PyTorch", "NumPy"
@@ -26,7 +28,7 @@ _MODULES = {OURS: "engine", TORCH: "pytorch", NUMPY: "numpy_blas"}
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 #: The least speed of each product, as a multiple of the other system's.
 PRODUCT_TARGETS = {NUMPY: 0.9, TORCH: 0.85}
-GPU_PEAK_TARGET = 0.6
+GPU_PEAK_TARGET, MEMORY_TARGET = 0.6, 0.8
 #: The bars as multiples of PyTorch's speed, by case.
 TORCH_TARGETS = {
     "conv2 forward+backward, batch 64": 0.9,
@@ -47,6 +49,10 @@ def main() -> None:
         report.title = "kernels on " + ", ".join(f"{device} ({name})" for name, device in devices.items())
     fill(report, cases, results, options.on_gpu)
     harness.conclude(report, console, options.record)
+    if options.roofline:
+        speeds = {name: samples[OURS].median for name, samples in results.items()}
+        drawn = roofline.draw(roofline.points(cases, speeds), speeds[peak_of(False).name], speeds[copy_of().name])
+        write_whole(options.roofline, drawn, "--roofline")
 
 
 def measure_all(
@@ -63,7 +69,7 @@ def measure_all(
             for name, module in _MODULES.items()
             if name in options.systems
         }
-        for number, case in enumerate([peak_of(on_gpu), *cases]):
+        for number, case in enumerate([peak_of(on_gpu), *([] if on_gpu else [copy_of()]), *cases]):
             status.update(f"{case.name} ({number} of {len(cases)})")
             results[case.name] = measure(case, jobs, options)
         answers = {name: job.ask(case=asdict(cases[0]), repeats=1)[0] for name, job in jobs.items()}
@@ -81,8 +87,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", help="a whole device, as CLCOMM_DEVICE names it; default: a core of the CPU")
     parser.add_argument("--as-gpu", action="store_true", help="a CPU --device runs the kernels of GPUs")
     parser.add_argument("--systems", nargs="+", choices=list(_MODULES), default=list(_MODULES), help="default: all")
+    parser.add_argument("--roofline", metavar="FILE.svg", help="draw the speeds under the core's roofline")
     harness.add_clock(parser)
     options = parser.parse_args()
+    if options.roofline and options.device:
+        parser.error("--roofline: expected without --device, as the roof is that of a core")
     if options.as_gpu and not options.device:
         parser.error("--as-gpu: expected with --device, got no device; do: --device cpu --as-gpu")
     options.on_gpu = options.as_gpu or (options.device is not None and not options.device.startswith("cpu"))
@@ -117,12 +126,15 @@ def fill(report: Report, cases: list[Case], results: Results, on_gpu: bool) -> N
         f"({peak.low:.1f}-{peak.high:.1f}), {name} in OpenCL; 'of peak' is clcomm's share of it"
     )
     for kind in dict.fromkeys(case.kind for case in cases):
-        grid = Grid(f"GFLOP/s, {kind}", ("case", "ms", OURS, TORCH, NUMPY, "of peak", "to PyTorch", "to NumPy"))
+        of_memory = kind == "memory"
+        unit, share = ("GB/s", "of a copy") if of_memory else ("GFLOP/s", "of peak")
+        grid = Grid(f"{unit}, {kind}", ("case", "ms", OURS, TORCH, NUMPY, share, "to PyTorch", "to NumPy"))
         for case in cases:
             if case.kind == kind:
-                add_row(grid, case, results[case.name], peak)
+                add_row(grid, case, results[case.name], results[copy_of().name][OURS] if of_memory else peak)
         report.grids.append(grid)
     report.bars = gpu_bars(cases, results, peak) if on_gpu else bars(cases, results)
+    report.bars += [] if on_gpu else memory_bars(cases, results)
 
 
 def add_row(grid: Grid, case: Case, samples: dict[str, Samples], peak: Samples) -> None:
@@ -143,6 +155,13 @@ def gpu_bars(cases: list[Case], results: Results, peak: Samples) -> list[Bar]:
         for case in cases
         if case.kind == "gemm" and case.flops == largest
     ]
+
+
+def memory_bars(cases: list[Case], results: Results) -> list[Bar]:
+    """Return the bars of what its memory limits: the share of a copy's speed."""
+    memory = [case.name for case in cases if case.kind == "memory"]
+    copied = results[copy_of().name][OURS].median if memory else 1.0
+    return [Bar(f"{name}, of a copy", results[name][OURS].median / copied, MEMORY_TARGET) for name in memory]
 
 
 def bars(cases: list[Case], results: Results) -> list[Bar]:

@@ -9,21 +9,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-KINDS = ("gemm", "conv", "block", "step")
+KINDS = ("gemm", "conv", "block", "step", "memory")
 #: The models' layers: inputs and outputs of the products, (channels, side, outputs) of the 3x3 convolutions.
 _LINEAR = {"convnet": ((1568, 128), (128, 10)), "mlp": ((784, 128), (128, 128), (128, 10))}
 _CONV = {"conv1": (1, 28, 16), "conv2": (16, 14, 32)}
 #: Sides of the square products, and those that fill a GPU.
 CUBES, GPU_CUBES = (512, 1024), (1024, 2048, 4096)
 _TAPS = 9
+#: Operations whose time is that of their memory, with the times that each reads or writes an element.
+_PASSES = {"GELU": 2, "softmax": 2, "layer norm": 2, "SGD with momentum": 5, "Adam": 7}
+#: Their rows and columns: 8 MiB, more than a core's own caches.
+ROWS, COLUMNS = 2048, 1024
 
 
 @dataclass(frozen=True)
 class Case:
     """One computation, which every system implements in its own way.
 
-    flops: floating-point operations of one run. sizes: its sizes, for the runner. first: whether the input's gradient
-    is left out. passes: "forward" or "forward+backward". Convolutions are padded by half their kernel.
+    flops: floating-point operations of one run, for the kind "memory" bytes. sizes: its sizes, for the runner. first:
+    whether the input's gradient is left out. passes: "forward" or "forward+backward". Convolutions are padded by half
+    their kernel.
     """
 
     kind: str
@@ -42,6 +47,7 @@ def make_cases(kinds: Sequence[str], batches: Sequence[int], cubes: Sequence[int
         "conv": _convolutions,
         "block": _blocks,
         "step": _steps,
+        "memory": lambda batches: memory_cases(),
     }
     cases = {case.name: case for kind in kinds for case in makers[kind](batches)}
     return list(cases.values())
@@ -99,3 +105,15 @@ def _steps(batches: Sequence[int]) -> Iterator[Case]:
             if model == "convnet":
                 work += 2 * _conv_flops(batch, "conv1") + 3 * _conv_flops(batch, "conv2")
             yield Case("step", f"{model} step, batch {batch}", work, {"batch": batch}, model)
+
+
+def memory_cases(names: Sequence[str] = tuple(_PASSES)) -> Iterator[Case]:
+    """Yield operations by the bytes that they have to read and write."""
+    for name in names:
+        sizes = {"rows": ROWS, "columns": COLUMNS}
+        yield Case("memory", f"{name}, {ROWS} x {COLUMNS}", 4.0 * ROWS * COLUMNS * _PASSES[name], sizes, name)
+
+
+def copy_of() -> Case:
+    """Return a copy of as many bytes, the limit of the kind "memory"."""
+    return Case("copy", f"copy of {ROWS} x {COLUMNS}", 8.0 * ROWS * COLUMNS)

@@ -16,7 +16,7 @@ from benchmarks.kernels import peak
 from benchmarks.kernels.cases import Case
 from benchmarks.kernels.worker import Runner, work
 from clcomm import optim
-from clcomm.engine import CrossEntropyLoss, Device, Replay, Tensor, no_grad
+from clcomm.engine import CrossEntropyLoss, Device, Linear, Replay, Tensor, no_grad
 from clcomm.engine import functional as F
 from clcomm.engine.ops.matmul import multiply
 from models import GPT, MLP, ConvNet
@@ -31,7 +31,7 @@ def make(device: Device, case: Case) -> Runner | None:
         return peak.make_runner(device)
     makers: dict[str, Any] = {
         "gemm": _product, "conv": _convolution, "block": _convolution, "step": _step, "attention": _attention,
-        "layer norm": _layer_norm, "gpt": _gpt,
+        "layer norm": _layer_norm, "gpt": _gpt, "memory": _memory, "copy": _copy,
     }  # fmt: skip
     several = makers[case.kind](device, case)
 
@@ -152,6 +152,25 @@ def _gpt(device: Device, case: Case) -> Any:
         optimizer.zero_grad()
 
     return _each(once)
+
+
+def _memory(device: Device, case: Case) -> Any:
+    rows, columns = case.sizes["rows"], case.sizes["columns"]
+    if case.variant in ("SGD with momentum", "Adam"):
+        layer = Linear(columns, rows, bias=False, device=device)
+        layer.weight.grad = _random(device, rows, columns)
+        sgd = case.variant != "Adam"
+        return _each((optim.SGD(layer, 1e-6, momentum=0.9) if sgd else optim.Adam(layer, 1e-6)).step)
+    x, weight, bias = _random(device, rows, columns), _random(device, columns), _random(device, columns)
+    ways = {"GELU": F.gelu, "softmax": F.softmax, "layer norm": lambda x: F.layer_norm(x, columns, weight, bias)}
+    replay = Replay(no_grad()(ways[case.variant]))
+    return _each(lambda: replay(x))
+
+
+def _copy(device: Device, case: Case) -> Any:
+    source = np.ones(int(case.flops) // 8, np.float32)
+    target = np.zeros_like(source)
+    return _each(lambda: np.copyto(target, source))
 
 
 def _each(once: Callable[[], object]) -> Runner:

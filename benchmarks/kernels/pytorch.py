@@ -18,7 +18,7 @@ def make(case: Case, synchronize: Callable[[], None]) -> Runner | None:
     """Return a runner of a case."""
     makers: dict[str, Any] = {
         "gemm": _product, "conv": _convolution, "block": _convolution, "step": _step, "attention": _attention,
-        "layer norm": _layer_norm, "gpt": _gpt,
+        "layer norm": _layer_norm, "gpt": _gpt, "memory": _memory,
     }  # fmt: skip
     if case.kind not in makers:
         return None
@@ -117,6 +117,23 @@ def _gpt(case: Case) -> Any:
         optimizer.step()
 
     return once
+
+
+def _memory(case: Case) -> Any:
+    rows, columns = case.sizes["rows"], case.sizes["columns"]
+    if case.variant in ("SGD with momentum", "Adam"):
+        weight = torch.nn.Parameter(torch.randn(rows, columns))
+        weight.grad = torch.randn(rows, columns)
+        if case.variant == "Adam":
+            return torch.optim.Adam([weight], 1e-6, fused=True).step
+        return torch.optim.SGD([weight], 1e-6, momentum=0.9, fused=True).step
+    x, scale, bias = torch.randn(rows, columns), torch.randn(columns), torch.randn(columns)
+    ways = {
+        "GELU": lambda: F.gelu(x),
+        "softmax": lambda: F.softmax(x, -1),
+        "layer norm": lambda: F.layer_norm(x, (columns,), scale, bias),
+    }
+    return torch.no_grad()(ways[case.variant])
 
 
 def main() -> None:
