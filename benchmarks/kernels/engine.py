@@ -162,7 +162,11 @@ def _memory(device: Device, case: Case) -> Any:
         sgd = case.variant != "Adam"
         return _each((optim.SGD(layer, 1e-6, momentum=0.9) if sgd else optim.Adam(layer, 1e-6)).step)
     x, weight, bias = _random(device, rows, columns), _random(device, columns), _random(device, columns)
-    ways = {"GELU": F.gelu, "softmax": F.softmax, "layer norm": lambda x: F.layer_norm(x, columns, weight, bias)}
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
+        "GELU": F.gelu,
+        "softmax": F.softmax,
+        "layer norm": lambda x: F.layer_norm(x, columns, weight, bias),
+    }
     replay = Replay(no_grad()(ways[case.variant]))
     return _each(lambda: replay(x))
 
