@@ -23,6 +23,8 @@ from tests.faults.killed_shards import LIMIT_S, OPTIONS, digest, percentile
 from tests.faults.launch import ROOT, clean_environment
 
 T = TypeVar("T")
+#: The epochs of a measured run.
+EPOCHS = 150
 
 #: What is said of a death, and of the step after it.
 _DEATH = re.compile(
@@ -117,10 +119,10 @@ def killed_run(file: Path, seed: int, every: str, epochs: int) -> tuple[str, lis
 def main(kills: int, seed: int, every_s: float) -> int:
     drawn, deaths, wrong, runs = random.Random(seed), list[tuple[bool, float]](), 0, 0
     with tempfile.TemporaryDirectory() as name:
-        undisturbed, _ = Job(Path(name) / "run.npz", ranks=1, epochs=600).end()
+        undisturbed, _ = Job(Path(name) / "run.npz", ranks=1, epochs=EPOCHS).end()
     while len(deaths) < kills:
         with tempfile.TemporaryDirectory() as name:
-            found, new = killed_run(Path(name) / "run.npz", drawn.getrandbits(32), f"{every_s:g}s", 600)
+            found, new = killed_run(Path(name) / "run.npz", drawn.getrandbits(32), f"{every_s:g}s", EPOCHS)
         deaths, runs, wrong = [*deaths, *new], runs + 1, wrong + (found != undisturbed)
         print(f"run {runs}: {len(new)} kills, {'the undisturbed bits' if found == undisturbed else found}", flush=True)
         for what, kind in (("the next ranks were ready", True), ("they were still starting", False)):
