@@ -1,9 +1,10 @@
 """Jobs with logical shards that `clcomm run --chaos` kills again and again: the bits at the end.
 
 `python -m tests.faults.killed_shards 1000` kills that many times, one rank with SIGKILL in a drawn step or after drawn
-seconds. Some jobs start again by themselves, on four ranks, others go on with drawn numbers of ranks, from one to four.
-Checkpoints are written in the background. A run's parameters and optimizer have to have the bits of one that nobody
-disturbed. A second number is the seed. tests/faults/test_killed_shards.py does some.
+seconds. Some jobs start again by themselves, on four ranks, from a checkpoint that was written in the background or
+from the state in memory; others go on with drawn numbers of ranks, from one to four. A run's parameters and optimizer
+have to have the bits of one that nobody disturbed. A second number is the seed. tests/faults/test_killed_shards.py does
+some.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ import numpy as np
 
 from clcomm.checkpoint import load
 from tests.faults.launch import ROOT, clean_environment
+from tests.faults.pace import Pace
 
 RANKS = 4
+#: How a run goes on after a kill: the options for it.
+WAYS = {"other ranks": (), "restarts": ("--restarts", "6"), "from memory": ("--min-ranks", str(RANKS))}
 OPTIONS = (
     "--model", "mlp", "--data", "digits", "--batch-size", "8", "--logical-shards", "8", "--optimizer", "adam",
     "--clip-norm", "1", "--epochs", "6", "--checkpoint-every", "5", "--augment", "--no-eval", "--quiet",
@@ -33,11 +37,14 @@ LIMIT_S = 500.0
 
 
 class Killed(NamedTuple):
-    """A run's hash at its end, how often a rank was killed, and seconds from a kill to the next step of a restart."""
+    """A run's end: its hash, how often a rank was killed, and, by way, seconds from a kill to the next step.
+
+    The seconds are those of a machine of its own.
+    """
 
     digest: str
     kills: int
-    waits_s: list[float]
+    waits_s: dict[str, list[float]]
 
 
 def digest(file: Path) -> str:
@@ -59,16 +66,18 @@ def start(file: Path, ranks: int, *options: str) -> subprocess.CompletedProcess[
 
 def killed_run(folder: Path, kills: int, drawn: random.Random) -> Killed:
     """Run a job to its end while about so many of its ranks are killed."""
-    file, killed, waits_s = folder / "run.npz", 0, list[float]()
+    file, killed, waits_s = folder / "run.npz", 0, {way: list[float]() for way in WAYS}
     while True:
-        options, restarts = list[str](), drawn.choice((0, 4))
+        way, options = drawn.choice(list(WAYS)), list[str]()
         if killed < kills:
             every = drawn.choice((f"{drawn.randint(4, 40)}", f"{drawn.uniform(1.5, 5.0):.3f}s"))
-            options = ["--restarts", str(restarts), "--chaos", f"seed={drawn.getrandbits(32)},every={every}"]
-        ended = start(file, RANKS if restarts else drawn.randint(1, RANKS), *options)
+            options = [*WAYS[way], "--chaos", f"seed={drawn.getrandbits(32)},every={every}"]
+        with Pace() as pace:
+            ended = start(file, RANKS if WAYS[way] else drawn.randint(1, RANKS), *options)
         found = len(re.findall(r"chaos: fault \d+: kill ", ended.stderr))
         killed += found
-        waits_s += map(float, re.findall(r"chaos: step \d+ begins ([\d.]+) s", ended.stderr))
+        seconds = map(float, re.findall(r"chaos: step \d+ begins ([\d.]+) s", ended.stderr))
+        waits_s[way] += [each / pace.slowdown() for each in seconds]
         if ended.returncode == 0:
             return Killed(digest(file), killed, waits_s)
         if not found:
@@ -81,21 +90,22 @@ def percentile(values: list[float], share: int) -> float:
 
 
 def main(kills: int, seed: int) -> int:
-    drawn, wrong, done, runs, waits_s = random.Random(seed), 0, 0, 0, list[float]()
+    drawn, wrong, done, runs, waits_s = random.Random(seed), 0, 0, 0, {way: list[float]() for way in WAYS}
     with tempfile.TemporaryDirectory() as name:
         undisturbed = killed_run(Path(name), 0, drawn).digest
     while done < kills:
         with tempfile.TemporaryDirectory() as name:
             found = killed_run(Path(name), min(kills - done, drawn.randint(1, 12)), drawn)
         done, runs, wrong = done + found.kills, runs + 1, wrong + (found.digest != undisturbed)
-        waits_s += found.waits_s
         end = "the undisturbed bits" if found.digest == undisturbed else found.digest
-        next_steps = ", ".join(f"{each:.2f}" for each in found.waits_s)
-        print(f"run {runs}: {found.kills} kills, {end}; next step after {next_steps or '-'} s", flush=True)
-    print(
-        f"{done} kills in {runs} runs; from a kill to the next step of a restart {percentile(waits_s, 50):.2f} s p50, "
-        f"{percentile(waits_s, 95):.2f} s p95 of {len(waits_s)}; runs that ended with other bits: {wrong}"
-    )
+        print(f"run {runs}: {found.kills} kills, {end}", flush=True)
+        for way, waits in found.waits_s.items():
+            waits_s[way] += waits
+    print(f"{done} kills in {runs} runs; runs that ended with other bits: {wrong}")
+    for way, waits in waits_s.items():
+        if waits:
+            parts = f"{percentile(waits, 50):.2f} s p50, {percentile(waits, 95):.2f} s p95"
+            print(f"{way}: from a kill to the next step {parts} of {len(waits)}")
     return wrong
 
 
