@@ -65,7 +65,7 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
 
 .DELETE_ON_ERROR:
 .PHONY: ulfm options help mnist test test-all test-torch test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
-.PHONY: causes pairs orders families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
+.PHONY: causes model-check pairs orders families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
 .PHONY: faults clean examples notebooks deploy matrix release newcomer hosts debian-packages unpack-debian docs
 .PHONY: docs-check drawings exporters
 
@@ -139,6 +139,9 @@ courses: $(FOR_TEST) ## replayed steps and measured choices on many drawn course
 
 proofs: $(FOR_TEST) ## 1,000 drawn models on 2, 3, 4, 5 and 8 ranks, 200 with logical shards on all, 1,000 bit flips, and 10,000 random arrivals: half an hour
 	CLCOMM_PROOF_LAYOUTS=1000 CLCOMM_PROOF_SHARDED=200 CLCOMM_PROOF_FLIPS=500 CLCOMM_PROOF_ARRIVALS=10000 $(BIN)/python -m pytest tests/proofs
+
+model-check: $(FOR_TEST) ## the protocols between ranks under every interleaving and with deaths, and planted bugs: some minutes
+	$(BIN)/python -m tests.model_checker
 
 causes: $(FOR_TEST) ## 16 things that slow a training down, on every rank and on one: each the first named, 10 times
 	CLCOMM_CAUSES=10 $(BIN)/python -m pytest -o timeout=3000 tests/report/test_planted_causes.py

@@ -9,6 +9,7 @@ steps is enough to continue: ordinary steps copy nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from clcomm.job.job import this_job
 from clcomm.sync.model_sync import forget_abandoned
 from clcomm.transport import mpi_failures
 from clcomm.transport.mpi_communicators import world_ranks
+from clcomm.transport.mpi_runtime import process_mpi
 
 #: Label under which the stats count a recovery's collectives.
 RECOVERY = "recovery"
@@ -49,6 +51,7 @@ def survivors_of(comm: Communicator) -> Communicator:
     for each in [comm, *this_job().communicators.owners_among(() if old is None else world_ranks(old))]:
         each.abandon()
     forget_abandoned()
+    old = _origin_of(old)
     while True:
         shrunk = mpi_failures.survivors(old)
         try:
@@ -57,6 +60,16 @@ def survivors_of(comm: Communicator) -> Communicator:
             if not is_lost_peer(error):
                 raise
             mpi_failures.revoke(shrunk)  # another rank has died meanwhile
+            old = shrunk  # as do those that have their Communicator already
+
+
+def _origin_of(comm: Any) -> Any:
+    """Return the communicator that ranks have got from an earlier recovery, if this one is a duplicate of it.
+
+    Shrinking is collective: a rank that lost another while it made its duplicate has the origin alone.
+    """
+    origin = process_mpi().survivors
+    return comm if origin is None or world_ranks(origin) != world_ranks(comm) else origin
 
 
 def newest(comm: Communicator, step: int) -> int:

@@ -88,7 +88,9 @@ def watch_host(memory: int, ends: int, *handles: int) -> None:
             watched.discard(which)
             is_expected = records[which][STATE] >= LEAVING or any(other[STATE] == FAILING for other in records)
             others = [pidfds[other] for other in watched]
-            if not is_expected and reporter.ends_job(records[which], pidfds[which], others):
+            if is_expected:
+                reporter.note_expected(records[which], pidfds[which])
+            elif reporter.ends_job(records[which], pidfds[which], others):
                 plan = plan or [(time.monotonic() + OTHERS_GRACE_S, signal.SIGKILL)]
         if plan and time.monotonic() >= plan[0][0]:
             _, wanted = plan.pop(0)
@@ -140,8 +142,22 @@ class ExitReporter:
             os.write(2, line.encode())
         record[REPORTED] = 1
         self.has_exited = status is not None and os.WIFEXITED(status)
-        self.quiet_until = time.monotonic() + ENDED_BY_LAUNCHER_S
-        return not RANKS_MAY_DIE or (status is not None and os.WIFEXITED(status) and status != 0)
+        ends_job = not RANKS_MAY_DIE or (status is not None and os.WIFEXITED(status) and status != 0)
+        # The others' exits then follow from this one, however late this process learns of them.
+        self.quiet_until = math.inf if ends_job else time.monotonic() + ENDED_BY_LAUNCHER_S
+        return ends_job
+
+    def note_expected(self, record: memoryview, handle: int) -> None:
+        """Note an exit that needs no report; after a signal or an error the launcher ends the others, which need none.
+
+        Args:
+            record: the rank's.
+            handle: its pidfd.
+        """
+        if record[STATE] < FAILING and not RANKS_MAY_DIE and time.monotonic() > self.quiet_until:
+            select.select([handle], [], [], DYING_S)
+            if exit_status(record[PID], handle):
+                self.quiet_until = math.inf
 
 
 def write_while_collected(line: str, others: list[int]) -> None:
