@@ -62,6 +62,7 @@ class Futex:
     ):
         self._rank, self._fence, self._progress = rank, fence, progress
         self._sleeps, self._program = sleeps, threading.get_ident()
+        self._wakes = 0
         self._word = memory[:4].view(np.int32).data
         #: For each rank whether it sleeps: 1 or 0.
         self.marks = memory[_WORD_BYTES : _WORD_BYTES + 8 * ranks].view(np.int64)
@@ -86,7 +87,9 @@ class Futex:
     def wake(self) -> None:
         """Wake the sleeping ranks; call it after the write that they wait for and a fence."""
         if self._futex is not None and 1 in self._asleep:
-            self._word[0] = (self._word[0] + 1) & _INT32_MAX
+            self._wakes += 1
+            # No other write has this value: one that a late rank writes over a later one prevents sleeps all the same.
+            self._word[0] = (self._wakes * len(self._asleep) + self._rank) & _INT32_MAX
             self._futex(_WAKE, _INT32_MAX)  # wakes all
 
     def wait(self, counters: memoryview, other: int, count: int, polls: int = 0) -> None:
