@@ -69,19 +69,22 @@ def parse_schedule(text: str, total_steps: int) -> Schedule:
     """Return the schedule that `text` names for a run of `total_steps` steps.
 
     A name, and options after a colon: "constant", "cosine:floor=0.01,warmup=100", "linear:end=0.1",
-    "step:size=500,gamma=0.5", "multistep:at=300+600,gamma=0.1", "exponential:gamma=0.999". All accept `warmup=STEPS`.
+    "step:size=500,gamma=0.5", "multistep:at=300+600,gamma=0.1", "exponential:gamma=0.999". All accept `warmup=STEPS`;
+    cosine and linear take all steps of the run, or `steps=STEPS` with the warm-up's.
     Raises ArgumentError, which names the part that is wrong.
     """
     name, _, rest = text.partition(":")
     options = _options(text, rest)
     warmup = int(_number(text, options.pop("warmup", "0"), whole=True))
+    if name in _OVER_ALL and "steps" in options:
+        total_steps = int(_number(text, options.pop("steps"), whole=True))
     remaining = max(1, total_steps - warmup)
     if name not in _BUILDERS:
         raise ArgumentError(f"schedule: expected one of {', '.join(_BUILDERS)}, got {text!r}")
     allowed, build = _BUILDERS[name]
     unknown = sorted(set(options) - set(allowed))
     if unknown:
-        known = ", ".join(("warmup", *allowed))
+        known = ", ".join(("warmup", *(("steps",) if name in _OVER_ALL else ()), *allowed))
         raise ArgumentError(f"schedule: {name} takes the options {known}, got {unknown[0]!r} in {text!r}")
     missing = [key for key, default in allowed.items() if default is None and key not in options]
     if missing:
@@ -108,6 +111,8 @@ _BUILDERS: dict[str, tuple[dict, Callable[[str, dict, int], Schedule]]] = {
     "linear": ({"end": "0"}, lambda text, options, total: linear(total, end=_number(text, options["end"]))),
     "cosine": ({"floor": "0"}, lambda text, options, total: cosine(total, _number(text, options["floor"]))),
 }
+#: Those that end with the run.
+_OVER_ALL = ("cosine", "linear")
 
 
 def _options(text: str, rest: str) -> dict[str, str]:

@@ -17,7 +17,8 @@ def main() -> None:
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
         if "library" in request:
-            return {"library": MPI.Get_library_version().split("\n")[0].split(",")[0].strip()}
+            name = MPI.Get_library_version().partition("\n")[0].partition(",")[0]
+            return {"library": name.replace("(R)", "").replace(" Library", "").removesuffix(" for Linux* OS").strip()}
         nbytes = request["nbytes"]
         if nbytes not in systems:
             values = rank_values(nbytes // 4, comm.rank)

@@ -111,7 +111,7 @@ def _latest(found: list[Run], command: str, caption: str, row: str, column: str)
             continue
         for head, table in re.findall(r"^\*\*(.+?)\*\*\n\n((?:^\|.*\|\n?)+)", run.body, re.MULTILINE):
             names, _, *rows = [[cell.strip() for cell in each.strip("|").split("|")] for each in table.splitlines()]
-            cells = next((cells for cells in rows if cells[0] == row), None)
+            cells = next((cells for cells in rows if cells[0] == row), None) if column in names else None
             ratio = _ratio(cells[names.index(column)]) if head.startswith(caption) and cells else None
             if ratio is not None:
                 return ratio

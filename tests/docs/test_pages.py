@@ -158,8 +158,8 @@ def test_results_become_sections_with_charts() -> None:
 def test_results_in_short_are_in_the_results() -> None:
     drawn = unescape(results.in_short((ROOT / "benchmarks" / "RESULTS.md").read_text()))
     assert all(name in drawn for name, *_ in results.IN_SHORT)
-    assert "MLP, 4 ranks, to DDP, clcomm to the other: 6.55x (6.32 to 7.71)" in drawn
-    assert "| MLP, 4 ranks, to DDP | 6.55x | 6.32 to 7.71 | `benchmarks.peers --model convnet mlp` |" in drawn
+    assert "MLP, 4 ranks, to DDP, clcomm to the other: 7.29x (6.19 to 7.95)" in drawn
+    assert "| MLP, 4 ranks, to DDP | 7.29x | 6.19 to 7.95 | `benchmarks.peers --model convnet mlp` |" in drawn
     with pytest.raises(LookupError, match="peers --model convnet mlp: no 'PyTorch DDP, gloo'"):
         results.in_short(RESULTS)
 

@@ -137,5 +137,5 @@ def test_a_preset_gives_defaults_and_other_options_change_it(tmp_path: Path, tex
     run("examples.gpt", *small, "--preset", "nanogpt-cpu", "--report", str(report), ranks=ranks)
     settings = json.loads(report.read_text())["settings"]
     assert [settings[name] for name in ("width", "layers", "heads", "context")] == [16, 6, 4, 64]
-    assert settings["schedule"] == "cosine:warmup=100,floor=0.1" and settings["weight_decay"] == 0.1
+    assert settings["schedule"] == "cosine:warmup=100,floor=0.1,steps=2600" and settings["weight_decay"] == 0.1
     assert settings["batch_size"] * max(ranks, 1) == 12

@@ -96,6 +96,12 @@ def test_text(text, want):
         assert got(step) == want(step)
 
 
+@pytest.mark.parametrize(("text", "total"), [("cosine:warmup=10,floor=0.1", 60), ("linear:end=0.1", 60)])
+def test_an_end_of_its_own(text, total):
+    ends, follows = parse_schedule(f"{text},steps={total}", 1000), parse_schedule(text, total)
+    assert [ends(step) for step in range(100)] == [follows(step) for step in range(100)]
+
+
 def test_a_warm_up_longer_than_the_run_is_only_a_warm_up():
     schedule = parse_schedule("cosine:warmup=100", 50)
     assert schedule(0) == pytest.approx(0.01) and schedule(49) == pytest.approx(0.01 + 0.99 * 0.49)
@@ -106,7 +112,7 @@ def test_a_warm_up_longer_than_the_run_is_only_a_warm_up():
     [
         ("cosin", "expected one of constant, step, multistep, exponential, linear, cosine, got 'cosin'"),
         ("", "expected one of"),
-        ("cosine:flor=1", "takes the options warmup, floor, got 'flor'"),
+        ("cosine:flor=1", "takes the options warmup, steps, floor, got 'flor'"),
         ("cosine:floor", "name=value"),
         ("cosine:floor=", "name=value"),
         ("cosine:floor=low", "expected a number from 0 up, got 'low'"),
