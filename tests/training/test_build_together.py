@@ -113,6 +113,36 @@ def test_as_many_ranks_build_as_there_are_cores(monkeypatch, tmp_path, device):
 
 
 @pytest.mark.mpi(min_size=2)
+def test_ranks_without_a_core_wait_outside_of_collectives(monkeypatch, tmp_path, device, capfd):
+    """A long build is no hang, of which ranks that wait in a collective would tell."""
+    monkeypatch.setenv("CLCOMM_STALL_WARNING_S", "0.3")
+
+    class Slow(Pretended):
+        def build(self, programs):
+            super().build(programs)
+            time.sleep(0.2)
+
+    comm = Communicator()
+    use_cache(monkeypatch, comm, tmp_path)
+    monkeypatch.setattr(module, "usable_cores", lambda: frozenset({5}))
+    slow = Slow()
+    build_together(comm, device, lambda: slow, "run")
+    assert sorted(map(len, comm.all_gather_object(slow.built))) == [0] * (comm.size - 1) + [9]
+    assert "has waited" not in capfd.readouterr().err
+
+
+@pytest.mark.mpi(min_size=1)
+def test_a_builder_that_has_died_is_not_waited_for(tmp_path):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    mark = tmp_path / "core-0"
+    for text, builds in ((str(dead.pid), False), (str(os.getpid()), True), ("done", False), ("", True)):
+        mark.write_text(text)
+        assert module._builds(mark) is builds
+    assert not module._builds(tmp_path / "core-1")
+
+
+@pytest.mark.mpi(min_size=2)
 def test_a_second_run_builds_nothing_and_another_one_does(monkeypatch, tmp_path, device):
     comm = Communicator()
     use_cache(monkeypatch, comm, tmp_path)

@@ -25,6 +25,8 @@ from clcomm.storage.scratch import remove_stale, scratch_directory
 
 #: The most bytes that are read of a mark.
 _MOST_BYTES = 4096
+#: How often a rank without a core looks whether the others have built.
+_POLL_S = 0.01
 
 _log = logging.getLogger("clcomm")
 
@@ -89,26 +91,44 @@ def _build_share(rehearse: Callable[[], Rehearsal], claims: Path | None) -> Clco
         return ShortageError(shortage)  # LLVM ends the process where it cannot write
     if claims is None:
         return None
+    core = _claimed_core(claims)
     try:
-        if not _claims_a_core(claims):
-            return None
-        rehearsal = rehearse()
-        for number, program in enumerate(rehearsal.programs):
-            with suppress(OSError):  # claimed by another rank; or /tmp is not shared, and each rank builds later
-                os.close(os.open(claims / str(number), os.O_CREAT | os.O_EXCL))
-                rehearsal.build([program])
-        rehearsal.close()
+        if core is not None:
+            _build_unclaimed(rehearse(), claims)
     except ClcommError as error:
         return error
+    finally:
+        if core is not None:
+            core.write_text("done")
+    while any(map(_builds, claims.glob("core-*"))):  # not in a collective, where a long wait is reported
+        time.sleep(_POLL_S)
     return None
 
 
-def _claims_a_core(claims: Path) -> bool:
-    """Return whether this rank has a core to build on: more would only load the compiler more often."""
+def _claimed_core(claims: Path) -> Path | None:
+    """Return this rank's mark for a core to build on; None: more ranks would only load the compiler more often."""
     for core in sorted(usable_cores()):
         with suppress(OSError):  # another rank has it; or another host made this folder
-            os.close(os.open(claims / f"core-{core}", os.O_CREAT | os.O_EXCL))
-            return True
+            mark = claims / f"core-{core}"
+            file = os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            os.write(file, str(os.getpid()).encode())
+            os.close(file)
+            return mark
+    return None
+
+
+def _build_unclaimed(rehearsal: Rehearsal, claims: Path) -> None:
+    for number, program in enumerate(rehearsal.programs):
+        with suppress(OSError):  # claimed by another rank; or /tmp is not shared, and each rank builds later
+            os.close(os.open(claims / str(number), os.O_CREAT | os.O_EXCL))
+            rehearsal.build([program])
+    rehearsal.close()
+
+
+def _builds(mark: Path) -> bool:
+    """Return whether a rank with a core still builds; one that has died does not."""
+    with suppress(OSError, ValueError):  # ValueError: it is done
+        return Path("/proc", str(int(mark.read_text() or os.getpid()))).exists()  # "": it is about to write
     return False
 
 
