@@ -63,6 +63,11 @@ class Run(NamedTuple):
     body: str
 
 
+def sections(results: str) -> str:
+    """Return a file's sections, without what stands above them."""
+    return results[results.index("\n## ") + 1 :]
+
+
 def runs(results: str) -> list[Run]:
     """Return the sections, the latest first."""
     parts = re.findall(r"^## ([\d-]+): (.+?)\n(.*?)(?=^## |\Z)", results, re.MULTILINE | re.DOTALL)
@@ -188,7 +193,9 @@ def setup(app: Any) -> dict[str, Any]:
     def on_source_read(app: Any, docname: str, source: list[str]) -> None:
         if MARKER in source[0]:
             newest, earlier = ((ROOT / "benchmarks" / name).read_text() for name in ("RESULTS.md", "HISTORY.md"))
-            source[0] = source[0].replace(SHORT, in_short(newest)).replace(MARKER, page(earlier + newest))
+            source[0] = (
+                source[0].replace(SHORT, in_short(newest)).replace(MARKER, page(sections(earlier) + sections(newest)))
+            )
 
     app.connect("source-read", on_source_read)
     return {"parallel_read_safe": True}

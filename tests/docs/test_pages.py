@@ -155,6 +155,13 @@ def test_results_become_sections_with_charts() -> None:
     assert page.count("<svg ") == 1 and "other &amp; co" in page and "2x (1.5 to 2.5)" in page
 
 
+def test_a_page_of_two_files_has_their_sections_alone() -> None:
+    page = results.page(
+        results.sections("# Earlier results\n\n## 2025-01-01: speed\n`x`\n") + results.sections(RESULTS)
+    )
+    assert "# Results" not in page and "Earlier" not in page and page.count("Run of ") == 4
+
+
 def test_results_in_short_are_in_the_results() -> None:
     drawn = unescape(results.in_short((ROOT / "benchmarks" / "RESULTS.md").read_text()))
     assert all(name in drawn for name, *_ in results.IN_SHORT)

@@ -1,7 +1,8 @@
 """Ranks that go on when others die: the real loop of `Session.run`, `elastic` and `MovingState`, on MPI as ULFM has it.
 
-The model of MPI: a collective needs what its ranks contribute. A rank that waits for a dead one gets an error, also
-where it would not have to, and others do not. A revoked communicator may still complete what all have come to. `Shrink`
+The model of MPI: a collective needs what its ranks contribute. A rank that waits in a collective of a communicator with
+a dead rank gets an error, as Open MPI has it, or the result where that is complete. A revoked communicator may still
+complete what all have come to. `Shrink`
 waits for all live ranks; a rank that dies meanwhile may be in the new communicator.
 """
 
@@ -196,7 +197,7 @@ def gather(machine: Machine, state: State, actor: int, op: Op) -> Outcomes:
     comm: Comm = state.extra[number]  # type: ignore[index]
     given = {rank: theirs for at, rank, theirs in comm.given if at == call}
     lost = [rank for rank in comm.members if _is_lost(machine, state, rank)]
-    is_needed = comm.revoked or any(rank in lost and rank not in given for rank in needs)
+    is_needed = comm.revoked or bool(lost)
     outcomes: Outcomes = [("lost", state, *(() if is_needed else (False,)))] if lost or comm.revoked else []
     if actor not in given:
         return [*outcomes, (STAY, _with(state, number, comm._replace(given=comm.given | {(call, actor, value)})))]

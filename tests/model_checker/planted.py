@@ -148,8 +148,6 @@ BUGS = [
     Planted("SIGTERM alone after the launcher's end", f"{_MONITOR}watch_host",
             ", (now_s + ORPHAN_S, signal.SIGKILL)]", "]",
             _ends("launcher dies")),
-    Planted("the old Communicator is not revoked", "clcomm.elastic:survivors_of", "each.abandon()", "pass",
-            _goes_on("2 steps")),
     Planted("every rank sends its own state", "clcomm.elastic:newest", "steps.index(max(steps))", "comm.rank",
             _goes_on("2 steps")),
     Planted("arrays arrive in the model itself", "clcomm.elastic:send_arrays", "np.array(array)", "array",

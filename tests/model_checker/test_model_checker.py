@@ -27,7 +27,7 @@ PLANTED = (
     "no fence between mark and counter", "a slot's side that does not alternate",
     "own parts without the second rendezvous", "one slot too many", "the kernel's counter before its tag",
     "a part is counted before it is summed", "exit code 0 ends nobody", "those that the launcher ends are reported",
-    "the old Communicator is not revoked",
+    "a death while the state moves ends the run",
 )  # fmt: skip
 FOUND = {each.name: each for each in scenarios(3)}
 
