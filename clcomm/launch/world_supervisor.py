@@ -37,8 +37,9 @@ class Sizes(NamedTuple):
 
     def check(self, option: str, ranks: int) -> None:
         """Raise ArgumentError for a number of ranks that is out of bounds."""
-        if not self.least <= ranks <= self.most:
-            raise ArgumentError(f"{option}: expected a number of ranks from {self.least} to {self.most}, got {ranks}")
+        bound = f"up to {self.most}" if ranks > self.most else f"from {self.least} up" if ranks < self.least else ""
+        if bound:
+            raise ArgumentError(f"{option}: expected a number of ranks {bound}, got {ranks}")
 
 
 class WorldSupervisor(Supervisor):

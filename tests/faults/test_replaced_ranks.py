@@ -98,7 +98,7 @@ def test_a_death_within_a_copy_leaves_the_one_before(tmp_path, undisturbed):
     step = load(copy).facts["copied"]
     os.kill(writer, signal.SIGKILL)
     found, said = job.end()
-    assert found == undisturbed(SHORT) and step >= 9
+    assert found == undisturbed(SHORT) and step > 0  # written in the background, some steps late
     assert f"going on from step {step} with 2 ranks (restart 1)" in said
 
 
@@ -155,8 +155,8 @@ def test_starts_without_room_have_fewer_ranks_down_to_the_least(tmp_path, fits, 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["-n", "4", "--min-ranks", "5", "train.py"], "-n: expected a number of ranks from 5 to 4, got 4"),
-        (["-n", "4", "--max-ranks", "3", "train.py"], "-n: expected a number of ranks from 4 to 3, got 4"),
+        (["-n", "4", "--min-ranks", "5", "train.py"], "-n: expected a number of ranks from 5 up, got 4"),
+        (["-n", "4", "--max-ranks", "3", "train.py"], "-n: expected a number of ranks up to 3, got 4"),
         (["--min-ranks", "2", "--", "true"], "-n: expected the number of ranks with --min-ranks"),
         (["-n", "2", "--no-spare", "train.py"], "--no-spare: expected --min-ranks with it, got none"),
         (["--resize", "2", "1"], "--resize: expected the process of a clcomm run --min-ranks or of one of its ranks"),
