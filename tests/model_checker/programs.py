@@ -13,6 +13,7 @@ import numpy as np
 
 from clcomm.collectives.in_flight import StartGuard
 from clcomm.transport import fused, work_queue
+from clcomm.transport.base import PreparedAllReduce
 from clcomm.transport.fused import OwnPart, words_of
 from clcomm.transport.pending import Pending, _started
 from clcomm.transport.reduction import prepared_reduction
@@ -119,13 +120,7 @@ def shards(point: HostRendezvous, rank: int, ranks: int, turns: int) -> Any:
     rows, (out,) = data(ranks, ranks), data(1, ranks, 1024)
     own = slice(rank, rank + 1)
     reduce = _ShardAllReduce(point, prepared_reduction([row[own] for row in rows], out[own], "sum"))
-    found = []
-    for turn in range(turns):
-        rows[rank][...] = value(rank, turn)
-        point.announce(7)
-        reduce.run()
-        found.append(tuple(out.tolist()))
-    return tuple(found)
+    return _turns(point, rank, turns, rows, out, reduce)
 
 
 def one_kernel(point: HostRendezvous, rank: int, ranks: int, turns: int) -> Any:
@@ -136,13 +131,18 @@ def one_kernel(point: HostRendezvous, rank: int, ranks: int, turns: int) -> Any:
     launch = partial(kernel.Kernel(ranks, SOURCE["text"], words, rows, out).run, "meet_fold_leave", point.cells)
     own = slice(rank, rank + 1)
     reduce = OwnPart(point, 0, words, launch, fold=prepared_reduction([row[own] for row in rows], out[own], "sum"))
-    found = []
     with mock.patch.object(fused, "perf_counter_ns", lambda: 0):
-        for turn in range(turns):
-            rows[rank][...] = value(rank, turn)
-            point.announce(7)
-            reduce.run()
-            found.append(tuple(out.tolist()))
+        return _turns(point, rank, turns, rows, out, reduce)
+
+
+def _turns(point: HostRendezvous, rank: int, turns: int, rows: Any, out: Any, reduce: PreparedAllReduce) -> Any:
+    """Return the sum that this rank reads in each turn."""
+    found = []
+    for turn in range(turns):
+        rows[rank][...] = value(rank, turn)
+        point.announce(7)
+        reduce.run()
+        found.append(tuple(out.tolist()))
     return tuple(found)
 
 

@@ -103,18 +103,8 @@ def test_each_program_is_built_once(monkeypatch, tmp_path, device):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_as_many_ranks_build_as_there_are_cores(monkeypatch, tmp_path, device):
-    comm = Communicator()
-    use_cache(monkeypatch, comm, tmp_path)
-    monkeypatch.setattr(module, "usable_cores", lambda: frozenset({5}))
-    pretended = Pretended()
-    build_together(comm, device, lambda: pretended, "run")
-    assert sorted(map(len, comm.all_gather_object(pretended.built))) == [0] * (comm.size - 1) + [9]
-
-
-@pytest.mark.mpi(min_size=2)
 def test_ranks_without_a_core_wait_outside_of_collectives(monkeypatch, tmp_path, device, capfd):
-    """A long build is no hang, of which ranks that wait in a collective would tell."""
+    """As many ranks build as there are cores. A long build is no hang, of which ranks in a collective would tell."""
     monkeypatch.setenv("CLCOMM_STALL_WARNING_S", "0.3")
 
     class Slow(Pretended):
