@@ -80,14 +80,17 @@ def _built_once(context: cl.Context, source: str, options: list[str]) -> cl.Prog
     (cl_device,) = context.devices
     stored = program_cache.CachedProgram(cl_device, source, options)
     with _making, warnings.catch_warnings():
-        warnings.simplefilter("ignore", cl.CompilerWarning)  # Intel's compiler says at each build that it has built
+        warnings.simplefilter("ignore")  # Intel's compiler says at each build that it has built
         types, _, binary = (stored.read() or b"").partition(b"\n")
         if binary:
             with contextlib.suppress(cl.Error):  # the driver takes it for another's
                 program: cl.Program = cl.Program(context, [cl_device], [binary]).build(options)
                 program.scalar_types = json.loads(types)  # type: ignore[attr-defined]
                 return program
-        program = cl.Program(context, source).build(options)
+        program = cl.Program(context, source)
+        # So PyOpenCL leaves its own cache out, whose programs have no names of types; it reads its variable only once.
+        _ = program.int_ptr
+        program.build(options)
         scalar_types = {name: _scalar_types(cl.Kernel(program, name)) for name in _kernels_of(program)}
         program.scalar_types = scalar_types  # type: ignore[attr-defined]
     binary = program.get_info(cl.program_info.BINARIES)[0]  # type: ignore[index]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 1 << 26  # of a file
 _DIGEST_BYTES = 32
+#: The starts of the names of features for which compilers make other code.
+_CODE_FEATURES = ("adx", "aes", "amx", "avx", "bmi", "f16c", "fma", "popcnt", "sha", "sse", "ssse", "vaes")
 #: Variables of the driver and of PyOpenCL that change code start so.
 _VARIABLES = ("CL_CONFIG_", "PYOPENCL_BUILD_OPTIONS")
 
@@ -104,7 +106,8 @@ def _identity(cl_device: cl.Device) -> list[str]:
     """Return the inputs of the build besides source and options: driver, processor, and the driver's variables."""
     platform = cl_device.platform
     set_here = sorted(item for item in os.environ.items() if item[0].startswith(_VARIABLES))
+    features = sorted(each for each in processor_features() if each.startswith(_CODE_FEATURES))
     return [
         platform.name, platform.version, cl_device.name, cl_device.version, cl_device.driver_version,
-        repr(sorted(processor_features())), repr(set_here),
+        repr(features), repr(set_here),
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -222,9 +223,9 @@ print(y.numpy().tobytes().hex(), x.grad.numpy().tobytes().hex())
 
 def job(cache: Path, cores: int) -> tuple[list[str], str]:
     """Return the words that a job on the runtime prints of itself, and its results' bits."""
-    left_out = ("OCL_", "CL_CONFIG", "CLCOMM_", "POCL_")
+    left_out = ("OCL_", "CL_CONFIG", "CLCOMM_", "POCL_", "PYOPENCL_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-    environment |= {"CLCOMM_CACHE_DIR": str(cache), "PYTHONPATH": os.getcwd()}
+    environment |= {"CLCOMM_CACHE_DIR": str(cache), "XDG_CACHE_HOME": str(cache / "own"), "PYTHONPATH": os.getcwd()}
     command = [sys.executable, "-W", "error", "-c", _JOB, str(cores)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -237,8 +238,12 @@ def test_programs_are_built_once_and_give_the_same_bits_from_the_cache(tmp_path:
     (_, units, sources, programs, labels), bits = job(tmp_path, 1)
     assert units == "1" and "cpu:0" in labels
     assert int(sources) == int(programs) >= 2
+    stored = sorted(tmp_path.glob("programs/*/*/program"))
+    assert [path.stat().st_size > 1000 for path in stored] == [True] * int(programs), shutil.disk_usage(tmp_path)
     (_, _, sources, again, _), later = job(tmp_path, 1)
+    assert sorted(tmp_path.glob("programs/*/*/program")) == stored  # under the same keys
     assert (sources, again) == ("0", programs) and later == bits
+    assert not (tmp_path / "own" / "pyopencl").exists()  # though the job imports PyOpenCL before clcomm
     damaged = sorted(tmp_path.glob("programs/*/*/program"))[0]
     damaged.write_bytes(damaged.read_bytes()[:-1])
     (_, _, sources, _, _), later = job(tmp_path, 1)
