@@ -124,8 +124,19 @@ def check(job: JobFacts) -> Iterator[Finding]:
     for (name, driver), ranks in _alike(having, lambda facts: (facts["name"], facts["driver"])).items():
         labels = sorted({having[rank]["device"] for rank in ranks})
         yield ok("OpenCL", f"{job.who(ranks)}{', '.join(labels)}: {name} ({driver})", ranks=ranks)
+    yield from _other_runtimes(job, having)
     yield from _few_units(job, having)
     yield from _speed(job, having)
+
+
+def _other_runtimes(job: JobFacts, having: dict[int, Facts]) -> Iterator[Finding]:
+    """Yield a note where another runtime than the one that a rank takes could compute on its CPU."""
+    for others, ranks in _alike(having, lambda facts: tuple(facts.get("others", ()))).items():
+        if others:
+            yield note(
+                "OpenCL", f"{job.who(ranks)}{' and '.join(others)} could compute on this CPU too",
+                "clcomm devices times both and says how to choose one", ranks=ranks, others=list(others),
+            )  # fmt: skip
 
 
 def _without(job: JobFacts) -> Iterator[Finding]:
@@ -209,7 +220,7 @@ def _alike(facts: dict[int, Facts], key: Callable[[Facts], T]) -> dict[T, list[i
 
 def main(local_rank: int, local_size: int, cores: int) -> Facts:
     """Return the platforms, devices, the rank's device and how fast it multiplies; "reason": why there is none."""
-    from clcomm.engine import selection
+    from clcomm.engine import intel_runtime, selection
     from clcomm.engine.device import Device
     from clcomm.errors import ClcommError
 
@@ -223,6 +234,11 @@ def main(local_rank: int, local_size: int, cores: int) -> Facts:
         device = Device(chosen.cl_device)
         found |= {"device": chosen.label, "name": device.name, "driver": device.driver, "kind": device.kind,
                   "units": device.compute_units, "flops": multiplications(device)}  # fmt: skip
+        if device.is_cpu:
+            cpus = [each for each in candidates if each.kind == "cpu" and not each.is_simulator]
+            runtimes = {each.cl_device.platform.name.strip() for each in cpus}
+            runtimes |= {intel_runtime.PLATFORM} if intel_runtime.library() else set()  # it is loaded where asked for
+            found["others"] = sorted(runtimes - {chosen.cl_device.platform.name.strip()})
     except ClcommError as error:
         found["reason"] = str(error)
     return found

@@ -38,6 +38,24 @@ def test_extremes(device):
     assert np.allclose(tanh, [-1, -1, -1, 0, 0, 1, 1, 1, np.nan], atol=2e-7, equal_nan=True)
 
 
+#: The most ulps that a result is off; tanh's is a quotient below 1.
+@pytest.mark.parametrize(("name", "most_ulps"), [("sigmoid", 2.5), ("tanh", 2.5)])
+def test_is_within_few_ulps_over_all_magnitudes(device, name, most_ulps):
+    x = np.concatenate([np.linspace(-86, 86, 100_003), np.geomspace(1e-30, 1, 50_001)]).astype(np.float32)
+    expected = REFERENCES[name](x.astype(np.float64))
+    ulp = np.spacing(np.abs(expected).astype(np.float32)).astype(np.float64)
+    assert np.max(np.abs(getattr(F, name)(Tensor(x, device)).numpy() - expected) / ulp) < most_ulps
+
+
+def test_e_to_the_x_from_its_least_to_its_greatest(device):
+    edges = np.float32([-np.inf, -1e38, -87, -86.8, 0, 87, 88.7, 88.8, 1e38, np.inf, np.nan])
+    silu = F.silu(Tensor(-edges, device)).numpy()  # -x / (1 + e^x)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = -edges.astype(np.float64) / (1 + np.exp(edges.astype(np.float64)))
+    np.testing.assert_allclose(silu[1:8], expected[1:8], rtol=3e-7, atol=1e-36)
+    assert np.signbit(F.tanh(Tensor(np.float32([-0.0, 0.0]), device)).numpy()).tolist() == [True, False]
+
+
 @pytest.mark.parametrize("name", sorted(REFERENCES))
 def test_gradients_as_pytorch_nan_included(device, name):
     torch = pytest.importorskip("torch")

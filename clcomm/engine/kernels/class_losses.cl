@@ -45,7 +45,7 @@ __kernel void smoothed_losses(__global float *restrict losses, __global float *r
             most = LARGER(most, value);
         }
         const float top = GROUP_MAX(lanes_max(most), scratch);
-        FOR_COLUMN_LANES(i, columns) sums += exp(load_lanes(from + i, columns - i, -INFINITY) - top);
+        FOR_COLUMN_LANES(i, columns) sums += exponential(load_lanes(from + i, columns - i, -INFINITY) - top);
         const float log_sum = log(GROUP_SUM(lanes_sum(sums), scratch));
         const float even = log_sum * weight_sum(weight, has_weight, columns, scratch)
             - weighed_sum(from, top, weight, has_weight, columns, scratch);
@@ -85,7 +85,7 @@ __kernel void smoothed_losses_grad(__global float *restrict dx, __global const f
             const int left = columns - i;
             const lanes zero = 0.0f, one = 1.0f;
             const lanes weights = has_weight ? load_lanes(weight + i, left, 0.0f) : one;
-            const lanes share_of_p = exp((load_lanes(from + i, left, -INFINITY) - top) - log_sum);
+            const lanes share_of_p = exponential((load_lanes(from + i, left, -INFINITY) - top) - log_sum);
             const lanes slope = factor * (all * share_of_p - share * weights);
             store_lanes(target == ignored ? zero : slope, to + i, left);
         }

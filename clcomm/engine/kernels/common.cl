@@ -2,7 +2,7 @@
    elsewhere there is a work-item for each element and a work-group of ROW_GROUP items for each row.
 
    `lanes` is the vector type of loops that compilers for CPUs do not vectorise by themselves: sums, maxima, calls of
-   exp, tanh or sqrt. It is the same on every device, as the order of sums and the functions' last bits depend on it.
+   sqrt or log1p. It is the same on every device, as the order of sums and the functions' last bits depend on it.
    The last load of a run is padded with `filler`. */
 
 /* The larger of two floats, or of vectors lane by lane; `a` where `b` is NaN, so that a maximum ignores NaN. */
@@ -44,6 +44,9 @@ inline int run_last(int count) { return min((int)get_global_id(0) * run_length(c
 
 #define LANES 8
 typedef float8 lanes;
+typedef int8 whole_lanes;
+#define AS_WHOLE as_int8
+#define AS_LANES as_float8
 
 /* PoCL does not inline vload8, vstore8, min, max and fmax, and each call spills all vector registers. */
 typedef float8 __attribute__((aligned(4))) unaligned8;
@@ -149,6 +152,9 @@ GROUP_TREE(group_sum, ADDED)
 GROUP_TREE(group_max, LARGER)
 
 typedef float lanes;
+typedef int whole_lanes;
+#define AS_WHOLE as_int
+#define AS_LANES as_float
 #define LANES 1
 #define load_lanes(from, left, filler) (*(from))
 #define store_lanes(value, to, left) (*(to) = (value))
@@ -280,6 +286,26 @@ INLINE void transpose8(float8 r[8]) {
         r[i] = (float8)(a.s0, b.s0, a.s2, b.s2, a.s4, b.s4, a.s6, b.s6);
         r[i + 1] = (float8)(a.s1, b.s1, a.s3, b.s3, a.s5, b.s5, a.s7, b.s7);
     }
+}
+
+/* |x|: fabs is a call, too. */
+INLINE lanes size_of(lanes x) { return AS_LANES(AS_WHOLE(x) & 0x7fffffff); }
+
+/* e^x, less than 1 ulp off, 0 below -86.9, where it is less than 2e-38. Drivers' exp, a call that spills all vector
+   registers, takes three times as long, and each driver's has other last bits. x = n log(2) + rest, with log(2) in two
+   parts; a polynomial of the rest, in products that do not wait for each other; then the exponent's bits, of n - 1, as
+   2^128 has none. */
+INLINE lanes exponential(lanes x) {
+    const lanes shifted = x * 1.44269504f + 12582912.0f; /* its lowest bits are the nearest whole number, n */
+    const lanes n = shifted - 12582912.0f;
+    const lanes rest = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    const lanes square = rest * rest;
+    const lanes high = (0.0013814433477818966f * square) + (0.008368796668946743f * rest + 0.041668396443128586f);
+    const lanes low = 0.1666651964187622f * rest + 0.4999999403953552f;
+    const lanes sum = ((high * square + low) * square + rest) + 1.0f;
+    const lanes half_power = AS_LANES((AS_WHOLE(shifted) << 23) + (whole_lanes)0x3f000000);
+    const lanes power = (sum + sum) * half_power, none = 0.0f, all = INFINITY;
+    return x < -86.9f ? none : x > 88.7228f ? all : power;
 }
 
 /* 2^x for x up to 126, 0 below -125: a polynomial for the part of x that is not a whole number, 4e-8 off, and the

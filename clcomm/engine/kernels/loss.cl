@@ -63,7 +63,7 @@ __kernel void bce_with_logits(__global float *restrict out, __global const float
         const int left = count - i;
         const lanes zero = 0.0f, logit = load_lanes(x + i, left, 0.0f), target = load_lanes(y + i, left, 0.0f);
         const lanes share = 1.0f + (weight_at(positive, has_positive, i, left) - 1.0f) * target;
-        const lanes loss = log1p(exp(-fabs(logit))) + (logit < 0.0f ? -logit : zero);
+        const lanes loss = log1p(exponential(-size_of(logit))) + (logit < 0.0f ? -logit : zero);
         store_lanes(weight_at(weight, has_weight, i, left) * ((1.0f - target) * logit + share * loss), out + i, left);
     }
 }
@@ -76,7 +76,7 @@ __kernel void bce_with_logits_grad(__global float *restrict dx, __global const f
         const int left = count - i;
         const lanes logit = load_lanes(x + i, left, 0.0f), target = load_lanes(y + i, left, 0.0f);
         const lanes share = 1.0f + (weight_at(positive, has_positive, i, left) - 1.0f) * target;
-        const lanes power = exp(-fabs(logit)), one = 1.0f;
+        const lanes power = exponential(-size_of(logit)), one = 1.0f;
         const lanes rest = (logit < 0.0f ? one : power) / (1.0f + power);
         const lanes one_up = g[0], up = g_step ? load_lanes(g + i, left, 0.0f) : one_up;
         store_lanes(

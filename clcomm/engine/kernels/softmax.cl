@@ -2,26 +2,37 @@
    row's maximum is subtracted first, so that exp does not overflow. */
 
 INLINE float row_maximum(__global const float *from, int columns, __local float *scratch) {
-    lanes most = -INFINITY;
-    FOR_COLUMN_LANES(i, columns) {
+#ifdef ON_CPU
+    lanes most[4]; /* which do not wait for each other */
+    UNROLL for (int n = 0; n < 4; ++n) most[n] = -INFINITY;
+    int i = 0;
+    for (; i + 32 <= columns; i += 32)
+        UNROLL for (int n = 0; n < 4; ++n) {
+            const lanes value = load8(from + i + 8 * n);
+            most[n] = LARGER(most[n], value);
+        }
+    for (; i < columns; i += 8) {
         const lanes value = load_lanes(from + i, columns - i, -INFINITY);
-        most = LARGER(most, value);
+        most[0] = LARGER(most[0], value);
     }
-    return GROUP_MAX(lanes_max(most), scratch);
+    const lanes two = LARGER(most[0], most[1]), others = LARGER(most[2], most[3]), all = LARGER(two, others);
+#else
+    lanes all = -INFINITY;
+    FOR_COLUMNS(i, columns) all = LARGER(all, from[i]);
+#endif
+    return GROUP_MAX(lanes_max(all), scratch);
 }
 
-/* Writes the row's probabilities and returns their divisor, the sum of exp(x - top). */
-INLINE float row_softmax(__global float *to, __global const float *from, float top, int columns,
+/* Writes the row's exp(x - top) and returns their sum, by which probabilities are divided. */
+INLINE float row_powers(__global float *to, __global const float *from, float top, int columns,
                          __local float *scratch) {
     lanes sums = 0.0f;
     FOR_COLUMN_LANES(i, columns) {
-        const lanes e = exp(load_lanes(from + i, columns - i, -INFINITY) - top);
+        const lanes e = exponential(load_lanes(from + i, columns - i, -INFINITY) - top);
         store_lanes(e, to + i, columns - i);
         sums += e;
     }
-    const float total = GROUP_SUM(lanes_sum(sums), scratch);
-    FOR_COLUMNS(i, columns) to[i] /= total;
-    return total;
+    return GROUP_SUM(lanes_sum(sums), scratch);
 }
 
 __kernel void softmax(__global float *restrict y, __global const float *restrict x, int rows, int columns) {
@@ -30,7 +41,8 @@ __kernel void softmax(__global float *restrict y, __global const float *restrict
         __global const float *from = x + row * columns;
         __global float *to = y + row * columns;
         const float top = row_maximum(from, columns, scratch);
-        row_softmax(to, from, top, columns, scratch);
+        const float share = 1.0f / row_powers(to, from, top, columns, scratch);
+        FOR_COLUMNS(i, columns) to[i] *= share;
     }
 }
 
@@ -55,7 +67,7 @@ __kernel void log_softmax(__global float *restrict y, __global const float *rest
         __global float *to = y + row * columns;
         const float top = row_maximum(from, columns, scratch);
         lanes sums = 0.0f;
-        FOR_COLUMN_LANES(i, columns) sums += exp(load_lanes(from + i, columns - i, -INFINITY) - top);
+        FOR_COLUMN_LANES(i, columns) sums += exponential(load_lanes(from + i, columns - i, -INFINITY) - top);
         const float log_total = log(GROUP_SUM(lanes_sum(sums), scratch));
         FOR_COLUMNS(i, columns) to[i] = (from[i] - top) - log_total;
     }
@@ -72,7 +84,7 @@ __kernel void log_softmax_grad(__global float *restrict dx, __global const float
         const float total = GROUP_SUM(lanes_sum(partial), scratch);
         FOR_COLUMN_LANES(i, columns) {
             const int left = columns - i;
-            const lanes probability = exp(load_lanes(y + start + i, left, 0.0f));
+            const lanes probability = exponential(load_lanes(y + start + i, left, 0.0f));
             store_lanes(load_lanes(g + start + i, left, 0.0f) - probability * total, dx + start + i, left);
         }
     }
@@ -86,7 +98,7 @@ __kernel void log_sum_exp(__global float *restrict y, __global const float *rest
         const float top = row_maximum(from, columns, scratch);
         const float base = top == -INFINITY || top == INFINITY ? 0.0f : top;
         lanes sums = 0.0f;
-        FOR_COLUMN_LANES(i, columns) sums += exp(load_lanes(from + i, columns - i, -INFINITY) - base);
+        FOR_COLUMN_LANES(i, columns) sums += exponential(load_lanes(from + i, columns - i, -INFINITY) - base);
         const float log_total = log(GROUP_SUM(lanes_sum(sums), scratch));
         if (GROUP_LEADER) y[row] = base + log_total;
     }
@@ -100,7 +112,7 @@ __kernel void log_sum_exp_grad(__global float *restrict dx, __global const float
         const int start = row * columns;
         const float up = g[row], base = y[row];
         FOR_COLUMN_LANES(i, columns)
-            store_lanes(up * exp(load_lanes(x + start + i, columns - i, 0.0f) - base), dx + start + i, columns - i);
+            store_lanes(up * exponential(load_lanes(x + start + i, columns - i, 0.0f) - base), dx + start + i, columns - i);
     }
 }
 
@@ -115,9 +127,9 @@ __kernel void cross_entropy(__global float *restrict losses, __global float *res
         __global const float *from = x + row * columns;
         __global float *to = dx + row * columns;
         const float top = row_maximum(from, columns, scratch);
-        const float divisor = row_softmax(to, from, top, columns, scratch);
+        const float divisor = row_powers(to, from, top, columns, scratch), share = 1.0f / divisor;
         const int target = targets[row];
-        FOR_COLUMNS(i, columns) to[i] = scale * (to[i] - (i == target ? 1.0f : 0.0f));
+        FOR_COLUMNS(i, columns) to[i] = scale * (to[i] * share - (i == target ? 1.0f : 0.0f));
         if (GROUP_LEADER) {
             const int is_class = target >= 0 && target < columns;
             losses[row] = is_class ? log(divisor) - (from[target] - top) : NAN;

@@ -42,7 +42,7 @@ __kernel void part_terms(__global float *restrict terms, __global const float *r
         }
         const float top = GROUP_MAX(lanes_max(most), scratch);
         const float base = top == -INFINITY || top == INFINITY ? 0.0f : top;
-        FOR_COLUMN_LANES(i, columns) sums += exp(load_lanes(from + i, columns - i, -INFINITY) - base);
+        FOR_COLUMN_LANES(i, columns) sums += exponential(load_lanes(from + i, columns - i, -INFINITY) - base);
         const float log_sum = base + log(GROUP_SUM(lanes_sum(sums), scratch));
         if (smooths) FOR_COLUMN_LANES(i, columns) below += log_sum - load_lanes(from + i, columns - i, log_sum);
         const float all_below = GROUP_SUM(lanes_sum(below), scratch); /* no barrier may be in a branch */
@@ -98,7 +98,7 @@ __kernel void losses_of_parts_grad(__global float *restrict dx, __global const f
         const float factor = is_class ? (divides ? g[row * g_step] / total[0] : g[row * g_step]) : NAN;
         const float base = logs[row], share = smoothing / vocabulary;
         FOR_COLUMN_LANES(i, columns) {
-            lanes excess = exp(load_lanes(x + start + i, columns - i, 0.0f) - base) - share;
+            lanes excess = exponential(load_lanes(x + start + i, columns - i, 0.0f) - base) - share;
             if (own >= i && own < i + LANES) ((float *)&excess)[own - i] -= 1.0f - smoothing;
             store_lanes(target == ignored ? (lanes)(0.0f) : factor * excess, dx + start + i, columns - i);
         }
