@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -11,15 +11,17 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.compression import CommHook
-from clcomm.errors import no_copy
+from clcomm.errors import ArgumentError, no_copy
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.precision import Precision
 from clcomm.sync import compression_state
+from clcomm.sync.agreement import require_agreement
 from clcomm.sync.bucket_plan import GRADIENTS, hook_name
 from clcomm.sync.decision import Decision
 from clcomm.sync.divergence import ReplicaGuard
 from clcomm.sync.hook_choice import hook_of, refuse_hook
 from clcomm.sync.known_models import KnownModels
+from clcomm.sync.logical_shards import LogicalShards
 from clcomm.sync.parameter_broadcast import PARAMETERS
 from clcomm.sync.replicas import Replicas
 from clcomm.sync.sample_weights import SampleWeights
@@ -96,8 +98,6 @@ class Synchronizer:
             check_replicas_every=check_replicas_every, check_start=check_start, on_divergence=on_divergence,
             check_finite=check_finite, shards=shards,
         )  # fmt: skip
-        #: How the ranks share out a step's logical shards; None: there are none.
-        self.shards = settings.shards
         self.comm, self.guard = comm, ReplicaGuard(comm, check_replicas_every, on_divergence)
         #: The models that it has seen, for what works on them beside it, such as a DistributedOptimizer.
         self.models = KnownModels(comm, settings.with_hook(hook_of(compression, algorithm, combination)))
@@ -251,6 +251,25 @@ class Synchronizer:
         Raises ArgumentError for a Synchronizer without `shards`, and for a shard that is not this rank's next.
         """
         return self.models.of(model).shard(shard)
+
+    @property
+    def shards(self) -> LogicalShards | None:
+        """How the ranks share out a step's logical shards; None: there are none."""
+        return self.models.settings.shards
+
+    def deal_shards(self, counts: Sequence[int]) -> LogicalShards:
+        """Deal each rank so many of the logical shards from the next step on, in order; collective, between steps.
+
+        The bits stay those of any other deal: what a shard has from step to step, its random numbers and buffers,
+        goes with it. Raises ArgumentError, on every rank, for counts below 1 or of another sum than there are shards,
+        within a step, and without `shards`; MismatchError where the ranks' counts differ.
+        """
+        if self.shards is None:
+            raise ArgumentError("deal_shards: expected logical shards: Synchronizer(comm, shards=8)")
+        dealt = self.shards.dealt(counts)
+        require_agreement(self.comm, "deal_shards", [str(dealt.counts)], "give every rank the same counts")
+        self.models.use(replace(self.models.settings, shards=dealt))
+        return dealt
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Let gradients accumulate: within this block `sync_gradients` does nothing, also after an exception."""

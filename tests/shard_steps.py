@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
+
 from clcomm import Communicator, Synchronizer
 
 
@@ -16,6 +18,11 @@ def first_ranks(comm: Communicator, count: int) -> Iterator[Communicator | None]
     yield part
     if part is not None:
         part.finalize()
+
+
+def drawn_counts(rng: np.random.Generator, ranks: int, shards: int) -> list[int]:
+    """Return how many shards each rank gets, drawn."""
+    return (1 + rng.multinomial(shards - ranks, np.full(ranks, 1 / ranks))).tolist()
 
 
 def run_backward(sync: Synchronizer, losses: Sequence[Callable[[], Any]]) -> None:

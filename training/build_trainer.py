@@ -55,6 +55,7 @@ def make_loader(options: TrainingOptions, comm: Communicator, train: ArrayDatase
     prefetch = default_prefetch(comm.cores)
     augment = ShiftAndMirror(options.seed, len(train), train.black) if options.augment else None
     held = min(options.grad_accumulation, -(-sampler.longest_shard // options.batch_size))
+    most = options.batch_size * (MOST_TIMES if options.balance == "auto" else 1)
     if options.logical_shards:
         held *= len(LogicalShards.of(comm, options.logical_shards).own)
     image_bytes = np.dtype(np.float32).itemsize * math.prod(train.image_shape)
@@ -63,14 +64,13 @@ def make_loader(options: TrainingOptions, comm: Communicator, train: ArrayDatase
     except ArgumentError as error:
         size = format_size(options.batch_size * image_bytes)
         raise ArgumentError(f"{error}; its images alone would take {size} a rank") from None
-    most = options.batch_size * (MOST_TIMES if options.balance == "auto" else 1)
     needed_bytes = min(most, sampler.longest_shard) * image_bytes * (held + 1 + prefetch)
     require_memory("batch_size", options.batch_size, needed_bytes, comm.local_size)
     return loader
 
 
 def _sampler(options: TrainingOptions, comm: Communicator, length: int) -> Sampler:
-    if options.balance == "auto":
+    if options.balance == "auto" and not options.logical_shards:
         return BalancedSampler(length, comm.rank, comm.size, (options.batch_size,) * comm.size, seed=options.seed)
     if options.logical_shards:
         if options.logical_shards > length:
@@ -127,7 +127,7 @@ def make_trainer(options: TrainingOptions, comm: Communicator, parts: Parts, loa
         optimizer = DistributedOptimizer(optimizer, sync)
     trainer = Trainer(
         comm, sync, parts, optimizer, loader, accumulation=options.grad_accumulation, clip_norm=options.clip_norm,
-        balancer=Balancer(comm, options.batch_size) if options.balance == "auto" else None,
+        balancer=Balancer(comm, options.batch_size, shards=sync.shards) if options.balance == "auto" else None,
         scaler=GradScaler(sync, enabled=options.scales_losses), audit_every=options.audit_every,
     )  # fmt: skip
     trainer.schedule = parse_schedule(options.schedule, trainer.total_steps(epochs))

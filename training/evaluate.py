@@ -39,7 +39,7 @@ def evaluate(
         batch_size: samples that a rank evaluates at a time.
         shards: what they are divided into instead, on any number of ranks.
     """
-    shards = shards or LogicalShards(comm.size, comm.rank, comm.size, is_divided=False)
+    shards = shards or LogicalShards.even(comm.size, comm.rank, comm.size, is_divided=False)
     totals = {}  # by shard: samples, correct, loss
     with comm.phase("predict"):
         for shard in shards.own:

@@ -298,7 +298,7 @@ class TrainingOptions(JobOptions):
             places = {"--sharding contiguous": self.sharding != "interleaved"}
             self._refuse("--logical-shards", self._sums_of_ranks | places)
         if self.audit_every:
-            self._refuse("--audit-every", self._sums_of_ranks)
+            self._refuse("--audit-every", self._sums_of_ranks | {"--balance auto": self.balance == "auto"})
         if self.otlp and not self.otlp.startswith(("http://", "https://")):
             raise ArgumentError(
                 f"--otlp: expected a collector's address such as http://localhost:4318, got {self.otlp!r}"
@@ -318,7 +318,6 @@ class TrainingOptions(JobOptions):
         return {
             f"--engine {self.engine}": self.engine != "native",
             "--uneven-inputs join": self.uneven_inputs != "pad",
-            "--balance auto": self.balance == "auto",
             "--compression": self.compression != "none",
             "--zero": bool(self.zero_stage),
         }

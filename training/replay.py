@@ -30,6 +30,7 @@ _Kind = TypeVar("_Kind")
 _LEFT_OUT: dict[str, Any] = {
     "checkpoint_every": None, "target_accuracy": None, "elastic": False, "overlap": "off", "zero": 0,
     "sharded_optimizer": False, "check_replicas": 0, "audit_every": 0, "eval": False, "quiet": True,
+    "balance": "off",
 }  # fmt: skip
 
 
@@ -86,6 +87,8 @@ def _session(program: dict[str, Any], original: TrainingOptions, ranks: int) -> 
         )
     if not given and settings["elastic"] and program["began"]:
         raise ArgumentError("replay: expected --logical-shards in a run that went on without some of its ranks")
+    if not given and original.balance == "auto":
+        raise ArgumentError("replay: expected --logical-shards in a run with --balance auto, which weighs gradients")
     try:
         options = replace(original, logical_shards=given or ranks, **_LEFT_OUT)
     except ArgumentError as error:

@@ -24,11 +24,13 @@ from clcomm.stats.events import Phase
 from clcomm.sync.balance import Balancer
 from clcomm.synchronizer import Synchronizer
 from training.data.loader import Batch, Loader
+from training.data.shard_sampler import ShardSampler
 from training.engines.parts import Parts
 from training.evaluate import Evaluation
 from training.metrics import PROCESSOR_TIME_EVERY, WARM_UP_STEPS, Metrics, StepRecord
 from training.overhead import Overhead
 from training.schedules import Schedule, constant
+from training.shard_losses import ShardLosses
 from training.step_log import StepLog
 from training.step_values import StepValues
 
@@ -80,8 +82,8 @@ class Trainer:
         accumulation: micro-batches a step; the gradients are those of one batch of all their samples.
         schedule: factor of the optimizer's initial learning rate by step.
         clip_norm: the largest norm of all averaged gradients together; None: no limit.
-        balancer: divides each step's samples by the ranks' speed; the loader's sampler is a BalancedSampler. None: the
-            sampler divides them.
+        balancer: divides each step's samples by the ranks' speed; the loader's sampler is a BalancedSampler, or with
+            logical shards, which are dealt by the speed, a ShardSampler. None: the sampler divides them.
         callbacks: receive this rank's steps, evaluations and epochs.
         scaler: scales losses, and skips steps in which a gradient overflows; None: neither.
         audit_every: steps from one audit to the next (see `clcomm.parallel.audit`); 0: none.
@@ -105,8 +107,9 @@ class Trainer:
         scaler: GradScaler | None = None,
         audit_every: int = 0,
     ):
-        if (balancer is not None) != isinstance(loader.sampler, BalancedSampler):
-            raise ArgumentError("balancer: expected one with a BalancedSampler, and none with another sampler")
+        shares = BalancedSampler if sync.shards is None or balancer is None else ShardSampler
+        if (balancer is not None) != isinstance(loader.sampler, shares):
+            raise ArgumentError(f"balancer: expected one with a {shares.__name__}, and none with another sampler")
         if not 1 <= accumulation <= sys.maxsize:
             raise ArgumentError(
                 f"grad_accumulation: expected a number of micro-batches from 1 to {sys.maxsize}, got {accumulation}"
@@ -123,7 +126,7 @@ class Trainer:
         self._taken = 0  # steps of this run
         #: How many logical shards' batches this rank has in a step.
         self._own_shards = 1 if sync.shards is None else len(sync.shards.own)
-        self._shard_losses: dict[int, tuple[float, int]] = {}  # of the epoch: losses times samples, samples
+        self._shard_losses = ShardLosses()
         self.values: StepValues | None = None  # keeps what the next step computes, in a replay
         self.overhead = Overhead(parts.profile, comm.communicated)
         self.train_loss = float("nan")
@@ -204,10 +207,21 @@ class Trainer:
         cpu_s = None if cpu_began_s is None else time.process_time() - cpu_began_s
         self._record(samples, loss, seconds, data_wait_s, in_collectives_s, cpu_s)
         if self.balancer is not None and self.balancer.step_finished(samples, seconds - within_s):
-            assert isinstance(self.loader.sampler, BalancedSampler)
-            self.loader.sampler.shares = self.balancer.shares
+            self._follow(self.balancer)
             for callback in self.callbacks:
                 callback.shares_changed(self.progress.step, self.balancer.shares)
+
+    def _follow(self, balancer: Balancer) -> None:
+        """Take other shares from the next step on; collective with logical shards."""
+        sampler = self.loader.sampler
+        if isinstance(sampler, BalancedSampler):
+            sampler.shares = balancer.shares
+        elif isinstance(sampler, ShardSampler):
+            dealt = self.sync.deal_shards([share // balancer.batch_size for share in balancer.shares])
+            self._shard_losses.deal(self.comm, dealt)
+            sampler.deal(dealt.own)
+            self.loader.held = self.loader.held // self._own_shards * len(dealt.own)
+            self._own_shards = len(dealt.own)
 
     def _gradients(self, group: list[Batch]) -> float:
         """Compute the gradients of micro-batches, and average them over the ranks; return their mean loss."""
@@ -234,8 +248,7 @@ class Trainer:
                 self.values.begin(shard)
             with self.sync.shard(self.model, shard), self.sync.no_sync() if shards.is_divided else nullcontext():
                 loss = self._audit.run(batches)
-            before, counted = self._shard_losses.get(shard, (0.0, 0))
-            self._shard_losses[shard] = before + loss * samples, counted + samples
+            self._shard_losses.add(shard, loss, samples)
             total += loss / self._own_shards
         if shards.is_divided:
             self._synchronise(sum(len(labels) for _, labels in group))
@@ -323,7 +336,7 @@ class Trainer:
             totals = np.array([metrics.epoch_loss, metrics.epoch_samples], np.float64)
             loss, samples = self.comm.all_reduce(totals, label="metrics")
         else:
-            loss, samples = shards.total(self.comm, self._shard_losses, 2)
+            loss, samples = self._shard_losses.total(self.comm, shards)
         if samples:
             self.train_loss = loss / samples
         return bool(samples)

@@ -52,6 +52,12 @@ class RandomNumbers(Protocol):
     def turn_to(self, shard: int) -> None:
         """Draw a logical shard's numbers, the same on every rank that computes it, and go on where it ended."""
 
+    def of_shard(self, shard: int) -> np.ndarray | None:
+        """Return the state of the numbers that a shard has drawn from on this rank; None: it has not."""
+
+    def load_shard(self, shard: int, state: np.ndarray) -> None:
+        """Let a shard go on from a state that another rank's `of_shard` returned."""
+
 
 class GradientMoves(Protocol):
     """Copies of gradients to and from flat arrays."""

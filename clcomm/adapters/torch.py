@@ -183,17 +183,36 @@ class TorchNumbers:
         self._states: dict[int, torch.Tensor] = {}
         self._first = 0
 
+    @property
+    def _begins_anew(self) -> bool:
+        return self._shard is None or torch.initial_seed() != self._seeds[self._shard]
+
+    def of_shard(self, shard: int) -> np.ndarray | None:
+        if self._begins_anew:
+            return None
+        state = torch.get_rng_state() if shard == self._shard else self._states.get(shard)
+        return None if state is None else state.numpy()
+
+    def load_shard(self, shard: int, state: np.ndarray) -> None:
+        if shard == self._shard:
+            torch.set_rng_state(torch.from_numpy(state))
+        else:
+            self._seeds[shard], self._states[shard] = self._seed_of(shard), torch.from_numpy(state)
+
+    def _seed_of(self, shard: int) -> int:
+        return zlib.crc32(f"{self._first} {shard}".encode())
+
     def turn_to(self, shard: int) -> None:
-        if self._shard is None or torch.initial_seed() != self._seeds[self._shard]:
+        if self._begins_anew:
             self._first = torch.initial_seed()
             self._seeds, self._states = {}, {}
         elif shard == self._shard:
             return
         else:
-            self._states[self._shard] = torch.get_rng_state()
+            self._states[self._shard] = torch.get_rng_state()  # type: ignore[index]  # as it does not begin anew
         state = self._states.get(shard)
         if state is None:
-            self._seeds[shard] = zlib.crc32(f"{self._first} {shard}".encode())
+            self._seeds[shard] = self._seed_of(shard)
             state = torch.Generator().manual_seed(self._seeds[shard]).get_state()
         torch.set_rng_state(state)
         self._shard = shard

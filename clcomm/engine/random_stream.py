@@ -113,6 +113,17 @@ class RandomStream:
         self._write(self._of_shards.get(shard, self.state_of(shard, self._first)))
         self._shard = shard
 
+    def of_shard(self, shard: int) -> np.ndarray | None:
+        """Return the state of a logical shard's numbers; None: it has drawn none here."""
+        return self.state() if shard == self._shard else self._of_shards.get(shard)
+
+    def load_shard(self, shard: int, state: np.ndarray) -> None:
+        """Let a logical shard go on from a state that `of_shard` returned, of the same seed."""
+        if shard == self._shard:
+            self._write(state)
+        else:
+            self._of_shards[shard] = state
+
     @contextmanager
     def lent(self) -> Iterator[Callable[[np.ndarray], None]]:
         """Return a block with a function that lets a `state` be drawn from; after the block its own numbers go on."""

@@ -1,4 +1,4 @@
-"""Shares of a step's samples for ranks of unequal speed, from their measured speeds."""
+"""Shares of a step's samples, or of its logical shards, for ranks of unequal speed, from their measured speeds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
+from clcomm.sync.logical_shards import LogicalShards
 
 #: The label under which the Communicator's stats count the exchange of speeds.
 BALANCE = "balance"
@@ -29,12 +30,15 @@ class Balancer:
     would have it, as the others wait for it in those. The ranks keep the shares that they have unless the new ones make
     that time shorter by `least_gain`, by the steps of the latest two windows and by the latest window's alone.
 
+    With logical shards, which are whole, each rank's share is the samples of so many of them, dealt to it in order.
+
     Args:
         comm: the ranks.
-        batch_size: samples of an equal share.
+        batch_size: samples of an equal share, or of a logical shard.
         window: the least number of steps between two exchanges, and of those before the first one.
         window_s: the seconds between two exchanges after that.
         least_gain: from 1 up; 1.05 is a step shorter by 5%.
+        shards: the logical shards, as they are dealt now; None: there are none.
 
     Attributes:
         shares: the samples of each rank in a whole step; they add up to as many as equal shares.
@@ -47,14 +51,17 @@ class Balancer:
     WARM_UP_STEPS = 3
 
     def __init__(
-        self, comm: Communicator, batch_size: int, *, window: int = 10, window_s: float = 0.5, least_gain: float = 1.05
-    ):
+        self, comm: Communicator, batch_size: int, *, window: int = 10, window_s: float = 0.5, least_gain: float = 1.05,
+        shards: LogicalShards | None = None,
+    ):  # fmt: skip
         for name, value in (("batch_size", batch_size), ("window", window), ("least_gain", least_gain)):
             if not 1 <= value < np.inf:
                 raise ArgumentError(f"{name}: expected a number from 1 up, got {value!r}")
         self._comm, self.batch_size, self._least_gain = comm, batch_size, least_gain
         self._least_window, self._window_s = window, window_s
-        self.shares = (batch_size,) * comm.size
+        self._shards = None if shards is None else shards.count
+        counts = (1,) * comm.size if shards is None else shards.counts
+        self.shares = tuple(batch_size * count for count in counts)
         self.changes = 0
         self._window, self._skipped = math.ceil(window), 0
         self._steps: tuple[float, ...] = ()  # this rank's seconds a sample; 0: the step says nothing about speed
@@ -82,7 +89,7 @@ class Balancer:
         steps = math.ceil(self._window_s / max(step_s(costs, self.shares), 1e-9))
         self._window = max(math.ceil(self._least_window), min(_MOST_STEPS, steps))
         both, self._before = np.concatenate([self._before, costs], axis=1), costs
-        found = balanced_shares(both, self.batch_size)
+        found = balanced_shares(both, self.batch_size, self._shards)
         if min(step_s(each, self.shares) / step_s(each, found) for each in (both, costs)) < self._least_gain:
             return False
         self.shares, self._skipped = found, 0
@@ -90,22 +97,28 @@ class Balancer:
         return True
 
 
-def balanced_shares(costs: np.ndarray, batch_size: int) -> tuple[int, ...]:
+def balanced_shares(costs: np.ndarray, batch_size: int, shards: int | None = None) -> tuple[int, ...]:
     """Return shares that add up to `batch_size` a rank, by which the slowest rank of a step takes least time.
 
     They are multiples of about a 16th of `batch_size`, each at least one such multiple and at most MOST_TIMES of
-    `batch_size`. First they are those of least time for the ranks' mean costs: multiples go one after another to the
-    rank where the time stays least, which is optimal for one step as times only grow. Then, while the mean over all
-    steps falls, one multiple goes from the rank whose samples cost that mean most to the one where they cost least.
+    `batch_size`; of so many logical `shards`, which have `batch_size` samples each, multiples of it, and at most
+    MOST_TIMES of an equal number of them.
+
+    First they are those of least time for the ranks' mean costs: multiples go one after another to the rank where the
+    time stays least, which is optimal for one step as times only grow. Then, while the mean over all steps falls, one
+    multiple goes from the rank whose samples cost that mean most to the one where they cost least.
 
     costs: (ranks, steps), seconds a sample of each rank in each step, above zero. Equal ones give equal shares on every
     host: sums are rounded once (`math.fsum`), in whatever order a processor adds.
     """
-    grain = max(number for number in range(1, max(1, batch_size // _PARTS) + 1) if batch_size % number == 0)
-    most = MOST_TIMES * batch_size // grain
+    if shards is None:
+        grain = max(number for number in range(1, max(1, batch_size // _PARTS) + 1) if batch_size % number == 0)
+        total, most = len(costs) * batch_size // grain, MOST_TIMES * batch_size // grain
+    else:
+        grain, total, most = batch_size, shards, MOST_TIMES * -(-shards // len(costs))
     means = [math.fsum(each) for each in costs.tolist()]
     units = np.ones(len(means), int)
-    for _ in range(len(means) * (batch_size // grain - 1)):
+    for _ in range(total - len(means)):
         free = [rank for rank, count in enumerate(units) if count < most]
         units[min(free, key=lambda rank: ((units[rank] + 1) * means[rank], rank))] += 1
     while True:

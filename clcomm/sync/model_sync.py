@@ -192,9 +192,11 @@ class ModelSync:
     # --- what the Synchronizer passes down ---
 
     def use(self, settings: SyncSettings) -> None:
-        """Follow other settings from the next synchronisation on."""
+        """Follow other settings from the next synchronisation on; collective where shards are dealt otherwise."""
         if not settings.is_auto:
             self.chosen_bucket_size = None
+        if self.sharded_steps is not None and settings.shards is not None:
+            self.sharded_steps.deal(settings.shards)
         self._settings = settings
         self._averagings.clear()
 

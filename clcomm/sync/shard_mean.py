@@ -38,14 +38,14 @@ class ShardMean:
         dtypes = sorted({str(place.dtype) for place in space.layout.ranges})
         if len(dtypes) > 1:
             raise ArgumentError(f"shards: expected a model with parameters of one dtype, got {', '.join(dtypes)}")
-        self._comm, self._space, self._shards, self._checks = comm, space, shards, check_finite
+        self._comm, self._space, self._checks = comm, space, check_finite
         self._dtype = np.dtype(dtypes[0])
         self._all = Bucket(0, space.layout.ranges, 0, space.layout.span)
         self._moves = space.adapter.moves_in_place()
-        counts = [1, *(len(shards.of_rank(rank)) for rank in range(1, shards.ranks))]
-        self._firsts = [sum(counts[:rank]) for rank in range(shards.ranks + 1)]
         self._mean = space.padded.reduced.view(self._dtype)
-        self._rows, self._reduce = self._prepared(sum(counts))
+        self._gather = comm.all_gather_in_place_init(self._mean, label=GRADIENTS)
+        self._memory = np.empty(0, np.uint8)  # of the rows, where ranks have it in common
+        self.deal(shards)
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -61,6 +61,13 @@ class ShardMean:
     def rows(self) -> list[np.ndarray]:
         """What this rank has put into the sum, uint8 arrays as long as the model's gradients; rank 0's is their sum."""
         return [row.view(np.uint8)[: self._space.layout.span] for row in self._rows]
+
+    def deal(self, shards: LogicalShards) -> None:
+        """Average shards that the ranks share out otherwise, from the next step on; collective."""
+        self._shards = shards
+        counts = [1, *shards.counts[1:]]
+        self._firsts = [sum(counts[:rank]) for rank in range(shards.ranks + 1)]
+        self._rows, self._reduce = self._prepared(sum(counts))
 
     def keep(self, shard: int) -> None:
         """Take the model's gradients as those of a shard; the model has none afterwards."""
@@ -106,26 +113,28 @@ class ShardMean:
         """Return this rank's rows and the reduction of all; collective."""
         comm, mean, fold = self._comm, self._mean, self._space.adapter.fold
         block = mean[comm.rank * (mean.size // comm.size) :][: mean.size // comm.size]
-        gather = comm.all_gather_in_place_init(mean, label=GRADIENTS)
         if comm.size == 1:
             row = np.zeros((1, mean.size), self._dtype)
             self._nbytes = row.nbytes
             return row, prepared_reduction(list(row), mean, "mean", self._shards.count, fold)
         require_memory("shards", self._shards.count, rows * mean.nbytes, 1)
-        memory = comm.allocate_common(rows * mean.nbytes).view(self._dtype).reshape(rows, mean.size)
+        if self._memory.nbytes < rows * mean.nbytes:  # with fewer shards on rank 0 than before
+            self._memory = comm.allocate_common(rows * mean.nbytes)
+        memory = self._memory[: rows * mean.nbytes].view(self._dtype).reshape(rows, mean.size)
         own = slice(*self._firsts[comm.rank : comm.rank + 2])
         if comm.is_common(memory):
-            self._nbytes = memory.nbytes // comm.size
+            self._nbytes = self._memory.nbytes // comm.size
             scatter = comm.reduce_scatter_init(
                 memory, "mean", out=block, count=self._shards.count, label=GRADIENTS, nbytes=mean.nbytes
             )
-            return memory[own], _InOrder(scatter, gather).run
+            return memory[own], _InOrder(scatter, self._gather).run
+        self._memory = np.empty(0, np.uint8)
         parts = np.empty((rows, block.size), self._dtype)
         fold_parts = prepared_reduction(list(parts), block, "mean", self._shards.count, fold)
         kept = np.zeros((own.stop - own.start, mean.size), self._dtype)
         self._nbytes = kept.nbytes + parts.nbytes
         exchange = _Exchange(comm, kept, parts, self._firsts)
-        return kept, _InOrder(exchange.run, fold_parts, gather).run
+        return kept, _InOrder(exchange.run, fold_parts, self._gather).run
 
     def _raise_non_finite(self) -> None:
         with np.errstate(all="ignore"):

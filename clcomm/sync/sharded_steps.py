@@ -9,6 +9,7 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
+from clcomm.sync.bucket_plan import GRADIENTS
 from clcomm.sync.logical_shards import LogicalShards
 from clcomm.sync.model_ranks import refuse_mixing
 from clcomm.sync.shard_mean import ShardMean
@@ -67,6 +68,38 @@ class ShardedSteps:
     def start_over(self) -> None:
         """Let all shards have the buffers that the model has now."""
         self._buffers.clear()
+
+    def deal(self, shards: LogicalShards) -> None:
+        """Let the ranks share out the shards otherwise, with what each has from step to step; collective.
+
+        Raises ArgumentError, on every rank, where one has computed shards that are not averaged yet.
+        """
+        if shards.firsts == self.shards.firsts:
+            return
+        old, numbers = self.shards.own, self._adapter.random_numbers()
+        if self._next != old.start:
+            self._comm.runner.refuse(
+                f"deal_shards: expected it between steps, got it on rank {self._comm.rank} after shard {old.start} and "
+                "before sync_gradients()"
+            )
+        now = self._adapter.buffers()
+        buffers = {shard: self._buffers.get(shard, now) for shard in old}
+        leaving = {
+            shard: (buffers[shard], None if numbers is None else numbers.of_shard(shard))
+            for shard in old
+            if shard not in shards.own
+        }
+        for arrived in self._comm.all_gather_object(leaving, label=GRADIENTS):
+            for shard, (theirs, state) in arrived.items():
+                buffers[shard] = theirs
+                if numbers is not None and state is not None and shard in shards.own:
+                    numbers.load_shard(shard, state)
+        self.shards, self._next = shards, shards.own.start
+        self._buffers = {shard: buffers[shard] for shard in shards.own} if now and len(shards.own) > 1 else {}
+        if now:
+            self._adapter.load_buffers(buffers[shards.own.start])
+        if self._mean is not None:
+            self._mean.deal(shards)
 
     def _enter(self, shard: int) -> None:
         numbers = self._adapter.random_numbers()

@@ -59,6 +59,12 @@ def test_a_rank_that_is_slow_in_some_steps_gets_fewer_samples_than_its_mean_spee
     assert balanced_shares(costs, 12) == (18, 6) and step_s(costs, (18, 6)) == 18
 
 
+def test_a_rank_of_half_the_speed_gets_half_of_the_logical_shards():
+    assert balanced_shares(steady([1.0, 2.0]), 5, 6) == (20, 10)
+    assert balanced_shares(steady([1.0, 1.0, 1.0]), 5, 8) == (15, 15, 10)
+    assert balanced_shares(steady([1.0, 1e9]), 5, 2) == (5, 5)  # each has one
+
+
 def test_a_rank_of_half_the_speed_gets_half_the_samples():
     assert balanced_shares(steady([1.0, 2.0]), 9) == (12, 6)
     assert balanced_shares(steady([2.0, 1.0, 1.0, 1.0]), 32)[0] < 20

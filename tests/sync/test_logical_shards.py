@@ -14,12 +14,12 @@ from clcomm import Communicator, Synchronizer, clip_grad_norm, optim
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import BatchNorm1d, CrossEntropyLoss, Dropout, Linear, ReLU, Sequential, Tensor, nn
 from clcomm.engine.random_stream import RandomStream
-from clcomm.errors import ArgumentError, NonFiniteError
+from clcomm.errors import ArgumentError, MismatchError, NonFiniteError
 from clcomm.parallel import SyncBatchNorm
 from clcomm.transport import mpi_communicators
 from tests.helpers import one_line
 from tests.numpy_models import Model
-from tests.shard_steps import first_ranks, run_backward
+from tests.shard_steps import drawn_counts, first_ranks, run_backward
 from tests.transport.references import pretended_host
 
 INPUTS, CLASSES = 12, 5
@@ -44,7 +44,7 @@ def _loss(model: Any, inputs: np.ndarray, targets: np.ndarray, device: Any) -> T
 
 def trained(
     comm: Communicator, device: Any, shards: int, *, optimizer: str = "adam", micro_batches: int = 1, steps: int = 3,
-    **options: Any,
+    deals: bool = False, **options: Any,
 ) -> str:  # fmt: skip
     """Return the hash of everything that a training with dropout, batch norm and clipping ends with."""
     nn.manual_seed(7)
@@ -53,7 +53,7 @@ def trained(
         Linear(INPUTS, 33, device=device), BatchNorm1d(33, device=device), ReLU(), Dropout(0.3),
         Linear(33, CLASSES, device=device),
     )  # fmt: skip
-    sync, norms = Synchronizer(comm, shards=shards, **options), []
+    sync, norms, rng = Synchronizer(comm, shards=shards, **options), [], np.random.default_rng(comm.size)
     sync.broadcast_parameters(model)
     stepper = OPTIMIZERS[optimizer](model)
     for inputs, targets in batches(shards, steps):
@@ -65,6 +65,8 @@ def trained(
                 run_backward(sync, [partial(_loss, model, x, y, device) for x, y in parts])
         sync.sync_gradients(model)
         norms.append(clip_grad_norm(sync, model, 0.5))
+        if deals:
+            sync.deal_shards(drawn_counts(rng, comm.size, shards))
         stepper.step()
         stepper.zero_grad()
     sync.check_replicas(model)
@@ -80,6 +82,36 @@ def test_the_bits_are_the_same_on_any_number_of_ranks(several, device, shards, o
     for count in range(1, several.size + 1):
         with first_ranks(several, count) as part:
             assert part is None or trained(part, device, shards, **given) == expected, count
+
+
+@pytest.mark.mpi(min_size=2)
+def test_shards_that_are_dealt_anew_keep_the_bits(several, device):
+    """Each shard goes on with its random numbers and running statistics on the rank that it goes to."""
+    shards = several.size + 3
+    expected = trained(Communicator(transport="solo"), device, shards, steps=6)
+    assert trained(several, device, shards, steps=6, deals=True) == expected
+
+
+@pytest.mark.mpi(min_size=2)
+def test_deals_that_do_not_fit_are_refused_on_every_rank(several, device):
+    model = Linear(INPUTS, CLASSES, device=device)
+    sync = Synchronizer(several, shards=2 * several.size)
+    sync.broadcast_parameters(model)
+    size = several.size
+    for counts in ([2 * size], [0] + [2] * (size - 2) + [4], [2] * (size - 1) + [3], [2.0] * size):
+        with pytest.raises(ArgumentError, match=f"deal: expected {size} whole numbers from 1 up that add up to"):
+            sync.deal_shards(counts)
+    with pytest.raises(MismatchError, match="deal_shards: expected the same on every rank") as caught:
+        sync.deal_shards([1, *[2] * (size - 2), 3] if several.rank else [2] * size)
+    one_line(caught)
+    if several.rank == 1:
+        with sync.shard(model, sync.shards.own.start):
+            model(Tensor(np.ones((2, INPUTS), np.float32), device)).sum().backward()
+    with pytest.raises(ArgumentError, match="expected it between steps, got it on rank 1 after shard 2 and") as caught:
+        sync.deal_shards([1, *[2] * (size - 2), 3])
+    one_line(caught)
+    with pytest.raises(ArgumentError, match="deal_shards: expected logical shards"):
+        Synchronizer(several).deal_shards([1] * size)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +149,7 @@ def test_hosts_do_not_change_the_bits(device, monkeypatch, layout):
 
 def test_a_torch_model_draws_each_shards_numbers(several, torch):
     def run(comm: Communicator) -> bytes:
+        rng = np.random.default_rng(comm.size)
         torch.manual_seed(5)
         model = torch.nn.Sequential(torch.nn.Linear(INPUTS, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, CLASSES))
         sync = Synchronizer(comm, shards=4)
@@ -130,6 +163,7 @@ def test_a_torch_model_draws_each_shards_numbers(several, torch):
             sync.sync_gradients(model)
             stepper.step()
             stepper.zero_grad()
+            sync.deal_shards(drawn_counts(rng, comm.size, 4))
         return b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
 
     threads = torch.get_num_threads()

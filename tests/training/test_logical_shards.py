@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from clcomm.communicator import Communicator
 from clcomm.engine import BatchNorm1d, Dropout, Generator, Linear, Module
 from clcomm.engine import functional as F
 from clcomm.errors import ArgumentError, CheckpointError
+from clcomm.sync.balance import Balancer
 from clcomm.synchronizer import Synchronizer
-from tests.shard_steps import first_ranks
+from tests.shard_steps import drawn_counts, first_ranks
+from training import build_trainer
 from training.console import make_console
 from training.data.datasets import load_synthetic
 from training.data.shard_sampler import ShardSampler
@@ -68,6 +71,36 @@ def test_runs_on_any_number_of_ranks_end_alike(auto: Communicator, accumulation:
     for ranks in range(2, auto.size + 1):
         with first_ranks(auto, ranks) as part:
             assert part is None or ends_with(part, options) == expected, ranks
+
+
+class Drawn(Balancer):
+    """Takes other shares after every second step, drawn alike on every rank."""
+
+    WARM_UP_STEPS = 0
+
+    def _exchange(self) -> bool:
+        self.changes += 1
+        counts = drawn_counts(np.random.default_rng(self.changes), self._comm.size, SHARDS)
+        self.shares, self._steps = tuple(each * self.batch_size for each in counts), ()
+        return True
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_shards_dealt_by_speed_keep_the_bits(
+    auto: Communicator, monkeypatch: pytest.MonkeyPatch, accumulation: int
+) -> None:
+    options = replace(OPTIONS, grad_accumulation=accumulation, max_steps=STEPS if accumulation == 1 else 5)
+    expected = ends_with(Communicator(transport="solo"), options)
+    made: list[Drawn] = []
+
+    def drawn(comm: Communicator, batch_size: int, **given: Any) -> Drawn:
+        made.append(Drawn(comm, batch_size, window=2, **given))
+        return made[-1]
+
+    monkeypatch.setattr(build_trainer, "Balancer", drawn)
+    assert ends_with(auto, replace(options, balance="auto")) == expected
+    assert made[0].changes > 1
 
 
 @pytest.mark.mpi(min_size=2)
@@ -146,7 +179,7 @@ def test_a_run_with_other_shards_does_not_resume(tmp_path: Path) -> None:
     ("named", "given"),
     [
         ("--engine torch", {"engine": "torch"}), ("--sharding contiguous", {"sharding": "contiguous"}),
-        ("--uneven-inputs join", {"uneven_inputs": "join"}), ("--balance auto", {"balance": "auto"}),
+        ("--uneven-inputs join", {"uneven_inputs": "join"}),
         ("--compression", {"compression": "fp16"}), ("--zero", {"zero": 1}),
     ],
 )  # fmt: skip

@@ -236,6 +236,7 @@ def test_one_line_says_what_cannot_be_replayed(
         ({"data": "/nowhere/at/all"}, "data: expected auto, .* or a directory, got '/nowhere/at/all'"),
         ({"data": "digits"}, "was written with --data synthetic, this job has digits"),
         ({"compression": "fp16", "logical_shards": None}, "for each rank; --logical-shards: expected no --compr"),
+        ({"balance": "auto", "logical_shards": None}, "expected --logical-shards in a run with --balance auto"),
     ],
 )
 def test_other_data_and_runs_that_depend_on_their_ranks_are_refused(

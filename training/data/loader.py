@@ -70,7 +70,7 @@ class Loader:
             raise ArgumentError(f"held: expected a number of batches from 0 up, got {held!r}")
         self.dataset, self.sampler = dataset, sampler
         self.batch_size, self.prefetch, self.drop_last = int(batch_size), prefetch, drop_last
-        self._held, self._augment = held, augment
+        self.held, self._augment = held, augment  # held: settable between iterations
         self._memory: list[Batch] = []
         self.data_wait_s = 0.0  # time that the caller has waited for batches; may be set to 0
 
@@ -105,10 +105,10 @@ class Loader:
     def _gathered(self, parts: list[np.ndarray], epoch: int) -> Iterator[Batch]:
         """Yield the batch of each part of the epoch's order."""
         # One more is being gathered while `prefetch` wait and the caller uses its own.
-        places = self._held + (self.prefetch + 1 if self.prefetch else 0)
+        places = self.held + (self.prefetch + 1 if self.prefetch else 0)
         size = len(parts[0]) if parts else 0
         for number, part in enumerate(parts):
-            is_whole = self._held > 0 and len(part) == size
+            is_whole = self.held > 0 and len(part) == size
             place = self._place(number % places, size) if is_whole else None
             batch = self.dataset.batch(part) if place is None else self.dataset.batch(part, place)
             if self._augment is not None:

@@ -34,6 +34,12 @@ class ShardSampler:
     def __len__(self) -> int:
         return sum(map(len, self._shards))
 
+    def deal(self, shards: range) -> None:
+        """Take these logical shards' samples from now on."""
+        self._shards = tuple(copy.copy(self._shards[0]) for _ in shards)
+        for shard, sampler in zip(shards, self._shards, strict=True):
+            sampler.rank = shard
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order is used from now on."""
         for shard in self._shards:
