@@ -1,8 +1,10 @@
 """Drawn networks and settings with logical shards: the hash at the end on 1, 2, 3, 4 and 8 ranks.
 
-`python -m tests.proofs.shards CASES SEED`, under mpiexec. Each case draws layers, an optimizer, clipping, the number of
-micro-batches and of shards, precision, and for each number of ranks the way gradients take: shared memory or MPI, one
-host or two. Rank 0 prints how many trainings were compared, by number of ranks, and the cases that differed.
+`python -m tests.proofs.shards CASES SEED`, on 8 ranks or on those of its mpiexec. Each case draws layers, an optimizer,
+clipping, the number of micro-batches and of shards, precision, whether a loop of one's own or a Session trains, the
+latter with augmented images and an evaluation, and for each number of ranks how shards are dealt anew in between and
+the way gradients take: shared memory or MPI, one host or two. Rank 0 prints how many trainings were compared, by number
+of ranks, and the cases that differed.
 """
 
 from __future__ import annotations
@@ -19,16 +21,24 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.on_ranks import relaunch
 from clcomm import Communicator, Synchronizer, clip_grad_norm, optim
 from clcomm.engine import CrossEntropyLoss, Device, Module, Sequential, Tensor, nn
 from clcomm.engine.random_stream import RandomStream
 from clcomm.job.endings import run
+from clcomm.sync.balance import Balancer
 from clcomm.transport import mpi_communicators
 from models import GPT
 from models.gpt import next_token_loss
 from tests.helpers import cpu_device
-from tests.shard_steps import run_backward
+from tests.shard_steps import drawn_counts, run_backward
 from tests.transport.references import pretended_host
+from training import build_trainer
+from training.console import make_console
+from training.data.datasets import load_synthetic
+from training.engines import parts
+from training.options import TrainingOptions
+from training.session import Session
 
 COUNTS = (1, 2, 3, 4, 8)
 STEPS, CLASSES, TOKENS = 3, 6, 11
@@ -41,6 +51,8 @@ class Case:
 
     seed: int
     kind: str
+    by_session: bool
+    deals: bool
     optimizer: str
     clips: bool
     micro_batches: int
@@ -52,13 +64,14 @@ class Case:
         settings: dict[str, Any] = {"bucket_size": int(rng.integers(64, 40_000)), "overlap": bool(rng.integers(2))}
         if rng.integers(4) == 0:
             settings["precision"] = "bf16"
+        kind = str(rng.choice(["mlp", "convolutions", "gpt"]))
         return cls(
-            int(rng.integers(1 << 30)), str(rng.choice(["mlp", "convolutions", "gpt"])),
+            int(rng.integers(1 << 30)), kind, kind != "gpt" and bool(rng.integers(2)), bool(rng.integers(2)),
             str(rng.choice(["sgd", "adam", "adamw", "rmsprop"])), bool(rng.integers(2)), int(rng.integers(1, 4)),
             int(rng.integers(ranks, ranks + 5)), settings,
         )  # fmt: skip
 
-    def model(self, device: Device) -> Module:
+    def model(self, device: Device, classes: int = CLASSES) -> Module:
         """Return the network at its start."""
         rng, start = np.random.default_rng(self.seed), nn.Generator(self.seed)
         on: dict[str, Any] = {"device": device}
@@ -69,13 +82,13 @@ class Case:
                        seed=self.seed, **on)  # fmt: skip
         norm = rng.integers(3)
         if self.kind == "mlp":
-            layers = [nn.Linear(64, width, rng=start, **on)]
+            layers: list[Module] = [nn.Flatten(), nn.Linear(64, width, rng=start, **on)]
             layers += [[], [nn.BatchNorm1d(width, **on)], [nn.LayerNorm(width, **on)]][norm]
-            return Sequential(*layers, nn.ReLU(), nn.Dropout(share), nn.Linear(width, CLASSES, rng=start, **on))
+            return Sequential(*layers, nn.ReLU(), nn.Dropout(share), nn.Linear(width, classes, rng=start, **on))
         layers = [nn.Conv2d(1, width, 3, padding=int(rng.integers(2)), rng=start, **on)]
         layers += [[], [nn.BatchNorm2d(width, **on)], [nn.GroupNorm(1, width, **on)]][norm]
         after = [nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(share)]
-        return Sequential(*layers, *after, nn.Linear(width, CLASSES, rng=start, **on))
+        return Sequential(*layers, *after, nn.Linear(width, classes, rng=start, **on))
 
     def batch(self, step: int, shard: int, part: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the inputs and targets of a micro-batch."""
@@ -87,11 +100,29 @@ class Case:
         return rng.standard_normal(shape).astype(np.float32), rng.integers(0, CLASSES, 4).astype(np.int32)
 
     def trained(self, comm: Communicator, device: Device) -> str:
-        """Return the hash of the parameters, buffers, optimizer and norms at the end."""
+        """Return the hash of the parameters, buffers, optimizer, and norms or losses at the end."""
+        return self._by_session(comm) if self.by_session else self._by_loop(comm, device)
+
+    def _by_session(self, comm: Communicator) -> str:
+        parts._KINDS["mlp"] = lambda shape, classes, *, device, seed: self.model(device, classes)
+        build_trainer.Balancer = partial(Drawn, window=2)  # type: ignore[misc,assignment]
+        options = TrainingOptions(
+            model="mlp", device="cpu", quiet=True, batch_size=4, epochs=2, max_steps=STEPS + 2, seed=self.seed,
+            logical_shards=self.shards, optimizer=self.optimizer, clip_norm=0.3 if self.clips else None, augment=True,
+            grad_accumulation=self.micro_batches, balance="auto" if self.deals else "off",
+            bucket_size=str(self.settings["bucket_size"]), precision=self.settings.get("precision", "float32"),
+        )  # fmt: skip
+        session = Session(options, comm, load_synthetic(47 * self.shards // 4, 30, shape=(1, 8, 8)), make_console(comm))
+        result = session.run()
+        assert result.evaluation is not None
+        found = {"losses": np.array([result.train_loss, result.evaluation.loss])}
+        return _hash({**session.parts.model.state_dict(), **session.trainer.optimizer.state_dict(), **found})
+
+    def _by_loop(self, comm: Communicator, device: Device) -> str:
         RandomStream.of(device).seed(self.seed, comm.rank)
         model = self.model(device)
         loss_of = next_token_loss if self.kind == "gpt" else CrossEntropyLoss()
-        sync, norms = Synchronizer(comm, shards=self.shards, **self.settings), []
+        sync, norms, rng = Synchronizer(comm, shards=self.shards, **self.settings), [], np.random.default_rng(self.seed)
         sync.broadcast_parameters(model)
         makers = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW, "rmsprop": optim.RMSProp}
         stepper = makers[self.optimizer](model, 1e-2)
@@ -99,21 +130,39 @@ class Case:
         for step in range(STEPS):
             for shard in sync.shards.own:
                 with sync.shard(model, shard):
-                    parts = (self.batch(step, shard, part) for part in range(self.micro_batches))
-                    run_backward(sync, [partial(self._loss, model, loss_of, batch, device) for batch in parts])
+                    batches = (self.batch(step, shard, part) for part in range(self.micro_batches))
+                    run_backward(sync, [partial(self._loss, model, loss_of, batch, device) for batch in batches])
             sync.sync_gradients(model)
             if self.clips:
                 norms.append(clip_grad_norm(sync, model, 0.3))
             stepper.step()
             stepper.zero_grad()
+            if self.deals:
+                sync.deal_shards(drawn_counts(rng, comm.size, self.shards))
         sync.check_replicas(model)
         sync.broadcast_buffers(model)
-        state = {**model.state_dict(), **stepper.state_dict(), "norms": np.array(norms)}
-        return hashlib.sha256(b"".join(np.asarray(state[name]).tobytes() for name in sorted(state))).hexdigest()
+        return _hash({**model.state_dict(), **stepper.state_dict(), "norms": np.array(norms)})
 
     def _loss(self, model: Module, loss_of: Any, batch: tuple[np.ndarray, np.ndarray], device: Device) -> Tensor:
         inputs, targets = batch
         return loss_of(model(Tensor(inputs, device)), Tensor(targets, device))
+
+
+class Drawn(Balancer):
+    """Takes other shares after every second step, drawn alike on every rank."""
+
+    WARM_UP_STEPS = 0
+
+    def _exchange(self) -> bool:
+        self.changes += 1
+        before, shards = self.shares, sum(self.shares) // self.batch_size
+        counts = drawn_counts(np.random.default_rng(self.changes), self._comm.size, shards)
+        self.shares, self._steps = tuple(each * self.batch_size for each in counts), ()
+        return self.shares != before
+
+
+def _hash(state: dict[str, Any]) -> str:
+    return hashlib.sha256(b"".join(np.asarray(state[name]).tobytes() for name in sorted(state))).hexdigest()
 
 
 @contextmanager
@@ -152,4 +201,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    ended = relaunch("tests.proofs.shards", COUNTS[-1])
+    if ended is not None:
+        sys.exit(ended)
     run(main)
