@@ -252,6 +252,15 @@ class Synchronizer:
         """
         return self.models.of(model).shard(shard)
 
+    def run_shards(self, model: object, compute: Callable[[int], object]) -> None:
+        """Call `compute(shard)`, which runs forward and backward, for each of this rank's logical shards, in order.
+
+        That is `with sync.shard(model, shard): compute(shard)`, for a model with a SyncBatchNorm too: its statistics
+        are of all shards, so a rank's take turns there, each in a thread, one at a time. Raises ArgumentError as
+        `shard`, and on every rank where one of its shards has other layers.
+        """
+        self.models.of(model).run_shards(compute)
+
     @property
     def shards(self) -> LogicalShards | None:
         """How the ranks share out a step's logical shards; None: there are none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -110,6 +111,12 @@ class ModelAdapter(GradientMoves, Protocol):
     def random_numbers(self) -> RandomNumbers | None:
         """Return the random numbers that the model's layers draw; None: the library's cannot be set."""
 
+    def decides_bits(self) -> list[str]:
+        """Return in words what of this process decides the bits of a batch's gradient."""
+
+    def without_own_averaging(self) -> AbstractContextManager[None]:
+        """Return a block in which the library itself averages no gradients over ranks in backward."""
+
     def pull_written(self) -> tuple[str, ...]:
         """Copy gradients that were written since they were pushed to `arrays.grads`; return their names."""
 
@@ -144,7 +151,7 @@ class ModelAdapter(GradientMoves, Protocol):
         """Return the part of `extra_state` that forward may change, such as running statistics."""
 
     def load_buffers(self, state: dict[str, np.ndarray]) -> None:
-        """Restore `buffers`."""
+        """Restore all or some `buffers`."""
 
 
 class CopyingAdapter:
@@ -165,6 +172,12 @@ class CopyingAdapter:
 
     def random_numbers(self) -> RandomNumbers | None:
         return None
+
+    def decides_bits(self) -> list[str]:
+        return []
+
+    def without_own_averaging(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def pull_gradients(self, bucket: Bucket) -> None:
         raise NotImplementedError

@@ -7,6 +7,7 @@ the host read, and the optimizer reads the averaged ones where they were reduced
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,6 +85,12 @@ class NativeAdapter:
     def random_numbers(self) -> RandomStream:
         return RandomStream.of(self.flat_space.device)
 
+    def decides_bits(self) -> list[str]:
+        return []
+
+    def without_own_averaging(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def pull_gradients(self, bucket: Bucket) -> None:
         self.flat_space.moves.pull(bucket.start, bucket.stop)
 
@@ -158,5 +165,6 @@ class NativeAdapter:
         return {name: buffer.numpy() for name, buffer in self._model.named_buffers()}
 
     def load_buffers(self, state: dict[str, np.ndarray]) -> None:
-        for name, buffer in self._model.named_buffers():
-            buffer.copy_from(state[name])
+        buffers = dict(self._model.named_buffers())
+        for name, array in state.items():
+            buffers[name].copy_from(array)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from weakref import WeakMethod
 
 import numpy as np
@@ -81,6 +82,20 @@ class TorchAdapter(CopyingAdapter):
 
     def random_numbers(self) -> TorchNumbers:
         return _NUMBERS
+
+    def decides_bits(self) -> list[str]:
+        return [f"PyTorch {torch.__version__} with {torch.get_num_threads()} threads"]
+
+    def without_own_averaging(self) -> AbstractContextManager[None]:
+        if not isinstance(self._model, torch.nn.parallel.DistributedDataParallel):
+            return nullcontext()
+        if self._model.static_graph:
+            raise ArgumentError(
+                "shard: expected a DistributedDataParallel without static_graph=True, whose first backward has to "
+                "average, got one with it; leave it out"
+            )
+        block: AbstractContextManager[None] = self._model.no_sync()
+        return block
 
     def pull_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's gradients into the flat space, except those that lie there; a missing one counts as zero."""
@@ -164,8 +179,9 @@ class TorchAdapter(CopyingAdapter):
 
     @torch.no_grad()
     def load_buffers(self, state: dict[str, np.ndarray]) -> None:
-        for name, tensor in self._model.named_buffers():
-            _bits(tensor).copy_(tensor_on(np.asarray(state[name])))
+        buffers = dict(self._model.named_buffers())
+        for name, array in state.items():
+            _bits(buffers[name]).copy_(tensor_on(np.asarray(array)))
 
     def _untrained(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._model.named_parameters():

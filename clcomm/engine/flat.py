@@ -19,7 +19,7 @@ from clcomm.engine.grad_moves import GradMoves
 from clcomm.engine.grad_slot import LOCAL, NONE, REDUCED, SENT, GradSlot
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.stored_parameters import Storage, StoredParameter
-from clcomm.engine.tensor import Tensor, wrap
+from clcomm.engine.tensor import Tensor, copy_into, empty, wrap
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.parameters import ParameterRange, ParameterSpec
@@ -266,6 +266,17 @@ class FlatSpace(FlatBuffers):
             slot.drop()
         if self._on_drop is not None:
             self._on_drop([place.name for place in self.layout.ranges])
+
+    def take_gradients(self) -> list[tuple[GradSlot, Tensor]]:
+        """Return copies of the gradients that there are, and drop these."""
+        taken = []
+        for slot in self.slots:
+            if slot.state != NONE:
+                own = slot.for_update()
+                taken.append((slot, copied := empty(self.device, own.shape)))
+                copy_into(copied, own)
+                slot.drop()
+        return taken
 
     def drop_sent(self) -> None:
         """Drop the gradients whose all-reduce is in flight, after the loss of its ranks."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from copy import copy
 from typing import Any, TypeVar
 
+import numpy as np
+
 from clcomm.communicator import Communicator
 from clcomm.engine import Device, Tensor
 from clcomm.engine.nn.module import Module
 from clcomm.engine.nn.norms import BatchNorm
 from clcomm.errors import ArgumentError
 from clcomm.parallel.exchange import Exchange
+from clcomm.sync.shard_turns import ShardTurns
 
 M = TypeVar("M", bound=Module)
 
@@ -57,12 +60,24 @@ class SyncBatchNorm(BatchNorm):
 
     def weigh(self, weight: float, device: Device) -> None:
         """Weight this rank's loss in the coming gradients by `weight`: see `Synchronizer.expect_samples`."""
-        self._exchange(device).weigh(weight)
+        self._exchange(device)
+        assert isinstance(self._ranks, Exchange), "shards count alike"
+        self._ranks.weigh(weight)
 
-    def _exchange(self, device: Device) -> Exchange:
+    def _exchange(self, device: Device) -> None:
         if self._ranks is None:
             self._ranks = Exchange(self._comm, device)
-        return self._ranks  # type: ignore[return-value]
+
+    def over_shards(self, comm: Communicator, turns: ShardTurns | None, count: int) -> None:
+        """Take the statistics of all logical shards, `count` of them, which `turns` gathers; None: a rank has one.
+
+        Raises ArgumentError where this layer is of other ranks than the shards.
+        """
+        if (self._comm.rank, self._comm.size) != (comm.rank, comm.size):
+            raise ArgumentError(
+                f"shards: expected a SyncBatchNorm of the Synchronizer's {comm.size} ranks, got {self._comm.size}"
+            )
+        self._ranks = None if turns is None else ShardExchange(turns, count)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: M, comm: Communicator) -> M:
@@ -89,6 +104,32 @@ class SyncBatchNorm(BatchNorm):
         converted.__dict__.update(copy(layer).__dict__)
         converted._comm, converted._ranks = ranks.comm, ranks
         return converted
+
+
+class ShardExchange:
+    """The exchange of SyncBatchNorm between logical shards: parts, and sums, in the shards' order."""
+
+    def __init__(self, turns: ShardTurns, count: int):
+        self.size, self._turns = count, turns
+
+    def __deepcopy__(self, memo: dict[int, object]) -> ShardExchange:
+        return self
+
+    def gather(self, part: Tensor, axis: int, label: str) -> Tensor:
+        """Return all shards' parts one after the other; collective."""
+        return Tensor(self._rows(part, label).reshape(-1), part.device)
+
+    def weighted(self, x: Tensor, label: str) -> Tensor:
+        """Return the sum of all shards' x, which count alike; collective."""
+        rows = self._rows(x, label)
+        total = rows[0].copy()
+        for row in rows[1:]:
+            total += row
+        return Tensor(total, x.device)
+
+    def _rows(self, x: Tensor, label: str) -> np.ndarray:
+        x.device.not_replayable("exchanges statistics of logical shards")
+        return self._turns.gather(x.numpy(), label)
 
 
 def _checked(comm: Communicator) -> Communicator:

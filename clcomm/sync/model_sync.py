@@ -163,6 +163,12 @@ class ModelSync:
             raise ArgumentError("shard: expected a Synchronizer with logical shards: Synchronizer(comm, shards=8)")
         return self.sharded_steps.active(shard)
 
+    def run_shards(self, compute: Callable[[int], object]) -> None:
+        """See `Synchronizer.run_shards`."""
+        if self.sharded_steps is None:
+            raise ArgumentError("run_shards: expected a Synchronizer with logical shards: Synchronizer(comm, shards=8)")
+        self.sharded_steps.run(compute)
+
     def reductions(self, use_bucketing: bool | None = None) -> Callable[[], None]:
         """Return what reduces the buckets of `plan` and does nothing else: to measure communication alone.
 

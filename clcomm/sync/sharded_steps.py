@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
+from clcomm.sync.agreement import require_agreement
 from clcomm.sync.bucket_plan import GRADIENTS
 from clcomm.sync.logical_shards import LogicalShards
-from clcomm.sync.model_ranks import refuse_mixing
 from clcomm.sync.shard_mean import ShardMean
+from clcomm.sync.shard_turns import ShardTurns
 from clcomm.sync.shared_space import SharedSpace
+
+if TYPE_CHECKING:
+    from clcomm.engine.grad_slot import GradSlot
+    from clcomm.engine.tensor import Tensor
 
 
 class ShardedSteps:
@@ -25,15 +31,28 @@ class ShardedSteps:
         shards: how the ranks share them out.
         check_finite: see ShardMean.
 
-    Raises ArgumentError, on every rank, for a model with SyncBatchNorm, or with parameters of several dtypes.
+    Raises ArgumentError, on every rank, for a model with a SyncBatchNorm of other ranks or of another library, or with
+    parameters of several dtypes; MismatchError where PyTorch has other threads.
     """
 
     def __init__(self, comm: Communicator, space: SharedSpace, shards: LogicalShards, check_finite: bool = False):
-        refuse_mixing(space, "shards", "whose statistics are of all shards at once")
-        self._comm, self._adapter, self.shards = comm, space.adapter, shards
+        self._comm, self._space, self._adapter, self.shards = comm, space, space.adapter, shards
         self._mean = ShardMean(comm, space, shards, check_finite) if shards.is_divided else None
         self._buffers: dict[int, dict[str, np.ndarray]] = {}  # by shard, where this rank has several
         self._next = shards.own.start
+        self._turns: ShardTurns | None = None  # where layers compute with the batches of all shards
+        layers = space.layers_over_shards()
+        require_agreement(comm, "shards", self._adapter.decides_bits(), "give each rank as many threads")
+        foreign = [each for each in layers if not hasattr(type(each), "over_shards")]
+        if foreign:
+            raise ArgumentError(
+                f"shards: expected a model without {type(foreign[0]).__module__}.SyncBatchNorm, whose statistics are "
+                "those of ranks; use batch norm, or clcomm's engine, whose SyncBatchNorm follows the shards"
+            )
+        if layers and shards.is_divided:
+            self._turns = ShardTurns(comm, self._resume, self._suspend, self._leave)
+        for layer in layers:
+            layer.over_shards(comm, self._turns, shards.count)
 
     @property
     def mean(self) -> ShardMean | None:
@@ -43,13 +62,33 @@ class ShardedSteps:
     @contextmanager
     def active(self, shard: int) -> Iterator[None]:
         """Let forward and backward be those of a shard within this block; a rank's follow each other in order."""
+        if self._turns is not None:
+            raise ArgumentError(
+                "shard: expected sync.run_shards(model, compute) with SyncBatchNorm, whose statistics are of all "
+                "shards at once, got a block for one shard"
+            )
         if shard != self._next or shard not in self.shards.own:
             left = range(self._next, self.shards.own.stop)
             expected = f"shard {left.start}, this rank's next," if left else "sync_gradients() after this rank's shards"
             raise ArgumentError(f"shard: expected {expected} of {self.shards.own}, got {shard!r}")
-        self._enter(shard)
-        yield
+        with self._adapter.without_own_averaging():
+            self._enter(shard)
+            yield
         self._leave(shard)
+
+    def run(self, compute: Callable[[int], object]) -> None:
+        """Run forward and backward of each of this rank's shards; collective where a layer needs those of all."""
+        if self._turns is None:
+            for shard in self.shards.own:
+                with self.active(shard):
+                    compute(shard)
+            return
+        if self._next != self.shards.own.start:
+            raise ArgumentError("run_shards: expected sync_gradients() after this rank's shards, got them again")
+        now = self._adapter.buffers()
+        self._started = {shard: self._buffers.get(shard, now) for shard in self.shards.own}
+        self._gradients: dict[int, list[tuple[GradSlot, Tensor]]] = {}
+        self._turns.run(self.shards, compute)
 
     def average(self) -> None:
         """Replace the model's gradients by the mean over all shards; collective.
@@ -107,6 +146,24 @@ class ShardedSteps:
             numbers.turn_to(shard)
         if shard in self._buffers:
             self._adapter.load_buffers(self._buffers[shard])
+
+    def _resume(self, shard: int) -> None:
+        """Begin a shard's turn, with the random numbers, buffers and gradients that it had."""
+        numbers = self._adapter.random_numbers()
+        if numbers is not None:
+            numbers.turn_to(shard)
+        if len(self.shards.own) > 1:
+            now = self._adapter.buffers()  # a constant one that backward needs may not be written
+            theirs = self._started[shard].items()
+            changed = {name: array for name, array in theirs if array.tobytes() != now[name].tobytes()}
+            self._adapter.load_buffers(changed)
+            for slot, gradient in self._gradients.pop(shard, ()):
+                slot.assign(gradient)
+
+    def _suspend(self, shard: int) -> None:
+        if len(self.shards.own) > 1 and self._space.flat_space is not None:
+            self._started[shard] = self._adapter.buffers()
+            self._gradients[shard] = self._space.flat_space.take_gradients()
 
     def _leave(self, shard: int) -> None:
         if self._mean is not None:

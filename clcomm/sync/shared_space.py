@@ -64,6 +64,11 @@ class SharedSpace:
         named: Any = getattr(self.model, "named_modules", tuple)
         return [each for _, each in named() if getattr(type(each), "mixes_ranks", None) and each.mixes_ranks]
 
+    def layers_over_shards(self) -> list[Any]:
+        """Return the model's layers that compute with the batches of all ranks or shards, of whichever library."""
+        named: Any = getattr(self.model, "named_modules", tuple)
+        return [each for _, each in named() if any(c.__name__ == "SyncBatchNorm" for c in type(each).__mro__)]
+
     @property
     def has_parameters(self) -> bool:
         """Whether this rank has all parameters, and not a shard of them."""

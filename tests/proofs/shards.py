@@ -2,9 +2,9 @@
 
 `python -m tests.proofs.shards CASES SEED`, on 8 ranks or on those of its mpiexec. Each case draws layers, an optimizer,
 clipping, the number of micro-batches and of shards, precision, whether a loop of one's own or a Session trains, the
-latter with augmented images and an evaluation, and for each number of ranks how shards are dealt anew in between and
-the way gradients take: shared memory or MPI, one host or two. Rank 0 prints how many trainings were compared, by number
-of ranks, and the cases that differed.
+latter with augmented images and an evaluation, whether batch norm is over all shards, and for each number of ranks how
+shards are dealt anew in between and the way gradients take: shared memory or MPI, one host or two. Rank 0 prints how
+many trainings were compared, by number of ranks, and the cases that differed.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from clcomm import Communicator, Synchronizer, clip_grad_norm, optim
 from clcomm.engine import CrossEntropyLoss, Device, Module, Sequential, Tensor, nn
 from clcomm.engine.random_stream import RandomStream
 from clcomm.job.endings import run
+from clcomm.parallel import SyncBatchNorm
 from clcomm.sync.balance import Balancer
 from clcomm.transport import mpi_communicators
 from models import GPT
@@ -53,6 +54,7 @@ class Case:
     kind: str
     by_session: bool
     deals: bool
+    over_shards: bool
     optimizer: str
     clips: bool
     micro_batches: int
@@ -67,6 +69,7 @@ class Case:
         kind = str(rng.choice(["mlp", "convolutions", "gpt"]))
         return cls(
             int(rng.integers(1 << 30)), kind, kind != "gpt" and bool(rng.integers(2)), bool(rng.integers(2)),
+            bool(rng.integers(3)),
             str(rng.choice(["sgd", "adam", "adamw", "rmsprop"])), bool(rng.integers(2)), int(rng.integers(1, 4)),
             int(rng.integers(ranks, ranks + 5)), settings,
         )  # fmt: skip
@@ -80,13 +83,13 @@ class Case:
             heads = int(rng.integers(1, 4))
             return GPT(TOKENS, 8, layers=int(rng.integers(1, 3)), width=4 * heads, heads=heads, dropout=share,
                        seed=self.seed, **on)  # fmt: skip
-        norm = rng.integers(3)
+        norm = rng.integers(4) % 3
         if self.kind == "mlp":
             layers: list[Module] = [nn.Flatten(), nn.Linear(64, width, rng=start, **on)]
-            layers += [[], [nn.BatchNorm1d(width, **on)], [nn.LayerNorm(width, **on)]][norm]
+            layers += [[nn.BatchNorm1d(width, **on)], [], [nn.LayerNorm(width, **on)]][norm]
             return Sequential(*layers, nn.ReLU(), nn.Dropout(share), nn.Linear(width, classes, rng=start, **on))
         layers = [nn.Conv2d(1, width, 3, padding=int(rng.integers(2)), rng=start, **on)]
-        layers += [[], [nn.BatchNorm2d(width, **on)], [nn.GroupNorm(1, width, **on)]][norm]
+        layers += [[nn.BatchNorm2d(width, **on)], [], [nn.GroupNorm(1, width, **on)]][norm]
         after = [nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(share)]
         return Sequential(*layers, *after, nn.Linear(width, classes, rng=start, **on))
 
@@ -121,6 +124,8 @@ class Case:
     def _by_loop(self, comm: Communicator, device: Device) -> str:
         RandomStream.of(device).seed(self.seed, comm.rank)
         model = self.model(device)
+        if self.over_shards:
+            model = SyncBatchNorm.convert_sync_batchnorm(model, comm)
         loss_of = next_token_loss if self.kind == "gpt" else CrossEntropyLoss()
         sync, norms, rng = Synchronizer(comm, shards=self.shards, **self.settings), [], np.random.default_rng(self.seed)
         sync.broadcast_parameters(model)
@@ -128,10 +133,12 @@ class Case:
         stepper = makers[self.optimizer](model, 1e-2)
         assert sync.shards is not None
         for step in range(STEPS):
-            for shard in sync.shards.own:
-                with sync.shard(model, shard):
-                    batches = (self.batch(step, shard, part) for part in range(self.micro_batches))
-                    run_backward(sync, [partial(self._loss, model, loss_of, batch, device) for batch in batches])
+
+            def compute(shard: int, step: int = step) -> None:
+                batches = (self.batch(step, shard, part) for part in range(self.micro_batches))
+                run_backward(sync, [partial(self._loss, model, loss_of, batch, device) for batch in batches])
+
+            sync.run_shards(model, compute)
             sync.sync_gradients(model)
             if self.clips:
                 norms.append(clip_grad_norm(sync, model, 0.3))
@@ -196,6 +203,8 @@ def main() -> None:
             compared[count] += 1
             if any(each != expected for each in everyone.all_gather_object(found)):
                 differ.append(f"case {number} on {count} ranks: {case}")
+        if everyone.rank == 0:
+            print(f"case {number}: {len(differ)} have differed so far", file=sys.stderr, flush=True)
     if everyone.rank == 0:
         print(json.dumps({"compared": compared, "differ": differ}))
 
