@@ -250,7 +250,7 @@ class Synchronizer:
 
         Raises ArgumentError for a Synchronizer without `shards`, and for a shard that is not this rank's next.
         """
-        return self.models.of(model).shard(shard)
+        return self.models.of(model).steps_of("shard").active(shard)
 
     def run_shards(self, model: object, compute: Callable[[int], object]) -> None:
         """Call `compute(shard)`, which runs forward and backward, for each of this rank's logical shards, in order.
@@ -259,7 +259,7 @@ class Synchronizer:
         are of all shards, so a rank's take turns there, each in a thread, one at a time. Raises ArgumentError as
         `shard`, and on every rank where one of its shards has other layers.
         """
-        self.models.of(model).run_shards(compute)
+        self.models.of(model).steps_of("run_shards").run(compute)
 
     @property
     def shards(self) -> LogicalShards | None:

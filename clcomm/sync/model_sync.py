@@ -8,7 +8,6 @@ BucketPlan does the work of a step. Nothing below calls back: ModelSync looks at
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 
 import numpy as np
@@ -157,17 +156,11 @@ class ModelSync:
                 return whole.buckets
         return self.plan(use_bucketing).buckets
 
-    def shard(self, shard: int) -> AbstractContextManager[None]:
-        """See `Synchronizer.shard`."""
+    def steps_of(self, call: str) -> ShardedSteps:
+        """Return the steps over logical shards for a call; ArgumentError where there are none."""
         if self.sharded_steps is None:
-            raise ArgumentError("shard: expected a Synchronizer with logical shards: Synchronizer(comm, shards=8)")
-        return self.sharded_steps.active(shard)
-
-    def run_shards(self, compute: Callable[[int], object]) -> None:
-        """See `Synchronizer.run_shards`."""
-        if self.sharded_steps is None:
-            raise ArgumentError("run_shards: expected a Synchronizer with logical shards: Synchronizer(comm, shards=8)")
-        self.sharded_steps.run(compute)
+            raise ArgumentError(f"{call}: expected a Synchronizer with logical shards: Synchronizer(comm, shards=8)")
+        return self.sharded_steps
 
     def reductions(self, use_bucketing: bool | None = None) -> Callable[[], None]:
         """Return what reduces the buckets of `plan` and does nothing else: to measure communication alone.
