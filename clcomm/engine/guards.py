@@ -10,7 +10,7 @@ import numpy as np
 
 from clcomm.engine.reachable import BOOKKEEPING, PLAIN, ReachableValues
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
+from clcomm.engine.tensor_operators import comparing
 
 _MISSING = object()
 _BY_IDENTITY: object = object.__eq__
@@ -41,10 +41,13 @@ class Guards:
 
     def are_same(self) -> bool:
         """Return whether the values, other than states of random generators, are unchanged."""
+        comparing.by_identity = True
         try:
             return [read() for read in self._reads] == self._values
         except Exception:  # an attribute was deleted, or values cannot be compared
             return False
+        finally:
+            comparing.by_identity = False
 
     def change(self) -> str | None:
         """Return the name of the first value that has changed; None where none has."""
@@ -72,11 +75,12 @@ def _difference(read: Callable[[], Any], before: Any, names: Sequence[str]) -> s
 
 
 def _differs(now: object, before: object) -> bool:
-    """Return whether a value is another one; tensors, which refuse to be compared, are where they are not the same."""
+    """Return whether a value is another one; tensors are where they are not the same."""
+    comparing.by_identity = True
     try:
         return bool(now != before)
-    except ArgumentError:
-        return True
+    finally:
+        comparing.by_identity = False
 
 
 class _Identical:

@@ -103,6 +103,7 @@ class ReachableValues:
 
     def _visit_function(self, function: FunctionType) -> None:
         if _is_foreign(function.__module__) or (self._code is not None and function.__code__ not in self._code):
+            self._visit(function.__qualname__, getattr(function, "__wrapped__", None))  # a library's decorator has it
             return
         self.followed.add(function.__code__)
         names = _names_in(function.__code__)

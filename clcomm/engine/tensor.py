@@ -1,6 +1,7 @@
 """Tensors: a device buffer with a shape, and a place on the tape.
 
-Elements are float32, or int32 for class indices. Memory is C-contiguous, so a reshaped tensor shares its buffer.
+Elements are float32, int32 for class indices, or booleans, which kernels have as int32 of 0 and 1. Memory is
+C-contiguous, so a reshaped tensor shares its buffer.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from clcomm.errors import ArgumentError
 
 FLOAT32 = np.dtype(np.float32)
 INT32 = np.dtype(np.int32)
+BOOL = np.dtype(np.bool_)
+_ELEMENT_BYTES = 4  # in the memory of a device, of all types
 _MOST_ELEMENTS = 2**31 - 1
 _NONE_KNOWN = np.empty(0, np.int32)
 
@@ -44,7 +47,7 @@ class Node:
 
 
 class Tensor(TensorOperators["Tensor"], HostExchange):
-    """A float32 (or, from integers, int32) array on a device.
+    """A float32 array on a device; from integers int32, from booleans boolean.
 
     Args:
         array_like: the values.
@@ -85,7 +88,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         self.device = _device(device)
         self.shape: Shape = array.shape
         self.dtype = array.dtype
-        self.buffer = self.device.upload(array, copy=copy)
+        self.buffer = self.device.upload(array.astype(INT32) if array.dtype == BOOL else array, copy=copy)
         self._grad = self._node = self._hooks = None
         self._requires_grad = False
         if copy and array.dtype == INT32:
@@ -103,8 +106,8 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        """Bytes of the elements in the device's memory."""
+        return math.prod(self.shape) * _ELEMENT_BYTES
 
     @property
     def ndim(self) -> int:
@@ -127,8 +130,10 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
 
     def numpy(self) -> np.ndarray:
         """Return a copy of the values on the host; waits for the queue."""
-        array = np.empty(self.shape, self.dtype)
+        array = np.empty(self.shape, INT32 if self.dtype == BOOL else self.dtype)
         self.device.read(self.buffer, array)
+        if self.dtype == BOOL:
+            return array.astype(BOOL)
         if array.ndim < 2 and np.isnan(array).any():  # perhaps the loss of a target that is no class
             require_none_noted(self.device)
         return array
@@ -145,7 +150,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         array = np.ascontiguousarray(array_like, self.dtype).reshape(np.shape(array_like))
         if array.shape != self.shape:
             raise ArgumentError(f"copy_from: expected an array of shape {self.shape}, got {array.shape}")
-        self.device.write(self.buffer, array)
+        self.device.write(self.buffer, array.astype(INT32) if self.dtype == BOOL else array)
         self.note_write()
         if self.dtype == INT32:
             self._bounds = np.array([array.min(), array.max()])
@@ -317,7 +322,7 @@ def wrap(device: Device, buffer: Any, shape: Shape, dtype: np.dtype = FLOAT32) -
 
 def empty(device: Device, shape: Shape, dtype: np.dtype = FLOAT32) -> Tensor:
     """Return an uninitialised tensor in pooled memory."""
-    return wrap(device, device.allocate(math.prod(shape) * 4), shape, dtype)
+    return wrap(device, device.allocate(math.prod(shape) * _ELEMENT_BYTES), shape, dtype)
 
 
 def copy_into(target: Tensor, source: Tensor) -> None:
@@ -361,7 +366,9 @@ def float_tensor(name: str, value: object) -> Tensor:
     if not isinstance(value, Tensor):
         raise ArgumentError(f"{name}: expected a Tensor, got {type(value).__name__}; wrap arrays in Tensor(...)")
     if value.dtype is not FLOAT32 and value.dtype != FLOAT32:
-        raise ArgumentError(f"{name}: expected a float32 tensor, got {value.dtype} of shape {value.shape}")
+        raise ArgumentError(
+            f"{name}: expected a float32 tensor, got {value.dtype} of shape {value.shape}; x.float() is one"
+        )
     return value
 
 
@@ -370,11 +377,8 @@ def _host_array(array_like: object) -> np.ndarray:
         array_like = array_like.numpy()
     array = np.asarray(array_like)
     if array.dtype.kind == "b":
-        raise ArgumentError(
-            "Tensor: expected numbers, got booleans; attn_mask takes the array itself, array.astype(np.float32) has 1 "
-            "for True"
-        )
-    if array.dtype.kind == "f":
+        array = np.ascontiguousarray(array)
+    elif array.dtype.kind == "f":
         array = array.astype(FLOAT32, order="C", copy=False)
     elif array.dtype.kind in "iu":
         is_wider = array.dtype.itemsize >= 4 and array.dtype != INT32

@@ -48,7 +48,22 @@ MANUAL = {
     "concat": ["input", "dim"],
     "matmul": ["input", "other"],
     "reshape": ["input", "shape"],
-    **{name: ["input", "other"] for name in ("add", "sub", "mul", "div")},
+    **{name: ["input", "other"] for name in ("add", "sub", "mul", "div", "maximum", "minimum")},
+    **{name: ["input", "dim", "keepdim"] for name in ("max", "min", "argmax", "argmin", "prod", "any", "all")},
+    **{name: ["input", "diagonal"] for name in ("tril", "triu")},
+    **{name: ["input", "dim", "descending"] for name in ("sort", "argsort")},
+    **{name: ["input", "dim"] for name in ("squeeze", "unsqueeze", "cumsum", "cat")},
+    **{name: ["input"] for name in ("exp", "log", "sqrt", "rsqrt", "abs", "square", "sin", "cos", "erf")},
+    "clamp": ["input", "min", "max"],
+    "pow": ["input", "exponent"],
+    "topk": ["input", "k", "dim", "largest", "sorted"],
+    "norm": ["input", "p", "dim", "keepdim"],
+    "chunk": ["input", "chunks", "dim"],
+    "where": ["condition", "input", "other"],
+    "masked_fill": ["input", "mask", "value"],
+    "one_hot": ["input", "num_classes"],
+    "broadcast_to": ["input", "size"],
+    "einsum": ["equation", "operands"],
 }  # fmt: skip
 
 

@@ -56,7 +56,6 @@ def test_a_tensor_from_a_tensor_is_a_copy(device):
     (np.zeros((3, 0)), r"expected 1 to 2\*\*31 - 1 elements, got shape \(3, 0\)"),
     (["a"], "expected numbers, got dtype <U1"),
     ([1 + 2j], "expected numbers, got dtype complex128"),
-    ([True, False], "expected numbers, got booleans; attn_mask takes the array itself"),
     ([2**40], "integers must fit int32"),
 ])  # fmt: skip
 def test_refuses(device, values, message):

@@ -57,10 +57,10 @@ def check_arithmetic(device: Device, case: Pair) -> None:
         grad = whole_numbers(case.seed + 2, *y.shape)
         y.backward(leaf(device, grad, False))
         for x, slope in zip((a, b), slopes(a_host, b_host), strict=True):
-            assert_equal(x.grad, _folded(grad * slope * np.ones(y.shape), x.shape), f"{op.__name__}: gradient")
+            assert_equal(x.grad, folded(grad * slope * np.ones(y.shape), x.shape), f"{op.__name__}: gradient")
 
 
-def _folded(grad: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def folded(grad: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return a gradient added up over the dimensions along which a shape was broadcast."""
     grad = grad.sum(tuple(range(grad.ndim - len(shape))))
     return grad.sum(tuple(axis for axis, n in enumerate(shape) if n == 1), keepdims=True).reshape(shape)

@@ -8,6 +8,7 @@ from tests.families import (
     channels,
     convolutions,
     elements,
+    functions,
     host,
     indices,
     parts,
@@ -29,7 +30,7 @@ FAMILIES = {
         rows.SOFTMAX, rows.LAYER_NORM, rows.EMBEDDING, indices.INDICES, parts.VOCABULARY, rows.SQUARED_ERROR,
         rows.REDUCTION,
         elements.ARITHMETIC, elements.TRANSPOSE, elements.BLOCKS, elements.ACTIVATIONS, elements.DROPOUT,
-        elements.OPTIMIZERS, stored.STORED,
+        elements.OPTIMIZERS, functions.FUNCTIONS, functions.COMPARISONS, functions.ORDERED, stored.STORED,
         host.FOLD, host.RENDEZVOUS, host.SHARED_WORK, host.CODING, host.FACTORS, host.HASH, host.GATHER,
     )
 }  # fmt: skip
@@ -41,6 +42,7 @@ WIDE_FAMILIES = (
     "plain product", "product", "linear layer",
     "layers after ReLU", "batch of products", "squared error", "arithmetic", "activations", "optimizers", "fold",
     "coding", "factors", "attention", "losses of elements", "stored parameters",
+    "functions", "comparisons",
 )  # fmt: skip
 #: Families of vectors that stay as they are, in builds for such CPUs; Oclgrind tracks what is initialised in them.
 ALSO_WIDE = ("batch norm", "batch norm of ranks", "adaptive pooling", "dropout")

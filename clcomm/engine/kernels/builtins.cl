@@ -18,7 +18,9 @@ void __attribute__((overloadable, convergent)) barrier(cl_mem_fence_flags);
     REAL READS_NOTHING log(REAL);       \
     REAL READS_NOTHING log1p(REAL);     \
     REAL READS_NOTHING sqrt(REAL);      \
-    REAL READS_NOTHING tanh(REAL);      \
+    REAL READS_NOTHING sin(REAL);       \
+    REAL READS_NOTHING cos(REAL);       \
+    REAL READS_NOTHING pow(REAL, REAL); \
     REAL READS_NOTHING erf(REAL);       \
     REAL READS_NOTHING fabs(REAL);      \
     REAL READS_NOTHING fmin(REAL, REAL); \

@@ -1,36 +1,6 @@
 /* add, sub, mul, div of two tensors, or a tensor and a number; copies and accumulation for the tape. */
 
-/* out = op(x, y), for equal shapes and for a broadcast operand. `plan` holds, for each outer dimension, its
-   size, x's stride and y's stride (three runs of `outer` ints), then x's and y's inner stride, each 0 or 1. */
-#ifdef ON_CPU
-#define BROADCAST_LOOP(EXPRESSION)                                                                   \
-    const int x_step = plan[3 * outer], y_step = plan[3 * outer + 1];                                \
-    FOR_EACH(row, rows) {                                                                            \
-        __global const float *xs = a, *ys = b;                                                       \
-        for (int d = outer - 1, rest = row; d >= 0; rest /= plan[d], --d) {                          \
-            xs += (rest % plan[d]) * plan[outer + d];                                                \
-            ys += (rest % plan[d]) * plan[2 * outer + d];                                            \
-        }                                                                                            \
-        __global float *to = out + row * inner;                                                      \
-        if (x_step && y_step)                                                                        \
-            for (int i = 0; i < inner; ++i) { const float x = xs[i], y = ys[i]; to[i] = EXPRESSION; } \
-        else if (x_step)                                                                             \
-            for (int i = 0; i < inner; ++i) { const float x = xs[i], y = ys[0]; to[i] = EXPRESSION; } \
-        else                                                                                         \
-            for (int i = 0; i < inner; ++i) { const float x = xs[0], y = ys[i * y_step]; to[i] = EXPRESSION; } \
-    }
-#else
-#define BROADCAST_LOOP(EXPRESSION)                                                                   \
-    FOR_EACH(i, rows * inner) {                                                                      \
-        int x_at = (i % inner) * plan[3 * outer], y_at = (i % inner) * plan[3 * outer + 1];          \
-        for (int d = outer - 1, rest = i / inner; d >= 0; rest /= plan[d], --d) {                    \
-            x_at += (rest % plan[d]) * plan[outer + d];                                              \
-            y_at += (rest % plan[d]) * plan[2 * outer + d];                                          \
-        }                                                                                            \
-        const float x = a[x_at], y = b[y_at];                                                        \
-        out[i] = EXPRESSION;                                                                         \
-    }
-#endif
+#include "broadcast.cl"
 
 #define BINARY(NAME, EXPRESSION)                                                                     \
     __kernel void NAME(__global float *restrict out, __global const float *a, __global const float *b, int count) { \
@@ -41,18 +11,31 @@
     }                                                                                                \
     __kernel void NAME##_broadcast(__global float *restrict out, __global const float *a, __global const float *b, \
                                    __global const int *plan, int outer, int rows, int inner) {       \
-        BROADCAST_LOOP(EXPRESSION)                                                                   \
+        BROADCAST_LOOP(float, float, EXPRESSION)                                                     \
     }
 
 BINARY(add, x + y)
 BINARY(sub, x - y)
 BINARY(mul, x * y)
 BINARY(div, x / y)
+/* NaN of either one is the result. */
+BINARY(maximum, x != x || x > y ? x : y)
+BINARY(minimum, x != x || x < y ? x : y)
+
+/* The gradient of the larger one, for x, of sign 1; of the smaller one of sign -1. Equal ones share it, and
+   both have it where one is NaN. */
+__kernel void larger_grad(__global float *restrict out, __global const float *g, __global const float *x,
+                          __global const float *y, float sign, int count) {
+    FOR_ELEMENTS(i, count) {
+        const float own = sign * x[i], other = sign * y[i];
+        out[i] = own == other ? 0.5f * g[i] : own < other ? 0.0f : g[i];
+    }
+}
 
 /* out = scale * x, x broadcast; the plan's strides of y are not used. */
 __kernel void expand(__global float *restrict out, __global const float *a, __global const float *b,
                      __global const int *plan, int outer, int rows, int inner, float scale) {
-    BROADCAST_LOOP(scale * x)
+    BROADCAST_LOOP(float, float, scale * x)
 }
 
 /* Gradient of x / y for y: -g x / y^2. */

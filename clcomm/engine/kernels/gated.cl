@@ -9,23 +9,7 @@
 #define SQRT_2_OVER_PI 0.79788456080286536f /* sqrt(2 / pi) */
 #define CUBIC 0.044715f
 
-#define GRADIENT(NAME, SLOPE)                                                                                \
-    __kernel void NAME##_grad(__global float *restrict dx, __global const float *restrict g,                 \
-                              __global const float *restrict x, int count) {                                 \
-        FOR_LANES(i, count) {                                                                                \
-            const int left = count - i;                                                                      \
-            const lanes v = load_lanes(x + i, left, 0.0f);                                                   \
-            store_lanes(load_lanes(g + i, left, 0.0f) * (SLOPE), dx + i, left);                              \
-        }                                                                                                    \
-    }
-
-#define ACTIVATION(NAME, RESULT)                                                                             \
-    __kernel void NAME(__global float *restrict y, __global const float *restrict x, int count) {            \
-        FOR_LANES(i, count) {                                                                                \
-            const lanes v = load_lanes(x + i, count - i, 0.0f);                                              \
-            store_lanes(RESULT, y + i, count - i);                                                           \
-        }                                                                                                    \
-    }
+#include "lane_functions.cl"
 
 INLINE lanes bell(lanes v) { return exponential(-0.5f * v * v); }
 

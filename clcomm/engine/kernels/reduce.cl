@@ -62,20 +62,3 @@ __kernel void sum_columns(__global float *restrict out, __global const float *re
     }
 #endif
 }
-
-/* out[row] = index of the largest element; the first of equals, and NaN counts as largest, as in NumPy. */
-__kernel void argmax_rows(__global int *restrict out, __global const float *restrict x, int rows, int columns) {
-    FOR_EACH(row, rows) {
-        __global const float *from = x + row * columns;
-        float largest = from[0];
-        int best = 0;
-        for (int i = 1; i < columns && largest == largest; ++i) {
-            const float value = from[i];
-            if (value > largest || value != value) {
-                largest = value;
-                best = i;
-            }
-        }
-        out[row] = best;
-    }
-}

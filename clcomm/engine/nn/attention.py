@@ -117,6 +117,8 @@ def _added(mask: Tensor | np.ndarray | None) -> Tensor | np.ndarray | None:
     """Return the mask in scaled_dot_product_attention's form."""
     if mask is None or (isinstance(mask, Tensor) and mask.dtype == np.float32):
         return mask
+    if isinstance(mask, Tensor) and mask.dtype == np.bool_:
+        return ~mask
     if isinstance(mask, Tensor):
         raise ArgumentError("attn_mask: expected an array of booleans or float32 to add, got an int32 tensor")
     array = np.asarray(mask)

@@ -12,7 +12,7 @@ from clcomm.engine.device import Device
 from clcomm.engine.ops.broadcasting import expand
 from clcomm.engine.ops.matmul import same_device
 from clcomm.engine.program import Kernel
-from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor
+from clcomm.engine.tensor import BOOL, INT32, Shape, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
 _QUERIES = 32  # of a CPU's block, as in attention_tiles.cl
@@ -303,7 +303,7 @@ def _problem(
     same_device(name, query, own)
     if own.requires_grad:
         raise ArgumentError(f"{name}: attn_mask: expected one that needs no gradient; detach() it")
-    if own.dtype == INT32:
+    if own.dtype in (INT32, BOOL):
         flags, own = own, empty(query.device, own.shape)
         device, size = query.device, own.size
         device.launch(device.kernel("elementwise", "mask_of_flags"), *device.grid(size), own, flags, size)

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from clcomm.engine.autograd import Context, Op
+from clcomm.engine.ops.casts import moved
+from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
@@ -153,15 +155,16 @@ class Pad(Op):
 def take(x: Tensor, index: Index | tuple[Index, ...]) -> Tensor:
     """Return x[index] as NumPy does, as a copy: whole numbers, slices with any step, `...` and None.
 
-    x: float32 of any shape; the result has NumPy's.
+    x: of any type and shape; the result has NumPy's shape.
     Raises ArgumentError for other indices, for one outside its dimension, for too many, and where nothing is left.
     """
-    float_tensor("index", x)
+    if not isinstance(x, Tensor):
+        float_tensor("index", x)
     given = index if isinstance(index, tuple) else (index,)
     starts, steps, sizes, shape = _resolve(x.shape, given)
     if (starts, steps, sizes) == ((0,) * x.ndim, (1,) * x.ndim, x.shape):
         return reshape(x, shape)
-    return reshape(SliceOp.apply(x, starts=starts, steps=steps, sizes=sizes), shape)
+    return reshape(moved(x, lambda own: SliceOp.apply(own, starts=starts, steps=steps, sizes=sizes)), shape)
 
 
 def _resolve(shape: Shape, given: tuple[Index, ...]) -> tuple[Shape, Shape, Shape, Shape]:
@@ -205,6 +208,7 @@ def _range(entry: object, length: int, dimension: int) -> tuple[int, int, int]:
     return int(entry) % length, 1, 1
 
 
+@pytorch_names
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Return tensors one after the other along `axis`; their other dimensions are equal. ArgumentError otherwise.
 
@@ -234,6 +238,7 @@ def _several(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     return own
 
 
+@pytorch_names
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Return tensors of one shape along a new dimension `axis`; ArgumentError for several shapes.
 
@@ -249,6 +254,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     return concat([reshape(each, (*shape[:axis], 1, *shape[axis:])) for each in own], axis)
 
 
+@pytorch_names
 def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     """Return the parts of x along `axis`: of `sizes`, or all of one size but for a shorter last one.
 

@@ -55,13 +55,13 @@ def _strides(shape: Shape, target: Shape) -> list[int]:
     return [0] * (len(target) - len(shape)) + strides[::-1]
 
 
-def launch_broadcast(name: str, out: Tensor, a: Tensor, b: Tensor, *numbers: float) -> None:
-    """Queue kernel `name` of elementwise.cl with `a` and `b` broadcast to `out`'s shape."""
+def launch_broadcast(name: str, out: Tensor, a: Tensor, b: Tensor, *numbers: float, file: str = "elementwise") -> None:
+    """Queue kernel `name` of a file with `a` and `b` broadcast to `out`'s shape."""
     device = out.device
     _, outer, rows, inner = _plan(out.shape, a.shape, b.shape)
     grid = device.row_grid(rows, inner) if device.is_cpu else device.grid(rows * inner)
     plan = _plan_buffer(device, out.shape, a.shape, b.shape)
-    device.launch(device.kernel("elementwise", name), *grid, out, a, b, plan, outer, rows, inner, *numbers)
+    device.launch(device.kernel(file, name), *grid, out, a, b, plan, outer, rows, inner, *numbers)
 
 
 def _plan_buffer(device: Device, shape: Shape, a: Shape, b: Shape) -> object:

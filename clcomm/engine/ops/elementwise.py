@@ -8,14 +8,15 @@ import numpy as np
 
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.broadcasting import broadcast_axes, broadcast_shape, expand, launch_broadcast
+from clcomm.engine.ops.casts import to_float
 from clcomm.engine.ops.reduce import sum_over
-from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor
+from clcomm.engine.tensor import FLOAT32, Shape, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
 _NOTHING = -0.0  # adding it changes no bit
 
 
-def _binary(name: str, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+def binary(name: str, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """Queue out = a <name> b and return out."""
     device = a.device
     if a.shape == b.shape:
@@ -40,7 +41,7 @@ def _target(ctx: Context, index: int, shape: Shape) -> Tensor | None:
     return ctx.out(index) if ctx.inputs[index].shape == shape else None
 
 
-def _folded(ctx: Context, index: int, grad: Tensor, scale: float = 1.0) -> Tensor:
+def folded(ctx: Context, index: int, grad: Tensor, scale: float = 1.0) -> Tensor:
     """Return a gradient of the result's shape summed to the shape of input `index`."""
     shape = ctx.inputs[index].shape
     if grad.shape == shape:
@@ -55,11 +56,11 @@ class Add(Op):
 
     @staticmethod
     def forward(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
-        return _binary("add", a, b)
+        return binary("add", a, b)
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return tuple([_folded(ctx, i, grad) if ctx.needs[i] else None for i in (0, 1)])
+        return tuple([folded(ctx, i, grad) if ctx.needs[i] else None for i in (0, 1)])
 
 
 class Sub(Op):
@@ -69,11 +70,11 @@ class Sub(Op):
 
     @staticmethod
     def forward(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
-        return _binary("sub", a, b)
+        return binary("sub", a, b)
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return tuple([_folded(ctx, i, grad, (1.0, -1.0)[i]) if ctx.needs[i] else None for i in (0, 1)])
+        return tuple([folded(ctx, i, grad, (1.0, -1.0)[i]) if ctx.needs[i] else None for i in (0, 1)])
 
 
 class Mul(Op):
@@ -84,15 +85,15 @@ class Mul(Op):
     @staticmethod
     def forward(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
         ctx.save(a, b)
-        return _binary("mul", a, b)
+        return binary("mul", a, b)
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         grads: list[Tensor | None] = [None, None]
         for i in (0, 1):
             if ctx.needs[i]:
-                full = _binary("mul", grad, ctx.saved[1 - i], _target(ctx, i, grad.shape))
-                grads[i] = _folded(ctx, i, full)
+                full = binary("mul", grad, ctx.saved[1 - i], _target(ctx, i, grad.shape))
+                grads[i] = folded(ctx, i, full)
         return tuple(grads)
 
 
@@ -104,20 +105,20 @@ class Div(Op):
     @staticmethod
     def forward(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
         ctx.save(a, b)
-        return _binary("div", a, b)
+        return binary("div", a, b)
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, b = ctx.saved
         da = db = None
         if ctx.needs[0]:
-            da = _folded(ctx, 0, _binary("div", grad, b, _target(ctx, 0, grad.shape)))
+            da = folded(ctx, 0, binary("div", grad, b, _target(ctx, 0, grad.shape)))
         if ctx.needs[1]:
             a, b = [x if x.shape == grad.shape else expand(x, grad.shape) for x in (a, b)]
             device, size = grad.device, grad.size
             full = ctx.out(1) if ctx.inputs[1].shape == grad.shape else empty(device, grad.shape)
             device.launch(device.kernel("elementwise", "div_grad"), *device.grid(size), full, grad, a, b, size)
-            db = _folded(ctx, 1, full)
+            db = folded(ctx, 1, full)
         return da, db
 
 
@@ -168,7 +169,7 @@ def add(a: Tensor | float, b: Tensor | float) -> Tensor:
         return Affine.apply(float_tensor("add", a), scale=1.0, shift=float(b))
     if isinstance(a, Real):
         return Affine.apply(float_tensor("add", b), scale=1.0, shift=float(a))
-    return Add.apply(*_pair("add", a, b))
+    return Add.apply(*pair("add", a, b))
 
 
 def sub(a: Tensor | float, b: Tensor | float) -> Tensor:
@@ -180,7 +181,7 @@ def sub(a: Tensor | float, b: Tensor | float) -> Tensor:
         return Affine.apply(float_tensor("sub", a), scale=1.0, shift=-float(b))
     if isinstance(a, Real):
         return Affine.apply(float_tensor("sub", b), scale=-1.0, shift=float(a))
-    return Sub.apply(*_pair("sub", a, b))
+    return Sub.apply(*pair("sub", a, b))
 
 
 def mul(a: Tensor | float, b: Tensor | float) -> Tensor:
@@ -192,7 +193,7 @@ def mul(a: Tensor | float, b: Tensor | float) -> Tensor:
         return Affine.apply(float_tensor("mul", a), scale=float(b), shift=_NOTHING)
     if isinstance(a, Real):
         return Affine.apply(float_tensor("mul", b), scale=float(a), shift=_NOTHING)
-    return Mul.apply(*_pair("mul", a, b))
+    return Mul.apply(*pair("mul", a, b))
 
 
 def div(a: Tensor | float, b: Tensor | float) -> Tensor:
@@ -206,10 +207,13 @@ def div(a: Tensor | float, b: Tensor | float) -> Tensor:
         return Affine.apply(float_tensor("div", a), scale=reciprocal, shift=_NOTHING)
     if isinstance(a, Real):
         return DivideNumber.apply(float_tensor("div", b), number=float(a))
-    return Div.apply(*_pair("div", a, b))
+    return Div.apply(*pair("div", a, b))
 
 
-def _pair(name: str, a: Tensor | float, b: Tensor | float) -> tuple[Tensor, Tensor]:
+def pair(name: str, a: Tensor | float, b: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Return two tensors of one device, of which one is float32, as float32; raises ArgumentError for others."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and a.dtype != b.dtype and FLOAT32 in (a.dtype, b.dtype):
+        a, b = to_float(a), to_float(b)
     a, b = float_tensor(name, a), float_tensor(name, b)
     if a.device is not b.device:
         raise ArgumentError(f"{name}: expected tensors of one device, got {a.device.name} and {b.device.name}")

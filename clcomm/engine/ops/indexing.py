@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.ops.blocks import take
+from clcomm.engine.ops import blocks
+from clcomm.engine.ops.blocks import Index
+from clcomm.engine.ops.casts import moved
+from clcomm.engine.ops.names import pytorch_names
+from clcomm.engine.ops.shape import reshape
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
@@ -37,6 +42,7 @@ class GatherOp(Op):
         return (dx,)
 
 
+@pytorch_names
 def gather(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
     """Return a tensor of `index`'s shape with y[i, j, k] = x[i, index[i, j, k], k] for `axis` 1, as PyTorch's.
 
@@ -59,9 +65,10 @@ def gather(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
             f"{tensor.shape}"
         )
     part = tuple([slice(n if d != at else None) for d, n in enumerate(tensor.shape)])
-    return GatherOp.apply(take(x, part), axis=at, index=tensor, each=True)
+    return GatherOp.apply(blocks.take(x, part), axis=at, index=tensor, each=True)
 
 
+@pytorch_names
 def index_select(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
     """Return x's slices along `axis` at the indices, as PyTorch's: y[i, j, k] = x[i, index[j], k] for `axis` 1.
 
@@ -77,6 +84,53 @@ def index_select(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
     if tensor.ndim != 1:
         raise ArgumentError(f"index_select: expected an index of one dimension, got shape {tensor.shape}")
     return GatherOp.apply(x, axis=at, index=tensor, each=False)
+
+
+def take(x: Tensor, index: Index | tuple[Index, ...] | Tensor | np.ndarray | Sequence[int]) -> Tensor:
+    """Return x[index] as NumPy does, as a copy: whole numbers, slices with any step, `...` and None.
+
+    Arrays or tensors of indices of the first dimensions, or one of booleans, pick elements; they are read to the host.
+    x: of any type and shape; the result has NumPy's shape.
+    Raises ArgumentError for other indices, for one outside its dimension, for too many, and where nothing is left.
+    """
+    given = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(each, (Tensor, np.ndarray, list, range)) for each in given):
+        return _picked(x, given)
+    return blocks.take(x, index)  # type: ignore[arg-type]
+
+
+def _picked(x: Tensor, given: tuple[object, ...]) -> Tensor:
+    """Return the elements, or parts, at arrays of indices of the first dimensions, or where booleans of them are true.
+
+    The indices are read to the host, as the result's shape may depend on them.
+    """
+    arrays = [np.asarray(each.numpy() if isinstance(each, Tensor) else each) for each in given]
+    if len(arrays) == 1 and arrays[0].dtype.kind == "b":
+        if arrays[0].shape != x.shape[: arrays[0].ndim]:
+            raise ArgumentError(
+                f"index: expected booleans of shape {x.shape}'s first dimensions, got {arrays[0].shape}"
+            )
+        arrays = list(np.nonzero(arrays[0]))
+    if len(arrays) > x.ndim or any(each.dtype.kind not in "iu" for each in arrays):
+        raise ArgumentError(
+            f"index: expected integers for at most {x.ndim} dimensions, or one array of booleans, got {len(given)} "
+            f"of {[str(each.dtype) for each in arrays]}"
+        )
+    sizes = x.shape[: len(arrays)]
+    try:
+        places = np.broadcast_arrays(*arrays)
+    except ValueError:
+        raise ArgumentError(f"index: shapes {[each.shape for each in arrays]} do not broadcast") from None
+    for each, size in zip(places, sizes, strict=True):
+        outside = each[(each < -size) | (each >= size)]
+        if outside.size:
+            raise ArgumentError(f"index: expected indices from {-size} to {size - 1}, got {outside.flat[0]}")
+    flat = np.ravel_multi_index([each % size for each, size in zip(places, sizes, strict=True)], sizes)
+    if not flat.size:
+        raise ArgumentError("index: expected at least one element, got none, as tensors have one or more")
+    rest = x.shape[len(arrays) :]
+    rows = reshape(x, (math.prod(sizes), *rest))
+    return reshape(moved(rows, lambda own: index_select(own, 0, flat.ravel())), (*flat.shape, *rest))
 
 
 def _axis(name: str, x: Tensor, axis: int) -> int:

@@ -1,4 +1,4 @@
-"""Sum and mean over all elements or over some dimensions, and argmax along the last one."""
+"""Sums and means over all elements or over some dimensions, and the repeating of elements, their opposite."""
 
 from __future__ import annotations
 
@@ -6,13 +6,45 @@ import math
 from collections.abc import Sequence
 
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.ops.broadcasting import expand
-from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, whole_rows, wrap
+from clcomm.engine.ops.broadcasting import broadcast_axes, expand
+from clcomm.engine.ops.casts import cast, to_float
+from clcomm.engine.ops.names import pytorch_names
+from clcomm.engine.tensor import BOOL, INT32, Shape, Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
 
 #: Elements of a row, and of a column, that one work unit sums; constants, so that results do not depend on the device.
 ROW_BLOCK = 4096
 _COLUMN_BLOCK = 256
+#: As many ones have an exact sum in float32.
+_MOST_COUNTED = 1 << 24
+
+
+class ExpandOp(Op):
+    """x repeated along the dimensions in which `shape` is larger."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, *, shape: Shape) -> Tensor:
+        return expand(x, shape)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.inputs
+        return (sum_over(grad, broadcast_axes(x.shape, grad.shape), 1.0, ctx.out(0)),)
+
+
+def broadcast_to(x: Tensor, size: Sequence[int]) -> Tensor:
+    """Return x repeated along dimensions of size 1 and new ones in front, as a copy; -1 keeps a dimension's size.
+
+    x: float32 of any shape. Raises ArgumentError for a shape that it does not broadcast to.
+    """
+    float_tensor("expand", x)
+    new, lead = tuple(size), len(tuple(size)) - x.ndim
+    own = (1,) * lead + x.shape
+    if lead >= 0:
+        new = tuple([o if n == -1 and d >= lead else n for d, (n, o) in enumerate(zip(new, own, strict=True))])
+    if lead < 0 or any(n < 1 or o not in (1, n) for n, o in zip(new, own, strict=True)):
+        raise ArgumentError(f"expand: expected a shape to which {x.shape} broadcasts, got {tuple(size)}")
+    return x if new == x.shape else ExpandOp.apply(x, shape=new)
 
 
 class SumOp(Op):
@@ -84,15 +116,19 @@ def _sum_run(x: Tensor, outer: int, axis: int, inner: int, shape: Shape, scale: 
         x, axis = target, blocks
 
 
+@pytorch_names
 def sum(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the sum of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1.
 
-    x: float32 of any shape; of all dimensions the result has the shape ().
+    x: float32 of any shape, or booleans, whose number the result has, as int32; of all dimensions it has the shape ().
     """
+    if isinstance(x, Tensor) and x.dtype == BOOL and x.size <= _MOST_COUNTED:
+        return cast(sum(to_float(x), axis, keepdims), "int_of_float", INT32)
     axes, shape = reduced("sum", x, axis, keepdims)
     return SumOp.apply(x, axes=axes, shape=shape, scale=1.0)
 
 
+@pytorch_names
 def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the mean of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1.
 
@@ -112,18 +148,3 @@ def reduced(name: str, x: Tensor, axis: int | Sequence[int] | None, keepdims: bo
     if keepdims:
         return axes, tuple([1 if d in axes else n for d, n in enumerate(x.shape)])
     return axes, tuple([n for d, n in enumerate(x.shape) if d not in axes])
-
-
-def argmax(x: Tensor) -> Tensor:
-    """Return the int32 index of the largest element along the last dimension, the first of equals.
-
-    x: float32 [..., columns]; the result is int32 [...].
-    """
-    float_tensor("argmax", x)
-    whole_rows("argmax", x)
-    if not x.ndim:
-        raise ArgumentError("argmax: expected a tensor with dimensions, got shape ()")
-    device, columns = x.device, x.shape[-1]
-    out = empty(device, x.shape[:-1], INT32)
-    device.launch(device.kernel("reduce", "argmax_rows"), *device.grid(out.size), out, x, out.size, columns)
-    return out

@@ -8,6 +8,8 @@ from functools import lru_cache
 import numpy as np
 
 from clcomm.engine.autograd import Context, Op
+from clcomm.engine.ops.casts import moved
+from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
 
@@ -93,6 +95,28 @@ def flatten(x: Tensor, start_dim: int = 0) -> Tensor:
     return Reshape.apply(x, shape=(*x.shape[:first], math.prod(x.shape[first:])))
 
 
+@pytorch_names
+def squeeze(x: Tensor, axis: int | None = None) -> Tensor:
+    """Return x without its dimensions of size 1, or without one where it has that size; shares memory."""
+    if axis is None:
+        return Reshape.apply(x, shape=tuple([n for n in x.shape if n != 1]))
+    at = _dimension("squeeze", x.shape, axis)
+    return Reshape.apply(x, shape=(*x.shape[:at], *x.shape[at + 1 :])) if x.shape[at] == 1 else x
+
+
+@pytorch_names
+def unsqueeze(x: Tensor, axis: int) -> Tensor:
+    """Return x with a dimension of size 1 at `axis`; shares memory."""
+    at = _dimension("unsqueeze", (*x.shape, 1), axis)
+    return Reshape.apply(x, shape=(*x.shape[:at], 1, *x.shape[at:]))
+
+
+def _dimension(name: str, shape: Shape, axis: int) -> int:
+    if not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
+        raise ArgumentError(f"{name}: expected a dimension from {-len(shape)} to {len(shape) - 1}, got {axis!r}")
+    return axis % len(shape)
+
+
 def swap_dimensions(x: Tensor, first: int, second: int) -> Tensor:
     """Return x with two dimensions swapped; x: float32 of any shape."""
     order = list(range(x.ndim))
@@ -105,10 +129,11 @@ def swap_dimensions(x: Tensor, first: int, second: int) -> Tensor:
 def transpose(x: Tensor, axes: Shape | None = None) -> Tensor:
     """Return x with its dimensions in the order of `axes`, reversed by default.
 
-    x: float32 of any shape; the result is a copy.
+    x: of any type and shape; the result is a copy.
     """
-    float_tensor("transpose", x)
+    if not isinstance(x, Tensor):
+        float_tensor("transpose", x)
     order = tuple(range(x.ndim))[::-1] if axes is None else tuple([a + x.ndim if a < 0 else a for a in axes])
     if sorted(order) != list(range(x.ndim)):
         raise ArgumentError(f"transpose: axes {axes} are no order of the dimensions of shape {x.shape}")
-    return Transpose.apply(x, axes=order)
+    return moved(x, lambda own: Transpose.apply(own, axes=order))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from clcomm.engine.autograd import Context, Op
+from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.shape import reshape, transpose
 from clcomm.engine.tensor import Tensor, empty, float_tensor, whole_rows
 from clcomm.errors import ArgumentError
@@ -67,6 +68,7 @@ class LogSumExp(Op):
         return (dx,)
 
 
+@pytorch_names
 def logsumexp(x: Tensor, axis: int | Sequence[int] = -1, keepdims: bool = False) -> Tensor:
     """Return log(sum(exp(x))) over the dimensions `axis`, which `keepdims` keeps with size 1.
 
@@ -87,6 +89,7 @@ def logsumexp(x: Tensor, axis: int | Sequence[int] = -1, keepdims: bool = False)
     return reshape(y, tuple([1 if d in axes else n for d, n in enumerate(x.shape)])) if keepdims else y
 
 
+@pytorch_names
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
     """Return exp(x) / sum(exp(x)) along `axis`.
 
@@ -95,6 +98,7 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     return _along(SoftmaxOp, "softmax", x, axis)
 
 
+@pytorch_names
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     """Return x - log(sum(exp(x))) along `axis`.
 

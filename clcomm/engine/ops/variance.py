@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 
 from clcomm.engine.ops.elementwise import mul, sub
+from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.reduce import SumOp, mean, reduced
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
 
+@pytorch_names
 def var(x: Tensor, axis: int | Sequence[int] | None = None, correction: int = 1, keepdims: bool = False) -> Tensor:
     """Return the variance of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1.
 

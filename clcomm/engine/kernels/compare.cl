@@ -1,0 +1,47 @@
+/* Comparisons, booleans and what is chosen by them. Booleans are ints, 1 where true. */
+
+#include "broadcast.cl"
+
+#define COMPARISON(NAME, IN, EXPRESSION)                                                                            \
+    __kernel void NAME(__global int *restrict out, __global const IN *a, __global const IN *b, int count) {         \
+        FOR_ELEMENTS(i, count) {                                                                                    \
+            const IN x = a[i], y = b[i];                                                                            \
+            out[i] = EXPRESSION;                                                                                    \
+        }                                                                                                           \
+    }                                                                                                               \
+    __kernel void NAME##_broadcast(__global int *restrict out, __global const IN *a, __global const IN *b,          \
+                                   __global const int *plan, int outer, int rows, int inner) {                      \
+        BROADCAST_LOOP(IN, int, EXPRESSION)                                                                         \
+    }
+
+COMPARISON(equal, float, x == y)
+COMPARISON(not_equal, float, x != y)
+COMPARISON(less, float, x < y)
+COMPARISON(less_equal, float, x <= y)
+COMPARISON(equal_int, int, x == y)
+COMPARISON(not_equal_int, int, x != y)
+COMPARISON(less_int, int, x < y)
+COMPARISON(less_equal_int, int, x <= y)
+COMPARISON(both, int, x & y)
+COMPARISON(either, int, x | y)
+COMPARISON(first, int, x)
+
+/* out = flag ? x : y */
+__kernel void chosen(__global float *restrict out, __global const int *restrict flags, __global const float *x,
+                     __global const float *y, int count) {
+    FOR_ELEMENTS(i, count) out[i] = flags[i] ? x[i] : y[i];
+}
+
+/* out = flag is `where` ? value : x */
+__kernel void masked(__global float *restrict out, __global const float *x, __global const int *restrict flags, int where,
+                     float value, int count) {
+    FOR_ELEMENTS(i, count) out[i] = (flags[i] != 0) == where ? value : x[i];
+}
+
+__kernel void float_of_int(__global float *restrict out, __global const int *restrict x, int count) {
+    FOR_ELEMENTS(i, count) out[i] = (float)x[i];
+}
+
+__kernel void int_of_float(__global int *restrict out, __global const float *restrict x, int count) {
+    FOR_ELEMENTS(i, count) out[i] = (int)x[i];
+}

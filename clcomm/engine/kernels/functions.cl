@@ -1,0 +1,51 @@
+/* Functions of single elements. Gradients are functions of the result v where that is simpler, else of the argument v. */
+
+#include "lane_functions.cl"
+
+ACTIVATION(e_to_x, exponential(v))
+GRADIENT(e_to_x, v)
+ACTIVATION(logarithm, log(v))
+GRADIENT(logarithm, 1.0f / v)
+ACTIVATION(square_root, sqrt(v))
+GRADIENT(square_root, 0.5f / v)
+ACTIVATION(reciprocal_root, 1.0f / sqrt(v))
+GRADIENT(reciprocal_root, -0.5f * v * v * v)
+ACTIVATION(absolute, size_of(v))
+GRADIENT(absolute, v > 0.0f ? (lanes)(1.0f) : v < 0.0f ? (lanes)(-1.0f) : (lanes)(0.0f))
+ACTIVATION(squared, v * v)
+GRADIENT(squared, 2.0f * v)
+ACTIVATION(sine, sin(v))
+GRADIENT(sine, cos(v))
+ACTIVATION(cosine, cos(v))
+GRADIENT(cosine, -sin(v))
+ACTIVATION(error_function, erf(v))
+GRADIENT(error_function, 1.12837916709551257f * exponential(-v * v))
+
+__kernel void power(__global float *restrict y, __global const float *restrict x, float exponent, int count) {
+    FOR_LANES(i, count) {
+        const lanes exponents = exponent;
+        store_lanes(pow(load_lanes(x + i, count - i, 1.0f), exponents), y + i, count - i);
+    }
+}
+
+__kernel void power_grad(__global float *restrict dx, __global const float *restrict g, __global const float *restrict x,
+                         float exponent, int count) {
+    FOR_LANES(i, count) {
+        const int left = count - i;
+        const lanes less = exponent - 1.0f;
+        store_lanes(load_lanes(g + i, left, 0.0f) * exponent * pow(load_lanes(x + i, left, 1.0f), less), dx + i, left);
+    }
+}
+
+/* NaN passes through. */
+__kernel void clamped(__global float *restrict y, __global const float *restrict x, float least, float most, int count) {
+    FOR_ELEMENTS(i, count) {
+        const float at_least = x[i] < least ? least : x[i];
+        y[i] = at_least > most ? most : at_least;
+    }
+}
+
+__kernel void clamped_grad(__global float *restrict dx, __global const float *restrict g,
+                           __global const float *restrict x, float least, float most, int count) {
+    FOR_ELEMENTS(i, count) dx[i] = x[i] > most || x[i] < least ? 0.0f : g[i];
+}

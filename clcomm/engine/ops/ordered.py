@@ -1,0 +1,274 @@
+"""Extremes, sorting, and running sums along a dimension, as PyTorch's: results of two parts are (values, indices)."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from typing import NamedTuple
+
+from clcomm.engine.autograd import Context, Op
+from clcomm.engine.ops.blocks import split, take
+from clcomm.engine.ops.casts import to_float
+from clcomm.engine.ops.comparisons import equal_to, to_bool, where
+from clcomm.engine.ops.elementwise import mul
+from clcomm.engine.ops.functions import abs, maximum, minimum, sqrt, square
+from clcomm.engine.ops.indexing import gather
+from clcomm.engine.ops.names import pytorch_names
+from clcomm.engine.ops.reduce import sum
+from clcomm.engine.ops.shape import reshape
+from clcomm.engine.ops.variance import var
+from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor, whole_rows
+from clcomm.errors import ArgumentError
+
+
+class Ordered(NamedTuple):
+    """The values, which gradients pass through, and their int32 indices along the dimension."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def _along(name: str, x: Tensor, axis: int) -> tuple[int, int, int, int]:
+    """Return the dimension, and x's sizes before, along and behind it."""
+    whole_rows(name, float_tensor(name, x))
+    if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
+        raise ArgumentError(f"{name}: axis {axis!r} does not fit a tensor of shape {x.shape}")
+    at = axis % x.ndim
+    return at, math.prod(x.shape[:at]), x.shape[at], math.prod(x.shape[at + 1 :])
+
+
+def _extreme(name: str, x: Tensor, axis: int, sign: float) -> Tensor:
+    """Return the indices of the largest elements, of sign 1, or the smallest, of -1; the dimension stays, as 1."""
+    at, outer, length, inner = _along(name, x, axis)
+    out, device = empty(x.device, (*x.shape[:at], 1, *x.shape[at + 1 :]), INT32), x.device
+    device.launch(device.kernel("ordered", "extreme"), *device.grid(out.size), out, x, sign, outer, length, inner)
+    return out
+
+
+def _without(x: Tensor, axis: int, keepdims: bool) -> Tensor:
+    at = axis % x.ndim
+    return x if keepdims else reshape(x, (*x.shape[:at], *x.shape[at + 1 :]))
+
+
+class Extreme(Op):
+    """The largest element of all, of sign 1, or the smallest, of -1; equal ones share its gradient."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, *, sign: float) -> Tensor:
+        line = x.detach().alias((x.size,))
+        result = gather(line, 0, _extreme("max", line, 0, sign)).alias(())
+        ctx.save(x, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, result = ctx.saved
+        shares = to_float(equal_to(x.detach(), result.detach()))
+        return (mul(shares, grad.detach() / sum(shares)),)
+
+
+@pytorch_names
+def max(x: Tensor, axis: int | Tensor | None = None, keepdims: bool = False) -> Tensor | Ordered:
+    """Return the largest element, or along a dimension (values, indices), of equal ones the first; NaN is larger.
+
+    x: float32 of any shape. With a tensor in place of `axis`, `maximum` of both.
+    """
+    return _reduced("max", x, axis, keepdims, 1.0)
+
+
+@pytorch_names
+def min(x: Tensor, axis: int | Tensor | None = None, keepdims: bool = False) -> Tensor | Ordered:
+    """Return the smallest element, or along a dimension (values, indices), of equal ones the first; NaN is smaller.
+
+    x: float32 of any shape. With a tensor in place of `axis`, `minimum` of both.
+    """
+    return _reduced("min", x, axis, keepdims, -1.0)
+
+
+def _reduced(name: str, x: Tensor, axis: int | Tensor | None, keepdims: bool, sign: float) -> Tensor | Ordered:
+    if isinstance(axis, Tensor):
+        return (maximum if sign > 0 else minimum)(x, axis)
+    if axis is None:
+        return Extreme.apply(float_tensor(name, x), sign=sign)
+    indices = _extreme(name, x, axis, sign)
+    values = gather(x, axis, indices)
+    return Ordered(_without(values, axis, keepdims), _without(indices, axis, keepdims))
+
+
+@pytorch_names
+def any(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Return whether any element is not 0, of all or along a dimension; x: of any type and shape."""
+    return to_bool(_value(max(to_float(to_bool(x)), axis, keepdims)))
+
+
+@pytorch_names
+def all(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Return whether no element is 0, of all or along a dimension; x: of any type and shape."""
+    return to_bool(_value(min(to_float(to_bool(x)), axis, keepdims)))
+
+
+def _value(found: Tensor | Ordered) -> Tensor:
+    return found.values if isinstance(found, Ordered) else found
+
+
+@pytorch_names
+def argmax(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Return the int32 index of the largest element along a dimension, or of all; the first of equals, and of NaN.
+
+    x: float32 of any shape.
+    """
+    return _index("argmax", x, axis, keepdims, 1.0)
+
+
+@pytorch_names
+def argmin(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Return the int32 index of the smallest element along a dimension, or of all; the first of equals, and of NaN.
+
+    x: float32 of any shape.
+    """
+    return _index("argmin", x, axis, keepdims, -1.0)
+
+
+def _index(name: str, x: Tensor, axis: int | None, keepdims: bool, sign: float) -> Tensor:
+    if axis is None:
+        line = float_tensor(name, x).detach().alias((x.size,))
+        return _extreme(name, line, 0, sign).alias((1,) * x.ndim if keepdims else ())
+    return _without(_extreme(name, x, axis, sign), axis, keepdims)
+
+
+@pytorch_names
+def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
+    """Return the int32 indices that sort x along a dimension, equal elements in their order, NaN as the largest.
+
+    x: float32 of any shape, which the result has too.
+    """
+    _, outer, length, inner = _along("argsort", x, axis)
+    device, sign = x.device, -1.0 if descending else 1.0
+    out, other = empty(device, x.shape, INT32), empty(device, x.shape, INT32)
+    kernel = device.kernel("ordered", "sorted")
+    device.launch(kernel, *device.grid(outer * inner), out, other, x, sign, outer, length, inner)
+    return out
+
+
+@pytorch_names
+def sort(x: Tensor, axis: int = -1, descending: bool = False) -> Ordered:
+    """Return x sorted along a dimension and the indices of its elements, as `argsort` has them."""
+    indices = argsort(x, axis, descending)
+    return Ordered(gather(x, axis, indices), indices)
+
+
+@pytorch_names
+def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Ordered:
+    """Return the k largest elements along a dimension, or the smallest, the first of them first, and their indices.
+
+    x: float32 of any shape. Raises ArgumentError for more than the dimension has.
+    """
+    at, _, length, _ = _along("topk", x, axis)
+    if not isinstance(k, int) or not 1 <= k <= length:
+        raise ArgumentError(f"topk: k: expected 1 to {length}, the dimension's size, got {k!r}")
+    order = take(argsort(x, at, descending=largest), (slice(None),) * at + (slice(k),))
+    return Ordered(gather(x, at, order), order)
+
+
+class Running(Op):
+    """The sums of all elements up to each along a dimension."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, *, sizes: tuple[int, int, int]) -> Tensor:
+        ctx.sizes = sizes
+        return _running(x, sizes, 0, empty(x.device, x.shape))
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (_running(grad, ctx.sizes, 1, ctx.out(0)),)
+
+
+def _running(x: Tensor, sizes: tuple[int, int, int], from_end: int, out: Tensor) -> Tensor:
+    outer, length, inner = sizes
+    kernel = x.device.kernel("ordered", "running")
+    x.device.launch(kernel, *x.device.grid(outer * inner), out, x, from_end, outer, length, inner)
+    return out
+
+
+@pytorch_names
+def cumsum(x: Tensor, axis: int) -> Tensor:
+    """Return the sums of all elements up to each along a dimension; x: float32 of any shape, which the result has."""
+    return Running.apply(x, sizes=_along("cumsum", x, axis)[1:])
+
+
+class Product(Op):
+    """The product along a dimension, which stays, as 1."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, *, at: int, sizes: tuple[int, int, int]) -> Tensor:
+        ctx.sizes, (outer, length, inner) = sizes, sizes
+        ctx.save(x)
+        out, device = empty(x.device, (*x.shape[:at], 1, *x.shape[at + 1 :])), x.device
+        device.launch(device.kernel("ordered", "product"), *device.grid(out.size), out, x, outer, length, inner)
+        return out
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (x,), (outer, length, inner), dx = ctx.saved, ctx.sizes, ctx.out(0)
+        kernel = x.device.kernel("ordered", "product_grad")
+        x.device.launch(kernel, *x.device.grid(outer * inner), dx, grad, x, outer, length, inner)
+        return (dx,)
+
+
+@pytorch_names
+def prod(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Return the product of all elements, or along a dimension, which `keepdims` keeps with size 1.
+
+    x: float32 of any shape; of all dimensions the result has the shape ().
+    """
+    if axis is None:
+        return reshape(prod(reshape(float_tensor("prod", x), (x.size,)), 0), ())
+    at, *sizes = _along("prod", x, axis)
+    return _without(Product.apply(x, at=at, sizes=tuple(sizes)), axis, keepdims)
+
+
+@pytorch_names
+def std(x: Tensor, axis: int | tuple[int, ...] | None = None, correction: int = 1, keepdims: bool = False) -> Tensor:
+    """Return the square root of `var`, of the same arguments."""
+    return sqrt(var(x, axis, correction, keepdims))
+
+
+class Root(Op):
+    """sqrt(x), whose gradient at 0 is 0, as that of PyTorch's norm."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor) -> Tensor:
+        result = sqrt(x.detach())
+        ctx.save(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (result,) = (each.detach() for each in ctx.saved)
+        return (where(equal_to(result, 0.0), 0.0, grad.detach() * 0.5 / result),)
+
+
+@pytorch_names
+def norm(x: Tensor, p: float = 2, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
+    """Return the 1-, 2- or infinity-norm of all elements, or over dimensions; the gradient at 0 is 0.
+
+    x: float32 of any shape; p: 1, 2, "fro" or infinity, for which `axis` is one dimension or None.
+    """
+    float_tensor("norm", x)
+    if p in (2, "fro"):
+        return Root.apply(sum(square(x), axis, keepdims))
+    if p == 1:
+        return sum(abs(x), axis, keepdims)
+    if p == math.inf and (axis is None or isinstance(axis, int)):
+        return _value(max(abs(x), axis, keepdims))
+    raise ArgumentError(f"norm: p: expected 1, 2, 'fro', or infinity over one dimension, got {p!r} over {axis}")
+
+
+@pytorch_names
+def chunk(x: Tensor, chunks: int, axis: int = 0) -> list[Tensor]:
+    """Return at most `chunks` parts along a dimension, of equal size but the last; x: float32 of any shape."""
+    at, _, length, _ = _along("chunk", x, axis)
+    if not isinstance(chunks, int) or chunks < 1:
+        raise ArgumentError(f"chunk: chunks: expected 1 or more, got {chunks!r}")
+    size = -(-length // chunks)
+    return list(split(x, [builtins.min(size, length - first) for first in range(0, length, size)], at))

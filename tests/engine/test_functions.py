@@ -1,0 +1,256 @@
+"""Functions with PyTorch's names against PyTorch: values, gradients, extremes, booleans, order, indices and einsum."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clcomm.engine import MultiheadAttention, Replay, Tensor, no_grad
+from clcomm.engine import functional as F
+from clcomm.errors import ArgumentError
+
+torch = pytest.importorskip("torch")
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((3, 4, 5)).astype(np.float32)
+TIED = np.float32([[2, 1, 2, 0], [-1, 3, 3, 3], [0, 0, 0, 0]])
+ABOVE = np.abs(X) + 0.1
+#: Of the tensor, for both libraries alike: what they do, and the values that it starts from.
+ALIKE: dict[str, tuple[Any, np.ndarray]] = {
+    "exp": (lambda x: x.exp(), X),
+    "log": (lambda x: x.log(), ABOVE),
+    "sqrt": (lambda x: x.sqrt(), ABOVE),
+    "rsqrt": (lambda x: x.rsqrt(), ABOVE),
+    "abs": (lambda x: abs(x), np.float32([[-2, 0, 3]])),
+    "square": (lambda x: x.square(), X),
+    "sin": (lambda x: x.sin(), 40 * X),
+    "cos": (lambda x: x.cos(), 40 * X),
+    "erf": (lambda x: x.erf(), np.linspace(-6, 6, 200, dtype=np.float32)),
+    "pow": (lambda x: x**3 + x.pow(2) + x**1, X),
+    "pow 0": (lambda x: x**0 + x * 1e-3, TIED),
+    "pow negative": (lambda x: x**-1.5, ABOVE),
+    "number to the power": (lambda x: 3**x, X),
+    "clamp": (lambda x: x.clamp(-0.5, 0.25), X),
+    "clamp min": (lambda x: x.clamp(min=0.1), X),
+    "clamp of limits": (lambda x: x.clamp(-1, 2), TIED),
+    "max": (lambda x: x.max(), TIED),
+    "min": (lambda x: x.min(), TIED),
+    "max of dim": (lambda x: x.max(dim=1)[0], X),
+    "max keepdim": (lambda x: x.max(1, keepdim=True).values, X),
+    "min of dim": (lambda x: x.min(-1).values, TIED),
+    "max of ties": (lambda x: x.max(1).values, TIED),
+    "sort": (lambda x: x.sort(dim=1, descending=True).values, X),
+    "sort of ties": (lambda x: x.sort(stable=True).values if isinstance(x, torch.Tensor) else x.sort().values, TIED),
+    "topk": (lambda x: x.topk(2).values, X),
+    "topk smallest": (lambda x: x.topk(2, dim=1, largest=False)[0], X),
+    "cumsum": (lambda x: x.cumsum(dim=1), X),
+    "cumsum 0": (lambda x: x.cumsum(0), X),
+    "prod": (lambda x: x.prod(), X),
+    "prod of zeros": (lambda x: x.prod(dim=1), TIED),
+    "std": (lambda x: x.std(dim=1), X),
+    "norm": (lambda x: x.norm() + x.norm(dim=1).sum() + x.norm(1), X),
+    "norm at 0": (lambda x: x.norm(), np.zeros((2, 3), np.float32)),
+    "norm inf": (lambda x: x.norm(math.inf), X),
+    "sum of dims": (lambda x: x.sum(dim=(0, 2), keepdim=True) * x.mean(dim=1, keepdim=True), X),
+    "softmax of dim": (lambda x: x.softmax(dim=1) + x.log_softmax(dim=0) + x.logsumexp(dim=2, keepdim=True), X),
+    "tril": (lambda x: x.tril() - x.triu(1), X),
+    "tril of another diagonal": (lambda x: x.tril(-1) + x.triu(diagonal=-2), X),
+    "view": (lambda x: x.view(3, -1).unsqueeze(1).squeeze(1), X),
+    "squeeze": (lambda x: x[:1].squeeze() * 2 + x[:1].squeeze(0), X),
+    "expand": (lambda x: x.unsqueeze(0).expand(2, -1, -1, 5) * 1.5, X),
+    "clone": (lambda x: x.clone() * x, X),
+    "chunk": (lambda x: x.chunk(2, dim=1)[0] * x.chunk(2, 1)[1], X),
+    "permute": (lambda x: x.permute(2, 0, 1).reshape(5, 12), X),
+    "masked_fill": (lambda x: x.masked_fill(x > 0.3, -2.0), X),
+    "mask times": (lambda x: x * (x > 0), X),
+    "indices": (lambda x: x[[2, 0, 2]], X),
+    "pairs of indices": (lambda x: x[[0, 1, 2], [3, -1, 0]], X),
+    "mask as index": (lambda x: x[x > 0.5], X),
+    "gather": (lambda x: x.gather(1, x.argmax(dim=1, keepdim=True)), X),
+}
+
+
+def both(function: Any, values: np.ndarray) -> tuple[Tensor, Any, Tensor, Any]:
+    """Return the results of both libraries and their leaves, after a backward with the same gradient."""
+    ours, theirs = Tensor(values, requires_grad=True), torch.tensor(values, requires_grad=True)
+    result, expected = function(ours), function(theirs)
+    above = RNG.standard_normal(tuple(expected.shape)).astype(np.float32)
+    result.backward(Tensor(above) if above.shape else float(above))
+    expected.backward(torch.tensor(above))
+    return result, expected.detach(), ours.grad, theirs.grad
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_is_pytorchs(name):
+    result, expected, grad, its = both(*ALIKE[name])
+    assert result.shape == tuple(expected.shape)
+    np.testing.assert_allclose(result.numpy(), expected.numpy(), rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(grad.numpy(), its.numpy(), rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["maximum", "minimum", "max", "min"])
+@pytest.mark.parametrize("shapes", [((3, 4), (3, 4)), ((3, 4), (4,)), ((2, 1), (1, 3))])
+def test_of_two_tensors_is_pytorchs(name, shapes):
+    a, b = (RNG.integers(-2, 3, shape).astype(np.float32) for shape in shapes)
+    a.flat[0] = np.nan
+    ours, theirs = ([make(x) for x in (a, b)] for make in (lambda x: Tensor(x, requires_grad=True), torch.tensor))
+    for x in theirs:
+        x.requires_grad_()
+    result, expected = getattr(F, name)(*ours), getattr(torch, name)(*theirs)
+    np.testing.assert_array_equal(result.numpy(), expected.detach().numpy())
+    result.sum().backward()
+    expected.sum().backward()
+    for x, y in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(x.grad.numpy(), y.grad.numpy())
+
+
+def test_order_with_nan_is_pytorchs():
+    values = np.float32([[3, np.nan, 1, np.inf, 1], [np.nan, 2, np.nan, -np.inf, 2]])
+    ours, theirs = Tensor(values), torch.tensor(values)
+    for descending in (False, True):
+        own, other = ours.sort(1, descending), theirs.sort(dim=1, descending=descending, stable=True)
+        np.testing.assert_array_equal(own.values.numpy(), other.values.numpy())
+        finite = np.isfinite(other.values.numpy())
+        np.testing.assert_array_equal(own.indices.numpy()[finite], other.indices.numpy()[finite])
+    for name in ("argmax", "argmin"):
+        assert getattr(ours, name)().item() == getattr(theirs, name)().item()
+        np.testing.assert_array_equal(getattr(ours, name)(dim=1).numpy(), getattr(theirs, name)(dim=1).numpy())
+        np.testing.assert_array_equal(getattr(ours, name)(0, True).numpy(), getattr(theirs, name)(0, True).numpy())
+
+
+COMPARED = [
+    lambda x, y: x == y, lambda x, y: x != y, lambda x, y: x < y, lambda x, y: x <= y, lambda x, y: x > y,
+    lambda x, y: x >= y, lambda x, y: x == 2, lambda x, y: x > 1.5, lambda x, y: (x > 0) & (y > 0),
+    lambda x, y: (x > 0) | ~(y > 0), lambda x, y: (x > 0) ^ (y > 0), lambda x, y: (x > y).any(),
+    lambda x, y: (x > y).all(), lambda x, y: (x >= y).all(dim=1), lambda x, y: (x > y).any(1),
+    lambda x, y: (x == y).sum(), lambda x, y: (x == y).float().mean(), lambda x, y: (x > y).sum(dim=0),
+    lambda x, y: x == None,  # noqa: E711 - as a mistake in a script
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["floats", "integers", "mixed"])
+@pytest.mark.parametrize("number", range(len(COMPARED)))
+def test_comparisons_are_pytorchs(number, kind):
+    a, b = RNG.integers(-2, 4, (4, 6)), RNG.integers(-2, 4, (4, 6))
+    if kind != "integers":
+        a = a.astype(np.float32)
+        a[0, 0] = np.nan
+    if kind == "floats":
+        b = b.astype(np.float32)
+    result, expected = COMPARED[number](Tensor(a), Tensor(b)), COMPARED[number](torch.tensor(a), torch.tensor(b))
+    if isinstance(expected, bool):
+        assert result is expected
+        return
+    np.testing.assert_allclose(result.numpy(), expected.numpy(), rtol=3e-7)
+    assert result.numpy().dtype.kind == expected.numpy().dtype.kind
+    assert type(result.reshape(-1)[0].item()) is type(expected.reshape(-1)[0].item())
+
+
+@pytest.mark.parametrize("parts", [(True, True), (True, False), (False, True)])
+def test_where_is_pytorchs(parts):
+    flags, a, b = RNG.integers(0, 2, (3, 1)).astype(bool), X[0, :3, :1], X[1, 0, :5]
+    ours = [Tensor(x, requires_grad=True) if is_tensor else 2.5 for x, is_tensor in zip((a, b), parts, strict=True)]
+    theirs = [torch.tensor(x, requires_grad=True) if each else 2.5 for x, each in zip((a, b), parts, strict=True)]
+    result, expected = F.where(Tensor(flags), *ours), torch.where(torch.tensor(flags), *theirs)
+    np.testing.assert_array_equal(result.numpy(), expected.detach().numpy())
+    result.sum().backward()
+    expected.sum().backward()
+    for own, other in zip(ours, theirs, strict=True):
+        if isinstance(own, Tensor):
+            np.testing.assert_array_equal(own.grad.numpy(), other.grad.numpy())
+
+
+def test_booleans_as_masks_of_attention_are_pytorchs():
+    q = RNG.standard_normal((1, 2, 4, 8)).astype(np.float32)
+    seen = np.tri(4, dtype=bool)
+    ours = F.scaled_dot_product_attention(Tensor(q), Tensor(q), Tensor(q), Tensor(seen)).numpy()
+    theirs = torch.nn.functional.scaled_dot_product_attention(*[torch.tensor(q)] * 3, torch.tensor(seen)).numpy()
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    layer, x = MultiheadAttention(8, 2, batch_first=True), Tensor(q[0])
+    hidden = ~seen
+    as_tensor = layer(x, x, x, attn_mask=Tensor(hidden), need_weights=False)[0].numpy()
+    np.testing.assert_array_equal(as_tensor, layer(x, x, x, attn_mask=hidden, need_weights=False)[0].numpy())
+
+
+@pytest.mark.parametrize("equation", [
+    "ij,jk->ik", "ij,jk", "bij,bjk->bik", "bhqd,bhkd->bhqk", "ij,ij->", "ij->ji", "ij->i", "i,j->ij", "bi,oi->bo",
+    "bij,bkj->bik", "bij,j,bik->bk", "ab,cd->abcd", "abc,cab->bca", "ij,kj,kl->li", "ij,k->kj",
+])  # fmt: skip
+def test_einsum_is_pytorchs(equation):
+    sizes = dict(zip("abcdijklhqo", (2, 3, 4, 2, 3, 4, 5, 2, 3, 4, 5), strict=True))
+    terms = equation.partition("->")[0].split(",")
+    arrays = [RNG.standard_normal([sizes[letter] for letter in term]).astype(np.float32) for term in terms]
+    ours = [Tensor(x, requires_grad=True) for x in arrays]
+    theirs = [torch.tensor(x, requires_grad=True) for x in arrays]
+    result, expected = F.einsum(equation, *ours), torch.einsum(equation, *theirs)
+    assert result.shape == tuple(expected.shape)
+    np.testing.assert_allclose(result.numpy(), expected.detach().numpy(), rtol=1e-5, atol=1e-5)
+    (result * result).sum().backward()
+    (expected * expected).sum().backward()
+    for own, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(own.grad.numpy(), other.grad.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_one_hot_is_pytorchs():
+    classes = np.array([[0, 3], [1, 1]])
+    ours, theirs = F.one_hot(Tensor(classes), 5), torch.nn.functional.one_hot(torch.tensor(classes), 5)
+    np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    assert F.one_hot(Tensor(classes)).shape == (2, 2, 4)
+
+
+def test_a_replayed_step_of_them_repeats_them():
+    x = Tensor(X)
+    replay = Replay(
+        no_grad()(lambda t: (t.exp() * (t > 0)).max(dim=1).values.cumsum(0) + F.where(t[:, 0] < 0, 1.0, 2.0))
+    )
+    expected = replay(x).numpy()
+    for _ in range(3):
+        assert np.array_equal(replay(x).numpy(), expected)
+    x.copy_from(-X)
+    assert not np.array_equal(replay(x).numpy(), expected)
+
+
+def test_a_replay_notices_another_tensor_of_equal_value():
+    around = Tensor(2.0)
+    replay = Replay(no_grad()(lambda x: x * around))
+    for _ in range(3):
+        assert replay(Tensor([3.0])).item() == 6
+    earlier, around = around, Tensor(2.0)
+    around.copy_from(5.0)
+    assert replay(Tensor([3.0])).item() == 15 and earlier.item() == 2
+
+
+@pytest.mark.parametrize(("mistake", "words"), [
+    (lambda x, n: n / 2, "div: expected a float32 tensor, got int32 of shape (2,); x.float() is one"),
+    (lambda x, n: x & x, "&: expected a tensor of booleans, got float32; x != 0 is one"),
+    (lambda x, n: x > X, ">: expected a tensor or a number, got ndarray; wrap arrays in Tensor(...)"),
+    (lambda x, n: x**x, "pow: exponent: expected a number, got Tensor; of positive x use exp(exponent * log(x))"),
+    (lambda x, n: (-2) ** x, "**: expected a positive number to the power of a tensor, got -2"),
+    (lambda x, n: x.clamp(), "clamp: expected min, max or both, got neither"),
+    (lambda x, n: x.topk(9), "topk: k: expected 1 to 5, the dimension's size, got 9"),
+    (lambda x, n: x.max(dim=7), "max: axis 7 does not fit a tensor of shape (3, 4, 5)"),
+    (lambda x, n: x.sum(dim=1, axis=1), "sum: expected dim or axis, got both"),
+    (lambda x, n: x.masked_fill(n, 1.0), "masked_fill: mask: expected a tensor of booleans, got int32; x != 0 is one"),
+    (lambda x, n: x.masked_fill(x.sum(0, True) > 0, x), "masked_fill: value: expected a number, got Tensor"),
+    (lambda x, n: x[:1].masked_fill(x > 0, 1.0), "expected booleans that broadcast to shape (1, 4, 5), got (3, 4, 5)"),
+    (lambda x, n: x[x > 99], "index: expected at least one element, got none, as tensors have one or more"),
+    (lambda x, n: x[[0, 3]], "index: expected indices from -3 to 2, got 3"),
+    (lambda x, n: x[[0.5]], "index: expected integers for at most 3 dimensions, or one array of booleans"),
+    (lambda x, n: x.expand(2, 4, 5), "expand: expected a shape to which (3, 4, 5) broadcasts, got (2, 4, 5)"),
+    (lambda x, n: x.squeeze(3), "squeeze: expected a dimension from -3 to 2, got 3"),
+    (lambda x, n: F.einsum("ij,jk", x, x), "einsum: expected a letter of its own for each dimension of (3, 4, 5)"),
+    (lambda x, n: F.einsum("abc,abd->cd", x, x[:2]), "einsum: expected one size of 'a', got 3 and 2"),
+    (lambda x, n: F.einsum("...a->a", x), "einsum: expected letters for each of 1 tensors, got '...a->a'"),
+    (lambda x, n: F.one_hot(x), "one_hot: expected int32 classes, got float32"),
+    (lambda x, n: (x > 0).mean(), "mean: expected a float32 tensor, got bool of shape (3, 4, 5); x.float() is one"),
+    (lambda x, n: bool(x > 0), "item: expected a tensor of one element, got shape (3, 4, 5)"),
+    (lambda x, n: x.norm(3), "norm: p: expected 1, 2, 'fro', or infinity over one dimension, got 3 over None"),
+    (lambda x, n: F.where(x, x, x), "where: condition: expected a tensor of booleans, got float32; x != 0 is one"),
+])  # fmt: skip
+def test_mistakes_are_one_line(mistake, words):
+    with pytest.raises(ArgumentError) as raised:
+        mistake(Tensor(X), Tensor([1, 2]))
+    assert words in str(raised.value) and "\n" not in str(raised.value)
