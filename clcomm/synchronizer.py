@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -34,7 +35,7 @@ __all__ = ["GRADIENTS", "PARAMETERS", "Synchronizer"]
 class Synchronizer:
     """Keeps the replicas of models alike, on the ranks of a Communicator.
 
-    Models are those of this package's engine, of PyTorch, of netcl, or of NumPy arrays; see `clcomm.adapters`.
+    Models are those of this package's engine, of PyTorch, tinygrad, netcl, or of NumPy arrays; see `clcomm.adapters`.
     Its parameters' names, shapes and dtypes, and the bucket plan, are compared over the ranks before the first
     traffic, and so are the settings; MismatchError with the same text is raised on every rank where they differ.
 
@@ -190,6 +191,13 @@ class Synchronizer:
         """
         if self.models.is_paused:
             return
+        synchronise = partial(self._synchronise_weighted, model, use_bucketing, samples, of)
+        if not self.models.of(model).space.adapter.record(synchronise):
+            synchronise()
+
+    def _synchronise_weighted(
+        self, model: object, use_bucketing: bool | None, samples: float | None, of: float | None
+    ) -> None:
         # In the usual step all ranks' gradients count alike.
         is_weighted = samples is not None or self._weights.in_join or self.models.of(model).expected_weight is not None
         self._synchronise(model, use_bucketing, self._weights.take(model, samples, of) if is_weighted else 1.0)

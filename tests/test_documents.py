@@ -66,7 +66,8 @@ def test_a_page_s_program_runs(page: str, program: str, tmp_path: Path) -> None:
 
 
 #: The extras by the packages that programs need them for.
-EXTRAS = {"torch": "torch", "sklearn": "digits", "netcl": "netcl", "onnx": "onnx", "prometheus_client": "prometheus"}
+EXTRAS = {"torch": "torch", "sklearn": "digits", "netcl": "netcl", "tinygrad": "tinygrad", "onnx": "onnx",
+          "prometheus_client": "prometheus"}  # fmt: skip
 #: What our modules and functions import from the extras.
 IMPORTED_BY_OURS = {
     "clcomm.torch": "torch",
@@ -74,6 +75,7 @@ IMPORTED_BY_OURS = {
     "clcomm.lizardist.engine": "torch",
     "clcomm.adapters.torch": "torch",
     "clcomm.adapters.netcl": "netcl",
+    "clcomm.tinygrad": "tinygrad",
     "clcomm.weights.export_onnx": "onnx",
     "clcomm.exporters.prometheus": "prometheus_client",
 }

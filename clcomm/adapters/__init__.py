@@ -33,7 +33,12 @@ def adapter_of(model: object) -> ModelAdapter:
         from clcomm.adapters.numpy import NumpyAdapter
 
         return NumpyAdapter(model)
+    if "tinygrad" in sys.modules:
+        from clcomm.adapters.tinygrad import TinygradAdapter, tensors_of
+
+        if tensors_of(model):
+            return TinygradAdapter(model)
     raise ArgumentError(
-        f"model: expected a clcomm.engine.Module, a torch.nn.Module, a netcl model or an object with "
+        f"model: expected a clcomm.engine.Module, a torch.nn.Module, a netcl or tinygrad model or an object with "
         f"named_parameters(), got {type(model).__name__}"
     )

@@ -90,6 +90,12 @@ class ModelAdapter(GradientMoves, Protocol):
     def fold(self) -> Fold | None:
         """Reduces over ranks on the model's device; None where the device offers no such kernels."""
 
+    def record(self, synchronise: Callable[[], None]) -> bool:
+        """Where the library records what runs now, have each run of it call `synchronise` here; return whether it does.
+
+        `pull_gradients` then takes the gradients that this run has computed.
+        """
+
     def require_unchanged(self) -> None:
         """Raise ArgumentError where parameters were replaced, frozen or unfrozen since the start; at every step."""
 
@@ -162,6 +168,9 @@ class CopyingAdapter:
 
     def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
         self._layout, self._arrays = layout, arrays
+
+    def record(self, synchronise: Callable[[], None]) -> bool:
+        return False
 
     def has_gradients(self) -> bool:
         return any(parameter.grad is not None for parameter in self._parameters.values())

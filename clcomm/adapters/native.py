@@ -47,6 +47,9 @@ class NativeAdapter:
         if not self.specs:
             raise ArgumentError("model: expected at least one parameter that requires a gradient, got none")
 
+    def record(self, synchronise: Callable[[], None]) -> bool:
+        return False  # a Replay is refused below
+
     def require_unchanged(self) -> None:
         """Raise ArgumentError where parameters were replaced, frozen or unfrozen, and within a Replay.
 

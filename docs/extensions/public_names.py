@@ -36,6 +36,7 @@ FIRST = ("Communicator", "Synchronizer", "DistributedDataParallel", "Mesh", "Ten
 OPTIONAL = (
     "torch",
     "netcl",
+    "tinygrad",
     "safetensors",
     "onnx",
     "matplotlib",

@@ -263,18 +263,6 @@ def test_ranks_train_as_one_does_on_the_whole_batch(bucket_size):
         assert all(row.tobytes() == gathered[0].tobytes() for row in gathered), name
 
 
-@pytest.mark.mpi(min_size=2)
-def test_a_rank_without_a_gradient_counts_as_zero():
-    comm = Communicator()
-    model, (x, y) = make_model(), batch()
-    sync = Synchronizer(comm)
-    sync.broadcast_parameters(model)
-    if comm.rank == 0:
-        cross_entropy(model(x), y).backward()
-    sync.sync_gradients(model)
-    assert_gradients(model, [gradient / comm.size for gradient in reference(model, x, y).gradients])
-
-
 def test_unfreezing_after_the_first_synchronisation_is_noticed():
     model, sync = make_model(), Synchronizer(Communicator(transport="solo"))
     model.module.layers[0].freeze()
