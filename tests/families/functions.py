@@ -29,6 +29,7 @@ def check_functions(device: Device, case: Shaped) -> None:
         (F.cos, np.cos(x), -np.sin(x)),
         (F.erf, _ERF(x), 2 / np.sqrt(np.pi) * np.exp(-(x**2))),
         (F.square, x * x, 2 * x),
+        (F.softplus, np.log1p(np.exp(x)), 1 / (1 + np.exp(-x))),
         (lambda t: F.abs(-1.0 * t), x, np.ones(x.shape)),
         (lambda t: t**2.5, x**2.5, 2.5 * x**1.5),
         (lambda t: t**-3, x**-3.0, -3 * x**-4.0),

@@ -21,6 +21,10 @@ GRADIENT(cosine, -sin(v))
 ACTIVATION(error_function, erf(v))
 GRADIENT(error_function, 1.12837916709551257f * exponential(-v * v))
 
+INLINE lanes above_0(lanes v) { return v > 0.0f ? v : (lanes)(0.0f); }
+ACTIVATION(softplus, above_0(v) + log1p(exponential(-size_of(v))))
+GRADIENT(softplus, 1.0f / (1.0f + exponential(-v)))
+
 __kernel void power(__global float *restrict y, __global const float *restrict x, float exponent, int count) {
     FOR_LANES(i, count) {
         const lanes exponents = exponent;

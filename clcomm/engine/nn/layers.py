@@ -6,6 +6,7 @@ import numpy as np
 
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
+from clcomm.engine.nn.activations import Activation
 from clcomm.engine.nn.init import Generator, layer_values, normal_values
 from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.dropout import check_probability
@@ -119,72 +120,7 @@ class AdaptiveAvgPool2d(Module):
         return F.adaptive_avg_pool2d(x, self.output_size)
 
 
-class _Activation(Module):
-    """An activation, which gives x its result where it is to work in place."""
-
-    def __init__(self, inplace: bool = False):
-        self.inplace = inplace
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.overwrite(x, self.of) if self.inplace else self.of(x)
-
-    def of(self, x: Tensor) -> Tensor:
-        """Return the result."""
-        raise TypeError(f"{type(self).__name__} defines no of()")
-
-
-class ReLU(_Activation):
-    """max(x, 0); inplace: x itself gets it."""
-
-    def of(self, x: Tensor) -> Tensor:
-        return F.relu(x)
-
-
-class Sigmoid(Module):
-    """1 / (1 + exp(-x))"""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.sigmoid(x)
-
-
-class Tanh(Module):
-    """Hyperbolic tangent."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.tanh(x)
-
-
-class GELU(Module):
-    """x times the normal distribution's cumulative function at x; with `approximate` "tanh" as GPT-2 computes it."""
-
-    def __init__(self, approximate: str = "none"):
-        if approximate not in ("none", "tanh"):
-            raise ArgumentError(f"GELU: expected approximate 'none' or 'tanh', got {approximate!r}")
-        self.approximate = approximate
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(x, self.approximate)
-
-
-class SiLU(_Activation):
-    """x / (1 + exp(-x)); inplace: x itself gets it."""
-
-    def of(self, x: Tensor) -> Tensor:
-        return F.silu(x)
-
-
-class LeakyReLU(_Activation):
-    """x where it is positive, else negative_slope * x; inplace: x itself gets it."""
-
-    def __init__(self, negative_slope: float = 0.01, inplace: bool = False):
-        super().__init__(inplace)
-        self.negative_slope = negative_slope
-
-    def of(self, x: Tensor) -> Tensor:
-        return F.leaky_relu(x, self.negative_slope)
-
-
-class Dropout(_Activation):
+class Dropout(Activation):
     """x with each element set to 0 with probability p, else divided by 1 - p, in training; x itself in `eval()`.
 
     inplace: x itself gets the result.
@@ -208,24 +144,14 @@ class Dropout(_Activation):
         return F.dropout(x, self.p, self.training, stream=self.stream)
 
 
-class Softmax(Module):
-    """exp(x) / sum(exp(x)) along `axis`."""
+class Dropout2d(Dropout):
+    """x [N, C, ...] with each channel set to 0 with probability p, else divided by 1 - p; x itself in `eval()`."""
 
-    def __init__(self, axis: int = -1):
-        self.axis = axis
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.softmax(x, self.axis)
-
-
-class LogSoftmax(Module):
-    """x - log(sum(exp(x))) along `axis`."""
-
-    def __init__(self, axis: int = -1):
-        self.axis = axis
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.log_softmax(x, self.axis)
+    def of(self, x: Tensor) -> Tensor:
+        if x.ndim < 3 or not self.training:
+            return super().of(x)
+        whole = Tensor(np.ones((*x.shape[:2], *[1] * (x.ndim - 2)), np.float32), x.device)
+        return x * F.dropout(whole, self.p, stream=self.stream)
 
 
 class Flatten(Module):
@@ -236,68 +162,3 @@ class Flatten(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.flatten(x, self.start_dim)
-
-
-class CrossEntropyLoss(Module):
-    """Cross-entropy of logits [rows, classes] against integer classes [rows]; see ops.class_losses.cross_entropy."""
-
-    def __init__(
-        self,
-        reduction: str = "mean",
-        *,
-        weight: Tensor | None = None,
-        ignore_index: int | None = None,
-        label_smoothing: float = 0.0,
-    ):
-        self.reduction, self.weight = reduction, weight
-        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
-
-    def forward(self, logits: Tensor, targets: Tensor | np.ndarray) -> Tensor:  # type: ignore[override]
-        return F.cross_entropy(
-            logits, targets, self.reduction, weight=self.weight, ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing,
-        )  # fmt: skip
-
-
-class NLLLoss(Module):
-    """Negative log-likelihood of log-probabilities [rows, classes]; see ops.class_losses.nll_loss."""
-
-    def __init__(self, reduction: str = "mean", *, weight: Tensor | None = None, ignore_index: int | None = None):
-        self.reduction, self.weight, self.ignore_index = reduction, weight, ignore_index
-
-    def forward(self, log_probabilities: Tensor, targets: Tensor | np.ndarray) -> Tensor:  # type: ignore[override]
-        return F.nll_loss(
-            log_probabilities, targets, self.reduction, weight=self.weight, ignore_index=self.ignore_index
-        )
-
-
-class BCEWithLogitsLoss(Module):
-    """Binary cross-entropy of sigmoid(logits); see ops.loss.binary_cross_entropy_with_logits."""
-
-    def __init__(self, reduction: str = "mean", *, weight: Tensor | None = None, pos_weight: Tensor | None = None):
-        self.reduction, self.weight, self.pos_weight = reduction, weight, pos_weight
-
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
-        return F.binary_cross_entropy_with_logits(
-            logits, target, self.reduction, weight=self.weight, pos_weight=self.pos_weight
-        )
-
-
-class SmoothL1Loss(Module):
-    """Squared for small errors, absolute for large ones; see ops.loss.smooth_l1_loss."""
-
-    def __init__(self, reduction: str = "mean", beta: float = 1.0):
-        self.reduction, self.beta = reduction, beta
-
-    def forward(self, prediction: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
-        return F.smooth_l1_loss(prediction, target, self.reduction, self.beta)
-
-
-class MSELoss(Module):
-    """Squared error of two tensors of one shape; see ops.loss.mse_loss."""
-
-    def __init__(self, reduction: str = "mean"):
-        self.reduction = reduction
-
-    def forward(self, prediction: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
-        return F.mse_loss(prediction, target, self.reduction)

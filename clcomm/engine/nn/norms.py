@@ -53,6 +53,24 @@ class LayerNorm(Module):
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
+class RMSNorm(Module):
+    """x [..., *normalized_shape] -> x / sqrt(mean(x^2) + eps) over those dimensions, times `weight`, at first ones."""
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        *,
+        device: Device | str | None = None,
+    ):
+        like = LayerNorm(normalized_shape, 0.0, elementwise_affine, bias=False, device=device)
+        self.normalized_shape, self.eps, self.weight = like.normalized_shape, eps, like.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+
 class BatchNorm(Module):
     """A layer that normalises each channel over the batch in training, and by its running statistics in `eval()`.
 

@@ -7,8 +7,9 @@ from functools import partial
 from typing import TypeGuard, TypeVar
 
 from clcomm.engine import functional as F
+from clcomm.engine.nn.activations import ReLU
 from clcomm.engine.nn.convolutions import Conv2d
-from clcomm.engine.nn.layers import Linear, MaxPool2d, ReLU
+from clcomm.engine.nn.layers import Linear, MaxPool2d
 from clcomm.engine.nn.module import Module
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError

@@ -79,6 +79,12 @@ class Erf(_OfArgument):
     kernel_name = "error_function"
 
 
+class Softplus(_OfArgument):
+    """log(1 + e^x)"""
+
+    kernel_name = "softplus"
+
+
 class Power(_OfArgument):
     """x^exponent"""
 

@@ -186,7 +186,7 @@ def mse_loss(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Ten
     `reduction` is "mean" or "sum", with a result of shape (), or "none": an error for each element.
     Raises ArgumentError if the shapes differ.
     """
-    _check_pair("mse_loss", prediction, target, reduction)
+    check_pair("mse_loss", prediction, target, reduction)
     return SquaredError.apply(prediction, target, reduction=reduction)
 
 
@@ -202,7 +202,7 @@ def smooth_l1_loss(prediction: Tensor, target: Tensor, reduction: str = "mean", 
 
     Raises ArgumentError if the shapes differ, and for a negative `beta`.
     """
-    _check_pair("smooth_l1_loss", prediction, target, reduction)
+    check_pair("smooth_l1_loss", prediction, target, reduction)
     if not beta >= 0:
         raise ArgumentError(f"smooth_l1_loss: expected beta of at least 0, got {beta!r}")
     return SmoothL1.apply(prediction, target, settings=(float(beta),), reduction=reduction)
@@ -228,7 +228,7 @@ def binary_cross_entropy_with_logits(
     Raises ArgumentError if the shapes do not fit, and for a target or weight that needs a gradient.
     """
     name = "binary_cross_entropy_with_logits"
-    _check_pair(name, logits, target, reduction)
+    check_pair(name, logits, target, reduction)
     weights: list[Tensor] = []
     for argument, given in (("target", target), ("weight", weight), ("pos_weight", pos_weight)):
         if given is not None and float_tensor(f"{name}: {argument}", given).requires_grad:
@@ -242,7 +242,7 @@ def binary_cross_entropy_with_logits(
     return LogitsBinaryCrossEntropy.apply(logits, target, settings=settings, reduction=reduction)
 
 
-def _check_pair(name: str, x: Tensor, y: Tensor, reduction: str) -> None:
+def check_pair(name: str, x: Tensor, y: Tensor, reduction: str) -> None:
     float_tensor(name, x)
     float_tensor(name, y)
     if x.shape != y.shape:
@@ -251,5 +251,5 @@ def _check_pair(name: str, x: Tensor, y: Tensor, reduction: str) -> None:
 
 
 def check_reduction(name: str, reduction: str) -> None:
-    if reduction not in _REDUCTIONS:
+    if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
         raise ArgumentError(f"{name}: expected reduction 'mean', 'sum' or 'none', got {reduction!r}")

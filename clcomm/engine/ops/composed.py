@@ -1,0 +1,135 @@
+"""Activations and losses made of other functions, with PyTorch's names and gradients, at their kinks too."""
+
+from __future__ import annotations
+
+from clcomm.engine.ops.activation import tanh
+from clcomm.engine.ops.comparisons import where
+from clcomm.engine.ops.elementwise import add, div, mul, sub
+from clcomm.engine.ops.functions import Softplus, abs, clamp, exp, log, rsqrt, square
+from clcomm.engine.ops.loss import check_pair, smooth_l1_loss
+from clcomm.engine.ops.reduce import mean, sum
+from clcomm.engine.ops.shape import reshape
+from clcomm.engine.tensor import Tensor, float_tensor
+from clcomm.errors import ArgumentError
+
+
+def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """Return x where it is positive, else alpha * (e^x - 1); x: float32 of any shape, which the result has too."""
+    below = mul(sub(exp(clamp(x, max=0.0)), 1.0), float(alpha))
+    return where(x > 0, x, below)
+
+
+def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """Return log(1 + e^(beta x)) / beta, x itself where beta x is above the threshold.
+
+    x: float32 of any shape, which the result has too. Raises ArgumentError unless beta is positive.
+    """
+    if not beta > 0:
+        raise ArgumentError(f"softplus: expected a positive beta, got {beta!r}")
+    soft = div(Softplus.apply(mul(float_tensor("softplus", x), float(beta))), float(beta))
+    return where(mul(x, float(beta)) > threshold, x, soft)
+
+
+def mish(x: Tensor) -> Tensor:
+    """Return x * tanh(softplus(x)); x: float32 of any shape, which the result has too. Source: Misra, "Mish", 2019."""
+    return mul(x, tanh(Softplus.apply(float_tensor("mish", x))))
+
+
+def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+    """Return x between two limits, else the limit, at which there is no gradient; x: float32 of any shape."""
+    if not min_val <= max_val:
+        raise ArgumentError(f"hardtanh: expected min_val of at most max_val, got {min_val} and {max_val}")
+    inside = (float_tensor("hardtanh", x) > min_val) & (x < max_val)
+    return where(inside, x, clamp(x.detach(), min_val, max_val))
+
+
+def relu6(x: Tensor) -> Tensor:
+    """Return x between 0 and 6, else the limit, at which there is no gradient; x: float32 of any shape."""
+    return hardtanh(x, 0.0, 6.0)
+
+
+def hardsigmoid(x: Tensor) -> Tensor:
+    """Return relu6(x + 3) / 6; x: float32 of any shape, which the result has too."""
+    return div(relu6(add(x, 3.0)), 6.0)
+
+
+def hardswish(x: Tensor) -> Tensor:
+    """Return x * hardsigmoid(x); x: float32 of any shape. Source: Howard et al., "Searching for MobileNetV3", 2019."""
+    return mul(x, hardsigmoid(x))
+
+
+def prelu(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x where it is positive, else x times the weight.
+
+    x: float32 [N, C, ...]; weight: [1] or [C]. Raises ArgumentError for another number of weights.
+    """
+    channels = x.shape[1] if float_tensor("prelu", x).ndim > 1 else 1
+    if float_tensor("prelu: weight", weight).shape not in ((1,), (channels,)):
+        raise ArgumentError(f"prelu: weight: expected shape (1,) or ({channels},), got {weight.shape}")
+    slopes = reshape(weight, (weight.size, *[1] * max(x.ndim - 2, 0)))
+    return where(x > 0, x, mul(slopes, x))
+
+
+def rms_norm(
+    x: Tensor, normalized_shape: int | tuple[int, ...], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """Return x / sqrt(mean(x^2) + eps) over its last dimensions, times the weight.
+
+    x: float32 [..., *normalized_shape], which the result has too; eps: 2^-23 by default. Raises ArgumentError for other
+    dimensions. Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+    """
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not shape or float_tensor("rms_norm", x).shape[x.ndim - len(shape) :] != shape:
+        raise ArgumentError(f"rms_norm: expected the last dimensions {shape}, got shape {x.shape}")
+    axes = tuple(range(x.ndim - len(shape), x.ndim))
+    scaled = mul(x, rsqrt(add(mean(square(x), axes, True), 2.0**-23 if eps is None else float(eps))))
+    return scaled if weight is None else mul(scaled, weight)
+
+
+def _reduced(losses: Tensor, reduction: str) -> Tensor:
+    return losses if reduction == "none" else mean(losses) if reduction == "mean" else sum(losses)
+
+
+def l1_loss(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """Return |prediction - target| of two float32 tensors of one shape, averaged, summed or of each element."""
+    check_pair("l1_loss", prediction, target, reduction)
+    return _reduced(abs(sub(prediction, target)), reduction)
+
+
+def huber_loss(prediction: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
+    """Return d^2 / 2 where the difference d of two tensors of one shape is below delta, else delta (|d| - delta / 2).
+
+    prediction, target: float32. Raises ArgumentError unless delta is positive.
+    """
+    if not delta > 0:
+        raise ArgumentError(f"huber_loss: expected a positive delta, got {delta!r}")
+    return mul(smooth_l1_loss(prediction, target, reduction, delta), float(delta))
+
+
+def binary_cross_entropy(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """Return -(y log(p) + (1 - y) log(1 - p)) of probabilities p and y of one shape, with logarithms of at least -100.
+
+    prediction, target: float32. `binary_cross_entropy_with_logits` is more exact.
+    """
+    check_pair("binary_cross_entropy", prediction, target, reduction)
+    true, false = (clamp(log(p), min=-100.0) for p in (prediction, sub(1.0, prediction)))
+    return _reduced(mul(add(mul(target, true), mul(sub(1.0, target), false)), -1.0), reduction)
+
+
+def kl_div(prediction: Tensor, target: Tensor, reduction: str = "mean", *, log_target: bool = False) -> Tensor:
+    """Return y (log(y) - x) of log-probabilities x and probabilities y of one shape, 0 where y is 0.
+
+    Args:
+        prediction: float32 logarithms.
+        target: float32 probabilities, or with `log_target` their logarithms.
+        reduction: "mean" of all elements, "batchmean", their sum divided by the first dimension, "sum" or "none".
+    """
+    check_pair("kl_div", prediction, target, "sum" if reduction == "batchmean" else reduction)
+    if log_target:
+        losses = mul(exp(target), sub(target, prediction))
+    else:
+        known = where(target > 0, target, 1.0)
+        losses = sub(where(target > 0, mul(known, log(known)), 0.0), mul(target, prediction))
+    if reduction == "batchmean":
+        return div(sum(losses), float(prediction.shape[0]))
+    return _reduced(losses, reduction)
