@@ -77,7 +77,10 @@ class SyncBatchNorm(BatchNorm):
             raise ArgumentError(
                 f"shards: expected a SyncBatchNorm of the Synchronizer's {comm.size} ranks, got {self._comm.size}"
             )
-        self._ranks = None if turns is None else ShardExchange(turns, count)
+        if turns is not None:
+            self._ranks = ShardExchange(turns, count)
+        elif isinstance(self._ranks, ShardExchange):  # of another Synchronizer
+            self._ranks = None
 
     @classmethod
     def convert_sync_batchnorm(cls, module: M, comm: Communicator) -> M:

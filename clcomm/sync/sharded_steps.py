@@ -13,6 +13,7 @@ from clcomm.errors import ArgumentError
 from clcomm.sync.agreement import require_agreement
 from clcomm.sync.bucket_plan import GRADIENTS
 from clcomm.sync.logical_shards import LogicalShards
+from clcomm.sync.model_ranks import ModelRanks, refuse_mixing
 from clcomm.sync.shard_mean import ShardMean
 from clcomm.sync.shard_turns import ShardTurns
 from clcomm.sync.shared_space import SharedSpace
@@ -40,7 +41,12 @@ class ShardedSteps:
         self._mean = ShardMean(comm, space, shards, check_finite) if shards.is_divided else None
         self._buffers: dict[int, dict[str, np.ndarray]] = {}  # by shard, where this rank has several
         self._next = shards.own.start
+        self._started: dict[int, dict[str, np.ndarray]] = {}  # buffers within a step, where shards take turns
+        self._gradients: dict[int, list[tuple[GradSlot, Tensor]]] = {}  # likewise
         self._turns: ShardTurns | None = None  # where layers compute with the batches of all shards
+        ranks = ModelRanks.of(space)
+        if ranks.part is not None or ranks.stages is not None:
+            refuse_mixing(space, "shards", "whose statistics are of all shards at once, where ranks divide the model")
         layers = space.layers_over_shards()
         require_agreement(comm, "shards", self._adapter.decides_bits(), "give each rank as many threads")
         foreign = [each for each in layers if not hasattr(type(each), "over_shards")]
@@ -87,7 +93,6 @@ class ShardedSteps:
             raise ArgumentError("run_shards: expected sync_gradients() after this rank's shards, got them again")
         now = self._adapter.buffers()
         self._started = {shard: self._buffers.get(shard, now) for shard in self.shards.own}
-        self._gradients: dict[int, list[tuple[GradSlot, Tensor]]] = {}
         self._turns.run(self.shards, compute)
 
     def average(self) -> None:

@@ -27,7 +27,7 @@ SEED = os.environ.get("CLCOMM_PROOF_SEED", "0")
 #: Models drawn in the sample, by the number of ranks: more ranks than cores take their time.
 SAMPLE = {2: 16, 3: 8, 4: 6, 5: 3, 8: 2}
 #: More than any of it takes: what a hang is told by.
-LIMIT_S = 120 + LAYOUTS * 8 + SHARDED * 20 + FLIPS * 2 + ARRIVALS / 20
+LIMIT_S = 240 + LAYOUTS * 8 + SHARDED * 20 + FLIPS * 2 + ARRIVALS / 20
 SPARE_BYTES = 1 << 20
 
 
