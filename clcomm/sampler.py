@@ -25,6 +25,10 @@ _RANGES = {
 }
 
 
+#: Keys from this number up are sorted faster by parts of their bits.
+_MANY = 8192
+
+
 class Sampler(Protocol):
     """This rank's sample indices of the current epoch, for a loader."""
 
@@ -52,7 +56,22 @@ def shuffled(length: int, seed: int, epoch: int, stream: int = 0) -> np.ndarray:
     """
     key = np.array([seed, epoch], dtype=np.uint64)
     counter = np.array([0, 0, 0, stream], dtype=np.uint64)
-    keys = np.random.Philox(key=key, counter=counter).random_raw(length)
+    return _stable_order(np.random.Philox(key=key, counter=counter).random_raw(length))
+
+
+def _stable_order(keys: np.ndarray) -> np.ndarray:
+    """Return np.argsort(keys, kind="stable") of uint64 keys, int64.
+
+    NumPy sorts 16 bits by radix, so that many keys are sorted 16 bits at a time, from bit 16 up: in a third of the
+    time, at the start of each epoch. Keys that differ in the lowest bits alone are rare.
+    """
+    if len(keys) >= _MANY:
+        order = np.argsort((keys >> np.uint64(16)).astype(np.uint16), kind="stable")
+        for shift in (32, 48):
+            order = order[np.argsort((keys >> np.uint64(shift)).astype(np.uint16)[order], kind="stable")]
+        upper = keys[order] >> np.uint64(16)
+        if (upper[1:] != upper[:-1]).all():
+            return order.astype(np.int64, copy=False)
     return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
 
 

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm.errors import ArgumentError, CheckpointError
-from clcomm.sampler import BalancedSampler, ContiguousSampler, DistributedSampler, EvaluationSampler, shuffled
+from clcomm.sampler import (
+    BalancedSampler,
+    ContiguousSampler,
+    DistributedSampler,
+    EvaluationSampler,
+    _stable_order,
+    shuffled,
+)
 
 lengths = st.integers(1, 300)
 worlds = st.integers(1, 9)
@@ -103,6 +110,16 @@ def test_the_order_depends_on_seed_and_epoch_alone(length, seed, epoch):
         assert not np.array_equal(first, shuffled(length, seed, epoch + 1))
         assert not np.array_equal(first, shuffled(length, seed ^ 1, epoch))
         assert not np.array_equal(first, shuffled(length, seed, epoch, stream=1))
+
+
+@pytest.mark.parametrize("equal_bits", [0, 16, 17, 64])
+def test_many_keys_are_sorted_as_few_are(equal_bits):
+    """Keys that differ in their upper bits alone, in their lower ones alone, and not at all, keep their order."""
+    keys = np.random.Philox(key=1).random_raw(20_000)
+    keys = keys >> np.uint64(equal_bits) if equal_bits < 64 else np.zeros_like(keys)
+    keys[::7] = keys[0] ^ np.arange(len(keys[::7]), dtype=np.uint64) % np.uint64(3)
+    for upper in (keys, keys | np.arange(len(keys), dtype=np.uint64) << np.uint64(48), np.unique(keys)):
+        np.testing.assert_array_equal(_stable_order(upper), np.argsort(upper, kind="stable"))
 
 
 def test_the_order_never_changes_between_versions():

@@ -246,10 +246,10 @@ class CollectiveRunner:
         last_rank, late_s = rendezvous.last
         wait_s = rendezvous.waited_ns * 1e-9 if self._measures_wait else None
         (messages, message_nbytes), self._sent = self._sent, (0, 0)
-        event = Collective(
+        event = tuple.__new__(Collective, (  # a named tuple of all its fields, made in half the time
             call.operation, call.label, call.nbytes, seconds, call.transport, sequence, failed, None, call.bucket,
-            begin, wait_s, None, last_rank, late_s, messages=messages, message_nbytes=message_nbytes,
-        )  # fmt: skip
+            begin, wait_s, None, last_rank, late_s, 0.0, (), (), "", 0, messages, message_nbytes,
+        ))  # fmt: skip
         self.notifier.notify(event)
 
     @contextmanager

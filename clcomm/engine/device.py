@@ -252,6 +252,20 @@ class Device(LaunchQueue):
         with self.in_turn:
             self._enqueue_copy(self.queue, array, buffer, src_offset=offset, is_blocking=True)
 
+    def read_one(self, buffer: Any, dtype: np.dtype) -> float | int | None:
+        """Return the first element of a buffer that lies on a host array of this dtype where kernels write; waits.
+
+        None for other buffers, and devices that do not take addresses.
+        """
+        array: np.ndarray | None = getattr(buffer, "array", None)
+        if array is None or not self.takes_addresses or array.dtype != dtype:
+            return None
+        self.not_replayable("brings values to the host")
+        with self.in_turn:
+            self.queue.finish()
+        value: float | int = array.item(0)
+        return value
+
     def host_address(self, buffer: Any, nbytes: int) -> int:
         """Return the address of a buffer's first `nbytes`, on a device that shares the host's memory; waits.
 

@@ -48,3 +48,11 @@ def argument(device: _Device, value: object) -> Any:
         return value
     memory = (ctypes.c_char * value.size).from_address(device.host_address(value, value.size))
     return cl.SVM(np.frombuffer(memoryview(memory), np.uint8))
+
+
+def kept_argument(device: _Device, buffer: Any) -> Any:
+    """Return `argument` for a buffer of exact size, which keeps it for the next time; other values as they are."""
+    kept = getattr(buffer, "argument", buffer)
+    if kept is None:
+        kept = buffer.argument = argument(device, buffer)
+    return kept if device.takes_addresses else buffer

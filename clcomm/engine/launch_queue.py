@@ -11,7 +11,7 @@ from sys import is_finalizing
 from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Any
 
-from clcomm.engine import pocl_cache, program
+from clcomm.engine import host_addresses, pocl_cache, program
 from clcomm.engine.program import Kernel, Size
 from clcomm.engine.recorder import Recorder
 from clcomm.engine.transfers import Transfers
@@ -212,7 +212,7 @@ class RepeatedLaunch:
 
         self._device, self._kernel_class = device, cl.Kernel
         self._kernel: Kernel | None = None  # the one of which `_bound` is a copy
-        self._bound: object = None
+        self._bound: Any = None
         self._args: tuple[object, ...] = ()
 
     def __call__(self, kernel: Kernel, global_size: Size, local_size: Size | None, *args: object) -> None:
@@ -223,10 +223,12 @@ class RepeatedLaunch:
             return
         with device.launching:
             known, self._kernel = self._kernel, None  # bound anew if an argument is refused
-            if kernel is not known:
-                self._bound = program.bound_copy(kernel, args)
-                self._bound.set_arg_types(program.argument_types(kernel))
-            elif any(map(is_not, args, self._args)):
-                self._bound.set_args(*args)
+            if kernel is not known or any(map(is_not, args, self._args)):
+                given = [host_addresses.kept_argument(device, arg) for arg in args]
+                if kernel is known:
+                    self._bound.set_args(*given)
+                else:
+                    self._bound = program.bound_copy(kernel, given)
+                    self._bound.set_arg_types(program.argument_types(kernel))
             self._kernel, self._args = kernel, args  # a kernel does not keep its arguments alive
             device.launch_all(((self._bound, global_size, local_size),))

@@ -36,6 +36,7 @@ def _exact_buffer_class() -> Any:
         counted = 0
         array: np.ndarray | None = None
         regions: _Regions | None = None
+        argument: Any = None  # what kernels get for it, see host_addresses.py
 
         def get_sub_region(self, origin: int, size: int, flags: int = 0) -> cl.Buffer:
             make = super().get_sub_region

@@ -16,6 +16,7 @@ from clcomm.engine.grad_slot import NONE
 from clcomm.engine.guards import Guards
 from clcomm.engine.program import Size
 from clcomm.engine.recorder import Allocation, InputIndex, Recorder
+from clcomm.engine.result_memory import ResultMemory
 from clcomm.engine.tensor import Tensor, wrap
 
 if TYPE_CHECKING:
@@ -160,6 +161,8 @@ class LaunchRecording:
         self._bound = []
         self._inputs: dict[int, list[tuple[cl.Kernel, int]]] = {}
         self._outputs: dict[int, list[tuple[cl.Kernel, int]]] = {}
+        self._result_memory: dict[int, ResultMemory] = {}
+        self._latest: dict[int, object] = {}  # addresses of inputs that the kernels have
         self._kept: list[object] = []  # a kernel does not keep its arguments alive
 
     __del__ = release
@@ -170,7 +173,11 @@ class LaunchRecording:
         self.is_bound, self._kept = True, [memory]
         pairs = zip(self._planned, self._offsets, strict=True)
         places = {id(each): memory.get_sub_region(offset, each.nbytes) for each, offset in pairs}
-        self._outputs = {id(source): [] for *_, source in self.results if isinstance(source, Allocation)}
+        for _, dtype, source in self.results:
+            if isinstance(source, Allocation):
+                self._outputs[id(source)] = []
+                if ResultMemory.serves(self.device, source.nbytes):
+                    self._result_memory[id(source)] = ResultMemory(self.device, source.nbytes, dtype)
         for segment in self.segments:
             launches: list[tuple[cl.Kernel, Size, Size | None]] = []
             for launch in segment.launches:
@@ -207,8 +214,11 @@ class LaunchRecording:
         device = self.device
         for number, uses in self._inputs.items():
             buffer = inputs[number].buffer
-            for kernel, index in uses:
-                kernel.set_arg(index, buffer)
+            argument = host_addresses.kept_argument(device, buffer)
+            if self._latest.get(number) is not argument:
+                for kernel, index in uses:
+                    kernel.set_arg(index, argument)
+                self._latest[number] = None if argument is buffer else argument  # a kept buffer would stay in use
         results = self._new_results(inputs)
         for launches, states, function, args in self._bound:
             device.launch_all(launches)
@@ -228,9 +238,13 @@ class LaunchRecording:
             if isinstance(source, Allocation):
                 buffer = made.get(id(source))
                 if buffer is None:
-                    buffer = made[id(source)] = device.allocate(source.nbytes)
+                    memory = self._result_memory.get(id(source))
+                    buffer = argument = device.allocate(source.nbytes) if memory is None else None
+                    if memory is not None:
+                        buffer, argument = memory.take()
+                    made[id(source)] = buffer
                     for kernel, index in self._outputs[id(source)]:
-                        kernel.set_arg(index, buffer)
+                        kernel.set_arg(index, argument)
             else:
                 buffer = inputs[source].buffer if isinstance(source, InputIndex) else source
             tensors.append(wrap(device, buffer, shape, dtype))

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from clcomm.engine.autograd import is_recording
 from clcomm.engine.device import Device
@@ -43,6 +43,30 @@ class _Signature:
     def __init__(self) -> None:
         self.recordings: list[LaunchRecording] = []
         self.failures = 0
+
+
+class _Latest(NamedTuple):
+    """The recording that was replayed last, and what it was called with.
+
+    arguments: of each Tensor its (device, shape, dtype), else the value.
+    """
+
+    recording: LaunchRecording
+    arguments: list[object]
+    is_recording: bool
+
+    def serves(self, args: tuple[object, ...]) -> bool:
+        """Return whether a call with these is like the last one, of which no run is due and nothing has changed."""
+        recording, tape = self.recording, is_recording()
+        if tape != self.is_recording or len(args) != len(self.arguments) or recording.device.recorder is not None:
+            return False
+        for arg, known in zip(args, self.arguments, strict=True):
+            if type(arg) is Tensor:
+                if (arg.device, arg.shape, arg.dtype) != known or (tape and arg.requires_grad):
+                    return False
+            elif type(arg) is not type(known) or arg != known:
+                return False
+        return recording.is_bound and recording.runs != recording.next_check and recording.fits()
 
 
 class Replay:
@@ -84,16 +108,28 @@ class Replay:
         self._code: frozenset[CodeType] | None = frozenset()  # code that ran in the function; None: not known
         self._arena: cl.Buffer | None = None
         self._busy = False
+        self._latest: _Latest | None = None
 
     def __call__(self, *args: object) -> Results:
         """Run the function, or queue its recorded launches; raises the function's exceptions."""
         inputs = [arg for arg in args if isinstance(arg, Tensor)]
+        latest = self._latest
+        if latest is not None and self.enabled and not self._busy and latest.serves(args):
+            return self._run(latest.recording, inputs)
         device = self._device(inputs)
         if not self.enabled or self._busy or device.recorder is not None or _on_tape(inputs):
             return without_tape(self.function(*args))
-        self._busy = True
+        self._busy, self._latest = True, None
         try:
             return self._replay_or_run(device, args, inputs)
+        finally:
+            self._busy = False
+
+    def _run(self, recording: LaunchRecording, inputs: list[Tensor]) -> Results:
+        self._busy = True
+        self.replayed += 1
+        try:
+            return recording.run(inputs)
         finally:
             self._busy = False
 
@@ -108,10 +144,11 @@ class Replay:
             if recording.fits():
                 if recording.runs == recording.next_check:
                     return self._check(device, signature, recording, args)
-                self.replayed += 1
                 if not recording.is_bound:
                     recording.bind(self._arena_for(recording))
-                return recording.run(inputs)
+                keys = [(arg.device, arg.shape, arg.dtype) if isinstance(arg, Tensor) else arg for arg in args]
+                self._latest = _Latest(recording, keys, is_recording())
+                return self._run(recording, inputs)
         return self._record(device, signature, args)
 
     @property
@@ -123,8 +160,9 @@ class Replay:
         if not inputs:
             raise ArgumentError("Replay: expected at least one Tensor among the arguments, got none")
         device = inputs[0].device
-        if any(tensor.device is not device for tensor in inputs):
-            raise ArgumentError("Replay: expected tensors on one device, got several")
+        for tensor in inputs:
+            if tensor.device is not device:
+                raise ArgumentError("Replay: expected tensors on one device, got several")
         return device
 
     def _signature_of(self, args: tuple[object, ...]) -> _Signature | None:
@@ -139,7 +177,7 @@ class Replay:
             self._signatures[key] = _Signature()
             if len(self._signatures) > self.limit:
                 self._signatures.popitem(last=False)
-        else:
+        elif len(self._signatures) > 1:
             self._signatures.move_to_end(key)
         return signature
 

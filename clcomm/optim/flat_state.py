@@ -25,6 +25,7 @@ class FlatState:
 
     Attributes:
         parts: those of the flat space that have a place, in elements; at first one, the whole.
+        is_whole: whether each element of the flat space has a place, its own.
         count: elements in each buffer.
     """
 
@@ -37,11 +38,6 @@ class FlatState:
     def span(self) -> int:
         """Elements of the flat space."""
         return self.space.layout.span // ITEM
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether each element of the flat space has a place, its own."""
-        return self.parts == (ShardPart(0, self.span, 0),)
 
     @property
     def is_used(self) -> bool:
@@ -69,6 +65,7 @@ class FlatState:
 
     def _place(self, parts: Sequence[ShardPart]) -> None:
         self.parts = tuple(parts)
+        self.is_whole = self.parts == (ShardPart(0, self.span, 0),)
         self.count = max([offset + stop - start for start, stop, offset in parts], default=0)
         self._views: tuple[Any, list[Any]] = (None, [])  # buffer of all parameters, and a view of it for each part
 

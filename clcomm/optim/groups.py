@@ -64,6 +64,8 @@ class ParamGroup(MutableMapping[str, Any]):
         return self.numbers[name]
 
     def __setitem__(self, name: str, value: object) -> None:
+        if type(value) is float and self.numbers.get(name) == value:
+            return  # a schedule sets the learning rate in each step
         if name == PARAMS or name not in self:
             raise unknown(name, [each for each in self if each != PARAMS])
         for each, number in self._rules.numbers_of({**self._arguments(), name: value}).items():

@@ -146,7 +146,7 @@ class Optimizer:
 
     def _step_trained(self) -> None:
         self._find_trained()
-        if any(slot.state != NONE for slot in self._trained):
+        if [slot.state for slot in self._trained].count(NONE) < len(self._trained):
             self.update_range(self.space.complete_grads(self._trained))
 
     def update_range(self, gradients: object, params: object = None) -> None:

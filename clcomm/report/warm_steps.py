@@ -14,7 +14,7 @@ WARM_UP_STEPS = 10
 
 
 class FirstSteps:
-    """An observer of the figures of a rank's first steps, and of the time before them.
+    """An observer of the figures of a rank's first steps, and of the time before them, which then leaves.
 
     figures: the `cold` of a rank's record; None before the first step.
 
@@ -33,8 +33,6 @@ class FirstSteps:
 
     def phase_finished(self, phase: Phase) -> None:
         """Count a step, or a wait for data in one."""
-        if self._steps >= WARM_UP_STEPS:
-            return
         if phase.name == "data":
             self._data_wait_s += phase.seconds
         elif phase.name == "step":
@@ -48,6 +46,8 @@ class FirstSteps:
                     "core_waits_s": None if self._core_waits is None else self._core_waits.seconds,
                     "stats": self._comm.stats.state(),
                 }
+                if self._steps == WARM_UP_STEPS:
+                    self._comm.remove_observer(self)
 
 
 def warm(record: Record, stats: CommStats) -> tuple[Record, CommStats]:

@@ -26,10 +26,11 @@ from clcomm.transport.rendezvous import DifferentOperations, HostRendezvous
 #: once this rank's number and the words of a cell. The kernel sets how far it came, how long this rank waited for the
 #: last one, which that was, and how late it was.
 TAG, ARRIVED_NS, POLLS, STATE, WAITED_NS, LAST_RANK, LATE_NS, _, RANK, STRIDE = range(10)
-#: The words of a sum that ranks share; see `work_queue.py`. The kernel sets the last: how often it polled in vain.
+#: The words of a sum that ranks share, see `work_queue.py`, of which all have the sleepers' MARKS. The kernel sets the
+#: last: how often it polled in vain.
 CLAIMS, MARKS, PART, RESUMES, POLLED = range(24, 29)
-#: How far it came: to the end; the others had not arrived; they are in other operations; they have not summed yet;
-#: ranks sleep that this one has to wake.
+#: How far it came: to the end; the others had not arrived; they are in other operations; they have not summed yet, or
+#: sleep until all have; ranks sleep that this one has to wake before the sum.
 COMPLETE, NOT_MET, DIFFERENT, NOT_LEFT, SLEEPERS = range(5)
 _WORDS = 32
 #: Polls of a kernel, which take about 10 us.
@@ -95,6 +96,7 @@ def words_of(rendezvous: HostRendezvous, polls: int) -> np.ndarray:
     words = aligned_empty((_WORDS,), np.int64)
     words[:] = 0
     words[POLLS], words[RANK], words[STRIDE] = polls, rendezvous.rank, rendezvous.cells.shape[1]
+    words[MARKS] = rendezvous.sleepers.ctypes.data
     return words
 
 
@@ -113,9 +115,12 @@ class OwnPart(FusedReduction):
         if words[STATE] == NOT_MET:
             rendezvous.wait(words[ARRIVED_NS])
             rendezvous.compare(words[TAG])
+        else:
+            self._note_rendezvous()
+        if words[STATE] == SLEEPERS:
+            rendezvous.wake()
+        if words[STATE] in (NOT_MET, SLEEPERS):
             self._fold()
             rendezvous.leave()
-            return
-        self._note_rendezvous()
-        if words[STATE] == NOT_LEFT:
+        elif words[STATE] == NOT_LEFT:
             rendezvous.wait(perf_counter_ns())

@@ -7,6 +7,10 @@ another core takes some 20 us, so ranks poll first.
 
 A thread beside the program's own always sleeps: its polls would take core and interpreter from the computing thread.
 
+A rank with a core of its own polls. Where a process that computes shares that core, a yield costs a slice of the
+scheduler's time (4 ms), however soon the other rank comes, while a rank that sleeps gets the core back when it is
+woken. So after a yield that lasted, the next waits sleep at once, twice as many each time; then one polls again.
+
 Correctness does not depend on wake-ups: a sleep ends after NAP_NS in any case, so that signals and MPI are handled.
 Without a futex, or with a core for each rank, ranks only poll.
 """
@@ -18,11 +22,14 @@ import os
 import platform
 import threading
 from collections.abc import Callable
+from time import perf_counter_ns
 
 import numpy as np
 
 #: Polls before a rank goes to sleep: short waits, as between two all-reduces in a row, end within them.
 POLLS = 32
+#: A yield that takes so long has given the core to a process that computes; the most waits that then sleep at once.
+_LOST_NS, _MOST_SLEEPS = 500_000, 256
 #: The longest sleep between two checks.
 NAP_NS = 2_000_000
 #: Polls between two calls into MPI, which may need them to advance earlier operations.
@@ -63,6 +70,7 @@ class Futex:
         self._rank, self._fence, self._progress = rank, fence, progress
         self._sleeps, self._program = sleeps, threading.get_ident()
         self._wakes = 0
+        self._sleeps_left, self._sleeps_after_loss = 0, 2  # waits that sleep at once: still, and after a lasting yield
         self._word = memory[:4].view(np.int32).data
         #: For each rank whether it sleeps: 1 or 0.
         self.marks = memory[_WORD_BYTES : _WORD_BYTES + 8 * ranks].view(np.int64)
@@ -101,15 +109,27 @@ class Futex:
             count: the value to wait for; counters only grow.
             polls: how often this rank has polled before.
         """
-        sleeps = self._futex is not None and (self._sleeps or not self.is_program_thread)
+        can_sleep = self._futex is not None
+        sleeps = can_sleep and (self._sleeps or not self.is_program_thread)
+        if can_sleep and self._sleeps_left:
+            sleeps, polls, self._sleeps_left = True, POLLS, self._sleeps_left - 1
         while counters[other] < count:
             if sleeps and polls >= POLLS and not self._progress():
                 self._sleep(counters, other, count)
                 continue
-            os.sched_yield()
+            if self._yields_long() and can_sleep and not sleeps:
+                self._sleeps_after_loss = min(2 * self._sleeps_after_loss, _MOST_SLEEPS)
+                sleeps, polls, self._sleeps_left = True, POLLS, self._sleeps_after_loss
             polls += 1
             if polls % POLLS_BETWEEN_PROGRESS == 0:
                 self._progress()
+
+    @staticmethod
+    def _yields_long() -> bool:
+        """Yield the core; return whether another process computed on it for long."""
+        began_ns = perf_counter_ns()
+        os.sched_yield()
+        return perf_counter_ns() - began_ns > _LOST_NS
 
     def _sleep(self, counters: memoryview, other: int, count: int) -> None:
         """Sleep until another rank wakes it or the nap is over.

@@ -19,7 +19,6 @@ import numpy as np
 from clcomm.transport.fused import (
     ARRIVED_NS,
     CLAIMS,
-    MARKS,
     NOT_MET,
     PART,
     POLLED,
@@ -62,7 +61,7 @@ class WorkQueueReduction(FusedReduction):
         prepare: Callable[[np.ndarray], Callable[[], object] | None],
     ):
         words, part = words_of(rendezvous, rendezvous.yields()), part_size(array)
-        words[CLAIMS], words[MARKS], words[PART] = rendezvous.claims.ctypes.data, rendezvous.sleepers.ctypes.data, part
+        words[CLAIMS], words[PART] = rendezvous.claims.ctypes.data, part
         super().__init__(rendezvous, kind, words, prepare(words))
         self._summed, self._parts = rendezvous.claims[1:].data, -(-array.size // part)
 

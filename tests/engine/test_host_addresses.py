@@ -127,6 +127,37 @@ def test_other_devices_and_values_are_left_as_they_are(device, monkeypatch):
     assert host_addresses.argument(device, number) is number
 
 
+def test_small_results_have_places_of_their_own(direct):
+    """A result's place is used again only once nothing refers to it, and `item` reads it where the kernel wrote it."""
+    replay = Replay(lambda x: (x.sum(), (x * 2.0).sum()))
+    inputs = [Tensor(np.full(8, turn, np.float32), direct) for turn in range(12)]
+    expected = [(8.0 * turn, 16.0 * turn) for turn in range(12)]
+    kept = [replay(x) for x in inputs]  # more than there are places
+    assert replay.replayed > 8
+    assert [tuple(each.item() for each in results) for results in kept] == expected
+    assert [tuple(float(each.numpy()) for each in results) for results in kept] == expected
+    part, places = kept[-1][0].detach(), {id(each.buffer) for results in kept[3:7] for each in results}
+    elsewhere = 0
+    del kept
+    for x, values in zip(inputs, expected, strict=True):
+        results = replay(x)
+        assert tuple(each.item() for each in results) == values
+        elsewhere += not {id(each.buffer) for each in results} <= places
+    assert elsewhere == 1, "a new place beside free ones; the run that is checked has pooled memory"
+    assert part.item() == expected[-1][0], "a tensor on the same memory keeps its place"
+
+
+def test_a_recording_follows_its_inputs_addresses(direct):
+    """Inputs that come again in turns, new ones at the memory of released ones, and pooled ones."""
+    replay = Replay(lambda x, y: (x + y).sum())
+    again = [Tensor(np.full(8, turn, np.float32), direct) for turn in range(3)]
+    for turn in range(24):
+        new = Tensor(np.full(8, 10.0 * turn, np.float32), direct)
+        x = again[turn % 3] if turn % 4 else again[turn % 3] * 1.0
+        assert replay(x, new).item() == 8 * (turn % 3 + 10 * turn)
+    assert replay.replayed > 15
+
+
 def test_on_the_driver_that_takes_addresses(device):
     if device.takes_addresses:
         pytest.skip("the tests above run here")

@@ -128,11 +128,15 @@ def check_rendezvous(device: Device, case: Case) -> None:
     own, other, number = case.seed % ranks, (case.seed + 1) % ranks, case.seed // 7
     ends = sorted((case.seed % (case.size + 1), case.seed // 3 % (case.size + 1)))
     arrived = [100 + (case.seed >> rank) % 50 for rank in range(ranks)]
-    for state, reached in ((COMPLETE, 2), (NOT_MET, 0), (DIFFERENT, 2), (NOT_LEFT, 1)):
+    ways = [(COMPLETE, 2, 0), (NOT_MET, 0, 0), (DIFFERENT, 2, 0), (NOT_LEFT, 1, 0)]
+    if device.runs_in_caller:
+        ways += [(SLEEPERS, 2, 1), (NOT_MET, 0, 1), (DIFFERENT, 2, 1)]
+    for state, reached, asleep in ways:
         arrays = Arrays()
         rows, out = [arrays.holding(host) for host in hosts], arrays.empty((case.size,))
         cells = arrays.holding(np.full((ranks, stride), 7))
-        call = arrays.holding(np.zeros(32, np.int64))
+        call, marks = arrays.holding(np.zeros(32, np.int64)), arrays.holding(np.zeros(ranks, np.int64))
+        marks[other], call[MARKS] = asleep, marks.ctypes.data
         cells[:, 0], cells[own, 0], cells[other, 0] = number + 2, number, number + reached
         board = cells[:, 1 + 2 * ((number + 1) % 2) :]
         board[:, 0], board[:, 1] = 5, arrived

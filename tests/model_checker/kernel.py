@@ -16,8 +16,8 @@ from tests.model_checker.memory import Words, at_address
 
 SOURCE = Path(clcomm.engine.__file__).with_name("kernels") / "fold.cl"
 _FUNCTIONS = (
-    "reached", "polls_of", "all_reached", "note_arrivals", "meet", "meet_fold_leave", "advance", "any_asleep",
-    "meet_and_share",
+    "reached", "polls_of", "all_reached", "note_arrivals", "meet", "any_asleep", "leaves_sleepers",
+    "meet_fold_leave", "advance", "meet_and_share",
 )  # fmt: skip
 _CALL_WORDS = 32
 

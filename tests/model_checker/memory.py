@@ -127,7 +127,7 @@ def stepwise() -> Iterator[None]:
         return 0
 
     with (
-        mock.patch.multiple(futex, POLLS=0, POLLS_BETWEEN_PROGRESS=1),
+        mock.patch.multiple(futex, POLLS=0, POLLS_BETWEEN_PROGRESS=1, perf_counter_ns=clock),
         mock.patch.object(rendezvous, "perf_counter_ns", clock),
         mock.patch.multiple(started, perf_counter_ns=clock, perf_counter=clock, _PROGRESS_NS=-1),
         mock.patch.multiple(pending, time=SimpleNamespace(perf_counter=clock), POLLS_BETWEEN_PROGRESS=1),

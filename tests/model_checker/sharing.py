@@ -59,6 +59,8 @@ def rendezvous_scenarios(ranks: int) -> list[Scenario]:
         scenario("different calls", ranks, different_calls, [], (7, "differ", 9), **later),
         scenario("slots", ranks, slots, [turns], tuple(total(ranks, turn) for turn in range(turns)), **later),
     ]
+    if ranks == 2:
+        made.append(scenario("own parts in a kernel, sleeping", 2, one_kernel, [1], in_turns(1), sleeps=True, **later))
     if ranks > 3:
         return made
     return [

@@ -25,7 +25,8 @@ SAMPLE = (
 PLANTED = (
     "a flag before the words", "== in place of >=", "no fence before the counter",
     "no fence between mark and counter", "a slot's side that does not alternate",
-    "own parts without the second rendezvous", "one slot too many", "the kernel's counter before its tag",
+    "own parts without the second rendezvous", "sleepers are not woken after a kernel's sum",
+    "one slot too many", "the kernel's counter before its tag",
     "a part is counted before it is summed", "exit code 0 ends nobody", "those that the launcher ends are reported",
     "a death while the state moves ends the run",
 )  # fmt: skip

@@ -102,3 +102,27 @@ def test_ranks_poll_where_the_system_call_is_not_known(monkeypatch):
     waiting.wake()
     waiting.wait(counters.data, 1, 1)
     assert len(looks) == polled // futex.POLLS_BETWEEN_PROGRESS
+
+
+def test_after_a_yield_that_lasts_waits_sleep_at_once_twice_as_many_each_time(monkeypatch):
+    """As where another process computes on this rank's core; then one wait polls again."""
+    counters, lasting, yields = np.zeros(2, np.int64), [True, False, True], []
+    waiting = Futex(np.zeros(Futex.nbytes(2), np.uint8), 0, 2, lambda: None, lambda: None, False)
+    waiting._futex = lambda operation, value: counters.__setitem__(1, counters[1] + 1)  # a sleep ends as rank 1 comes
+
+    def yields_long() -> bool:
+        yields.append(int(counters[1]) + 1)
+        lasts = lasting.pop(0)
+        counters[1] += not lasts  # else the core was away, and the other rank has not come yet
+        return lasts
+
+    monkeypatch.setattr(waiting, "_yields_long", yields_long)
+    for turn in range(1, 16):
+        waiting.wait(counters.data, 1, turn)
+        assert counters[1] == turn and not waiting.marks.any()
+        if not lasting:
+            break
+    assert yields == [1, 6, 7], "a wait that sleeps after its yield, 4 that sleep at once, and two that poll"
+    for later in range(turn + 1, turn + 9):
+        waiting.wait(counters.data, 1, later)
+    assert len(yields) == 3, "8 that sleep at once"

@@ -167,19 +167,38 @@ inline int meet(__global long *call, __global long *cells, long number, int yiel
     return COMPLETE;
 }
 
-/* The ranks meet, this one folds its part of the rows, and they meet again. */
+#ifdef IN_CALLER
+inline int any_asleep(__global const long *marks) {
+    long asleep = 0;
+    for (int rank = 0; rank < ROWS; ++rank) asleep |= SEEN(marks + rank);
+    return asleep != 0;
+}
+
+/* Whether ranks sleep that wait for what this one has just published. */
+inline int leaves_sleepers(__global long *call) {
+    if (!call[MARKS]) return 0;
+    FENCE(call); /* the counter before the marks */
+    return any_asleep((__global const long *)call[MARKS]);
+}
+#else
+#define leaves_sleepers(call) 0
+#endif
+
+/* The ranks meet, this one folds its part of the rows, and they meet again. Sleepers are for the caller to wake. */
 inline void meet_fold_leave(__global long *call, __global long *cells, __global float *out, float factor,
                             __global const float *row0 OTHER_ROWS(ROWS, PARAMETER)) {
     const int stride = call[STRIDE], streams = call[STREAMS], first = call[FIRST];
     __global long *own = cells + call[RANK] * stride;
     const long number = *own + 1;
-    const int state = meet(call, cells, number, 0);
+    int state = meet(call, cells, number, 0);
+    const int wakes = leaves_sleepers(call); /* with its fence also where the caller is to wait, and may sleep */
+    if (state == COMPLETE && wakes) state = SLEEPERS;
     call[STATE] = state;
     if (state != COMPLETE) return;
     fold_range(out + first, factor, streams, row0 + first OTHER_ROWS(ROWS, ARGUMENT_FROM), call[LAST] - first);
     if (streams) FENCE(call); /* non-temporal stores have no order */
     PUBLISH(call, own, number + 1);
-    if (!all_reached(call, cells, stride, number + 1, 0)) call[STATE] = NOT_LEFT;
+    if (leaves_sleepers(call) || !all_reached(call, cells, stride, number + 1, 0)) call[STATE] = NOT_LEFT;
 }
 
 __kernel void meet_and_fold(__global long *call, __global long *cells, __global float *out, float factor,
@@ -206,12 +225,6 @@ inline int advance(__global long *word, long number, int parts) {
     return (int)PARTS_OF(next) - 1;
 }
 
-inline int any_asleep(__global const long *marks) {
-    long asleep = 0;
-    for (int rank = 0; rank < ROWS; ++rank) asleep |= SEEN(marks + rank);
-    return asleep != 0;
-}
-
 /* The ranks meet, and take and sum parts until none is left. It goes on where it was left if `call` says so. Sleepers
    are for the caller to wake: before the sum, which they can share, and after it. */
 inline void meet_and_share(__global long *call, __global long *cells, __global float *out, float factor,
@@ -225,9 +238,8 @@ inline void meet_and_share(__global long *call, __global long *cells, __global f
         const int state = meet(call, cells, ++number, 1);
         call[STATE] = state;
         if (state != COMPLETE) return;
-        FENCE(call); /* the counter before the marks */
         call[STATE] = SLEEPERS;
-        if (any_asleep(marks)) return;
+        if (leaves_sleepers(call)) return;
     }
     for (int taken = advance(claims, number, parts); taken < parts; taken = advance(claims, number, parts)) {
         const int first = taken * part;
