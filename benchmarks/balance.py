@@ -3,7 +3,8 @@
 Each rank is pinned to a core of its own, and a process that only computes to the last rank's core, so that this rank
 has about half of it. Two Trainers of equal models take turns in the same ranks, one with equal shards, one whose
 Balancer divides the samples. A second table has both without the competing process: what balancing costs where there is
-nothing to balance. It starts itself on --ranks ranks.
+nothing to balance, and the limit: a division that loses nothing has all of the cores but that half. It starts itself on
+--ranks ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from benchmarks import harness
-from benchmarks.harness import Bar, Grid, Ratio, Report
+from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from benchmarks.on_ranks import relaunch, slowest_s
 from clcomm import Communicator, Synchronizer
 from clcomm.engine import Device
@@ -35,6 +36,7 @@ from training.trainer import Trainer
 PROGRAM = "benchmarks.balance"
 _SAMPLES, _LR, _FOREVER = 4096, 1e-3, 1 << 40
 _COMPUTES = "while True: pass"
+EQUAL, BALANCED = "equal shards", "--balance auto"
 
 
 class Side:
@@ -75,11 +77,12 @@ def main() -> int:
     with Communicator() as comm:
         device = Device.select("cpu", cores=1)
         is_slowed = comm.rank == comm.size - 1
-        for title, slows in (("the last rank shares its core", True), ("every rank has a core of its own", False)):
-            with competing(core if slows and is_slowed else None):
-                ratio = measure(report, comm, options, device, title)
-            if slows:
-                report.bars.append(Bar("--balance auto to equal shards, a rank slowed", ratio.value, 1.25))
+        with competing(core if is_slowed else None):
+            slowed = measure(report, comm, options, device, "the last rank shares its core")
+        alone = measure(report, comm, options, device, "every rank has a core of its own")
+        ratio = Ratio.of(slowed[BALANCED], slowed[EQUAL]).value
+        report.bars.append(Bar("--balance auto to equal shards, a rank slowed", ratio, 1.25))
+        report.notes.append(limit(comm.size, alone[EQUAL].median, slowed[EQUAL].median, slowed[BALANCED].median))
         if comm.rank == 0:
             os.sched_setaffinity(0, allowed)  # a report names the machine's cores
             harness.conclude(report, console, options.record)
@@ -117,21 +120,34 @@ def competing(core: int | None) -> Iterator[None]:
         process.wait()
 
 
-def measure(report: Report, comm: Communicator, options: argparse.Namespace, device: Device, title: str) -> Ratio:
-    """Add a table of both sides in turns, and return the balanced one's rate to the other's; collective."""
-    sides = {"equal shards": Side(comm, options, device, False), "--balance auto": Side(comm, options, device, True)}
+def limit(ranks: int, alone: float, equal: float, balanced: float) -> str:
+    """Return in words what a division could gain, from the rates with a core for each rank and with a slow one."""
+    share = 1 - 0.5 / ranks
+    ideal = share * alone
+    return (
+        f"limit: the other process is due half a core, so that the ranks have {share:.1%} of theirs: {ideal:,.0f} "
+        f"images/s, {ideal / equal:.2f}x equal shards; --balance auto has {balanced / ideal:.1%} of that, and the rest "
+        "is lost in steps in which the core is away for a whole slice of the scheduler's time"
+    )
+
+
+def measure(
+    report: Report, comm: Communicator, options: argparse.Namespace, device: Device, title: str
+) -> dict[str, Samples]:
+    """Add a table of both sides in turns, and return their rates; collective."""
+    sides = {EQUAL: Side(comm, options, device, False), BALANCED: Side(comm, options, device, True)}
     for side in sides.values():
         side.seconds(harness.repeats_for(side.seconds(10), options.settle_s))
-    steps = harness.repeats_for(sides["equal shards"].seconds(10), options.window_s)
+    steps = harness.repeats_for(sides[EQUAL].seconds(10), options.window_s)
     samples = harness.alternate({name: partial(side.rate, steps) for name, side in sides.items()}, options.windows)
     grid = Grid(title, ("", "images/s", "to equal", "shares", "changes"))
     for name, side in sides.items():
         shares = side.balancer.shares if side.balancer is not None else (options.batch,) * comm.size
         changes = side.balancer.changes if side.balancer is not None else 0
-        ratio = Ratio.of(samples[name], samples["equal shards"])
+        ratio = Ratio.of(samples[name], samples[EQUAL])
         grid.add(name, f"{samples[name].median:,.0f}", str(ratio), " ".join(map(str, shares)), str(changes))
     report.grids.append(grid)
-    return Ratio.of(samples["--balance auto"], samples["equal shards"])
+    return samples
 
 
 if __name__ == "__main__":

@@ -52,7 +52,9 @@ def argument(device: _Device, value: object) -> Any:
 
 def kept_argument(device: _Device, buffer: Any) -> Any:
     """Return `argument` for a buffer of exact size, which keeps it for the next time; other values as they are."""
+    if not device.takes_addresses:
+        return buffer
     kept = getattr(buffer, "argument", buffer)
     if kept is None:
         kept = buffer.argument = argument(device, buffer)
-    return kept if device.takes_addresses else buffer
+    return kept

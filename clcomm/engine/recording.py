@@ -239,8 +239,9 @@ class LaunchRecording:
                 buffer = made.get(id(source))
                 if buffer is None:
                     memory = self._result_memory.get(id(source))
-                    buffer = argument = device.allocate(source.nbytes) if memory is None else None
-                    if memory is not None:
+                    if memory is None:
+                        buffer = argument = device.allocate(source.nbytes)
+                    else:
                         buffer, argument = memory.take()
                     made[id(source)] = buffer
                     for kernel, index in self._outputs[id(source)]:

@@ -122,7 +122,8 @@ def test_training_replayed_with_addresses_has_the_bits_of_the_plain_loop(direct,
 def test_other_devices_and_values_are_left_as_they_are(device, monkeypatch):
     monkeypatch.setattr(device, "takes_addresses", False)
     buffer, number = device.memory.exact(4), np.int32(3)
-    assert host_addresses.argument(device, buffer) is buffer
+    assert host_addresses.argument(device, buffer) is host_addresses.kept_argument(device, buffer) is buffer
+    assert buffer.argument is None, "a buffer that refers to itself outlives its last use"
     monkeypatch.setattr(device, "takes_addresses", True)
     assert host_addresses.argument(device, number) is number
 

@@ -59,12 +59,9 @@ def rendezvous_scenarios(ranks: int) -> list[Scenario]:
         scenario("different calls", ranks, different_calls, [], (7, "differ", 9), **later),
         scenario("slots", ranks, slots, [turns], tuple(total(ranks, turn) for turn in range(turns)), **later),
     ]
-    if ranks == 2:
-        made.append(scenario("own parts in a kernel, sleeping", 2, one_kernel, [1], in_turns(1), sleeps=True, **later))
     if ranks > 3:
         return made
-    return [
-        *made,
+    made += [
         scenario("rendezvous, one dies", ranks, exchanges, [1], exchanged(ranks, 1), deaths=1, **later),
         scenario("rendezvous, sleeping", ranks, exchanges, [few], exchanged(ranks, few), sleeps=True, **later),
         scenario("own parts", ranks, shards, [2], in_turns(2), **later),
@@ -79,6 +76,9 @@ def rendezvous_scenarios(ranks: int) -> list[Scenario]:
         ),
         scenario("blocking against background", ranks, started_against_blocking, [], ("differ",), **later),
     ]
+    if ranks == 2:
+        made.append(scenario("own parts in a kernel, sleeping", 2, one_kernel, [1], in_turns(1), sleeps=True, **later))
+    return made
 
 
 def ring_scenarios() -> list[Scenario]:

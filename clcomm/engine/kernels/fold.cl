@@ -181,7 +181,7 @@ inline int leaves_sleepers(__global long *call) {
     return any_asleep((__global const long *)call[MARKS]);
 }
 #else
-#define leaves_sleepers(call) 0
+inline int leaves_sleepers(__global long *call) { return 0; }
 #endif
 
 /* The ranks meet, this one folds its part of the rows, and they meet again. Sleepers are for the caller to wake. */
