@@ -231,7 +231,7 @@ def check_reduced(device: Device, case: Reduced) -> None:
         kept = [1 if axis in case.axes else n for axis, n in enumerate(case.shape)]
         share = 1.0 if name == "sum" else np.prod(kept) / host.size
         assert_near(x.grad, np.broadcast_to(grad.reshape(kept), case.shape) * share, f"{name}: gradient")
-    assert_equal(F.argmax(leaf(device, host)), host.argmax(-1), "argmax")
+    assert_equal(F.argmax(leaf(device, host), -1), host.argmax(-1), "argmax")
 
 
 SOFTMAX = Family("softmax", drawn(draw_rows), check_softmax)

@@ -137,6 +137,8 @@ def _flags(name: str, condition: object, shape: Shape, device: Device) -> Tensor
 class MaskedFill(Op):
     """x, with a number where `flags` are equal to `where`; there is no gradient there."""
 
+    keeps_columns = True
+
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, flags: Tensor, where: int, value: float) -> Tensor:
         ctx.flags, ctx.where = flags, where
@@ -155,6 +157,8 @@ def _masked(x: Tensor, flags: Tensor, where: int, value: float, out: Tensor) -> 
 
 class Where(Op):
     """a where `flags` are true, else b; each has its gradient where it was chosen."""
+
+    keeps_columns = True
 
     @staticmethod
     def forward(ctx: Context, a: Tensor, b: Tensor, *, flags: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from clcomm.engine.ops.functions import Softplus, abs, clamp, exp, log, rsqrt, s
 from clcomm.engine.ops.loss import check_pair, smooth_l1_loss
 from clcomm.engine.ops.reduce import mean, sum
 from clcomm.engine.ops.shape import reshape
-from clcomm.engine.tensor import Tensor, float_tensor
+from clcomm.engine.tensor import Tensor, float_tensor, whole_rows
 from clcomm.errors import ArgumentError
 
 
@@ -81,6 +81,7 @@ def rms_norm(
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     if not shape or float_tensor("rms_norm", x).shape[x.ndim - len(shape) :] != shape:
         raise ArgumentError(f"rms_norm: expected the last dimensions {shape}, got shape {x.shape}")
+    whole_rows("rms_norm", x)
     axes = tuple(range(x.ndim - len(shape), x.ndim))
     scaled = mul(x, rsqrt(add(mean(square(x), axes, True), 2.0**-23 if eps is None else float(eps))))
     return scaled if weight is None else mul(scaled, weight)

@@ -173,6 +173,7 @@ def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tens
 class _Larger(Op):
     """The larger of two, of sign 1, or the smaller, of -1; the gradient of equal ones is divided evenly."""
 
+    keeps_columns = True
     kernel_name: str
     sign: float
 

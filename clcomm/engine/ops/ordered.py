@@ -89,7 +89,8 @@ def _reduced(name: str, x: Tensor, axis: int | Tensor | None, keepdims: bool, si
     if isinstance(axis, Tensor):
         return (maximum if sign > 0 else minimum)(x, axis)
     if axis is None:
-        return Extreme.apply(float_tensor(name, x), sign=sign)
+        whole_rows(name, float_tensor(name, x))
+        return Extreme.apply(x, sign=sign)
     indices = _extreme(name, x, axis, sign)
     values = gather(x, axis, indices)
     return Ordered(_without(values, axis, keepdims), _without(indices, axis, keepdims))
@@ -131,7 +132,8 @@ def argmin(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor
 
 def _index(name: str, x: Tensor, axis: int | None, keepdims: bool, sign: float) -> Tensor:
     if axis is None:
-        line = float_tensor(name, x).detach().alias((x.size,))
+        whole_rows(name, float_tensor(name, x))
+        line = x.detach().alias((x.size,))
         return _extreme(name, line, 0, sign).alias((1,) * x.ndim if keepdims else ())
     return _without(_extreme(name, x, axis, sign), axis, keepdims)
 

@@ -22,6 +22,8 @@ _MOST_COUNTED = 1 << 24
 class ExpandOp(Op):
     """x repeated along the dimensions in which `shape` is larger."""
 
+    keeps_columns = True
+
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, shape: Shape) -> Tensor:
         return expand(x, shape)

@@ -158,6 +158,11 @@ CONSUMERS = {
     "log_softmax": lambda y, labels: F.log_softmax(y * 0.5 + 1.0),
     "logsumexp": lambda y, labels: F.logsumexp(F.gelu(y)),
     "argmax": lambda y, labels: F.argmax(y.detach()),
+    "max": lambda y, labels: F.max(F.exp(y)),
+    "max of rows": lambda y, labels: F.max(F.maximum(y, 0 * y), -1),
+    "sort": lambda y, labels: F.sort(F.hardswish(y)),
+    "rms_norm": lambda y, labels: F.rms_norm(F.where(y > 0, y, 0.5), y.shape[-1]),
+    "cross_entropy of masked logits": lambda y, labels: F.cross_entropy(y.masked_fill(y > 9, 0.0), labels),
     "layer_norm": lambda y, labels: F.layer_norm(y[:2], y.shape[-1]),
     "loss of a sequence": lambda y, labels: next_token_loss(
         F.reshape(y, (3, 1, -1)), Tensor(labels.reshape(3, 1), device())
