@@ -48,7 +48,7 @@ _DTYPES = {"float32": dtypes.float32, "float64": dtypes.float64}
 def shares_memory(device: str) -> bool:
     """Return whether kernels of a tinygrad device compute in the host's memory."""
     if not device.startswith("CL"):
-        return device == "CPU"
+        return False
     from tinygrad.runtime.autogen import opencl as cl
 
     kind = ctypes.c_uint64()
@@ -70,7 +70,7 @@ def lay(buffer: Buffer, array: np.ndarray) -> None:
         buffer.deallocate()
     address = array.ctypes.data
     buffer.options = BufferSpec(external_ptr=address)  # tinygrad then never hands the memory to another buffer
-    buffer.allocate(None if buffer.device == "CPU" else _cl_memory(Device[buffer.device], array))
+    buffer.allocate(_cl_memory(Device[buffer.device], array))
     buffer.clcomm_array = array  # which has to last as long as the buffer
 
 

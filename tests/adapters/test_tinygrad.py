@@ -71,8 +71,10 @@ def values(model: object) -> dict[str, np.ndarray]:
 
 @pytest.mark.mpi(min_size=1)
 @pytest.mark.parametrize("jit", [False, True])
-def test_ranks_train_as_one_does_on_the_whole_batch_with_the_same_bits_in_any_buckets(jit):
+@pytest.mark.parametrize("shares", [True, False])
+def test_ranks_train_as_one_does_on_the_whole_batch_with_the_same_bits_in_any_buckets(jit, shares, monkeypatch):
     comm = Communicator()
+    monkeypatch.setattr("clcomm.adapters.tinygrad.shares_memory", lambda device: shares)
     whole = made()
     train(whole, momentum(whole), jit, None, comm.size)
     found = []
