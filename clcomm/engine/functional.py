@@ -87,7 +87,7 @@ from clcomm.engine.ops.ordered import (
 )
 from clcomm.engine.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from clcomm.engine.ops.reduce import broadcast_to, mean, sum
-from clcomm.engine.ops.shape import flatten, reshape, squeeze, swap_dimensions, transpose, unsqueeze
+from clcomm.engine.ops.shape import clone, flatten, reshape, squeeze, swap_dimensions, transpose, unsqueeze
 from clcomm.engine.ops.softmax import log_softmax, logsumexp, softmax
 from clcomm.engine.ops.variance import var
 from clcomm.engine.tensor import Tensor
@@ -109,6 +109,7 @@ __all__ = [
     "cat",
     "chunk",
     "clamp",
+    "clone",
     "concat",
     "conv2d",
     "conv_relu_pool",

@@ -71,8 +71,10 @@ class HostExchange:
             raise BufferError(f"tensor: expected one in the host's memory, got one on {self.device}; use numpy()")
 
     def _as_host_array(self) -> np.ndarray:
-        if self.dtype.kind == "b":  # kernels have them in 4 bytes
-            return self.numpy()
+        if self.dtype.kind == "b":  # kernels have them in 4 bytes each
+            copied = self.numpy()
+            copied.flags.writeable = False
+            return copied
         address = self.device.host_address(self.buffer, math.prod(self.shape) * self.dtype.itemsize)
         return np.asarray(_Memory(self.buffer, address, self.shape, self.dtype))
 

@@ -172,7 +172,7 @@ class TensorOperators(Generic[AnyTensor]):
 
     def clone(self) -> AnyTensor:
         """Return a copy through which gradients pass."""
-        return self._functional.mul(self, 1.0)
+        return self._functional.clone(self)
 
     def masked_fill(self, mask: AnyTensor, value: float) -> AnyTensor:
         """Return the tensor with `value` where `mask` is true."""

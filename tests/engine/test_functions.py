@@ -194,6 +194,15 @@ def test_einsum_is_pytorchs(equation):
         np.testing.assert_allclose(own.grad.numpy(), other.grad.numpy(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("values", [X, TIED > 1, np.int32([3, -4])])
+def test_a_clone_is_a_copy_of_any_type(values):
+    x = Tensor(values)
+    copied = x.clone()
+    x.copy_from(np.zeros_like(values))
+    assert np.array_equal(copied.numpy(), values) and copied.dtype == values.dtype
+    assert np.array_equal(np.asarray(copied), values)
+
+
 def test_one_hot_is_pytorchs():
     classes = np.array([[0, 3], [1, 1]])
     ours, theirs = F.one_hot(Tensor(classes), 5), torch.nn.functional.one_hot(torch.tensor(classes), 5)

@@ -10,7 +10,7 @@ import numpy as np
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.casts import moved
 from clcomm.engine.ops.names import pytorch_names
-from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor, wrap
+from clcomm.engine.tensor import Shape, Tensor, copy_into, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
 
 
@@ -26,6 +26,22 @@ class Reshape(Op):
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         return (wrap(grad.device, grad.buffer, ctx.inputs[0].shape),)
+
+
+class Clone(Op):
+    """A copy."""
+
+    keeps_columns = True
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor) -> Tensor:
+        out = empty(x.device, x.shape)
+        copy_into(out, x)
+        return out
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (grad,)
 
 
 class Transpose(Op):
@@ -93,6 +109,11 @@ def flatten(x: Tensor, start_dim: int = 0) -> Tensor:
     if not 0 <= first <= x.ndim or (first == x.ndim and first):
         raise ArgumentError(f"flatten: start_dim {start_dim} does not fit a tensor of shape {x.shape}")
     return Reshape.apply(x, shape=(*x.shape[:first], math.prod(x.shape[first:])))
+
+
+def clone(x: Tensor) -> Tensor:
+    """Return a copy through which gradients pass; x: of any type and shape."""
+    return moved(x, Clone.apply)
 
 
 @pytorch_names
