@@ -56,5 +56,5 @@ def test_a_roofline_shows_each_case_below_the_roof():
 
 def test_what_memory_limits_is_counted_in_bytes():
     work = by_name("memory", 1)
-    assert work["GELU, 2048 x 1024"] == 2 * 4 * 2048 * 1024
-    assert work["Adam, 2048 x 1024"] == 7 * 4 * 2048 * 1024
+    assert work["GELU, 6144 x 1024"] == 2 * 4 * 6144 * 1024
+    assert work["Adam, 6144 x 1024"] == 7 * 4 * 6144 * 1024

@@ -25,7 +25,7 @@ LOCAL = {
     "world_size",
     "attach_optimizer", "broadcast_buffers", "bucket_size", "compression",
     "decisions", "full_parameters", "get_communication_stats", "load_state_dict", "no_sync", "register_comm_hook",
-    "shard", "state_dict", "use_bucketing",
+    "run_shards", "shard", "shards", "state_dict", "use_bucketing",
 }  # fmt: skip
 
 
@@ -78,6 +78,9 @@ def calls_of(comm: Communicator) -> dict[str, Callable[[], object]]:
 def calls_of_synchronizer(sync: Synchronizer, model: Linear) -> dict[str, Callable[[], object]]:
     """Return a call of each function that needs other ranks: the Synchronizer's methods and its users."""
 
+    over_shards = Synchronizer(sync.comm, shards=8)
+    others = [1] * (sync.comm.size - 1)
+
     def join() -> None:
         with sync.join(model, lambda: None):
             pass
@@ -87,6 +90,7 @@ def calls_of_synchronizer(sync: Synchronizer, model: Linear) -> dict[str, Callab
         "broadcast_parameters": lambda: sync.broadcast_parameters(model),
         "bucket_plan": lambda: sync.bucket_plan(model, False),
         "check_replicas": lambda: sync.check_replicas(model),
+        "deal_shards": lambda: over_shards.deal_shards([8 - len(others), *others]),
         "expect_samples": lambda: sync.expect_samples(model, 2),
         "join": join,
         "reductions": lambda: sync.models.of(model).reductions()(),
