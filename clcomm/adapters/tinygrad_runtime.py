@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from typing import Any
@@ -206,6 +207,7 @@ _NUMBERS = count()
 
 def record(run: Callable[[], None], buffers: Iterable[UOp]) -> None:
     """Let each replay of the TinyJit that records call `run` here; buffers: that it reads."""
+    _add_calls()
     name = _Call(f"clcomm {next(_NUMBERS)}")
     name.run = run
     call = UOp(Ops.CUSTOM_FUNCTION, arg=name).call(*buffers)
@@ -219,12 +221,10 @@ def _run(ctx: Any, call: UOp, ast: UOp) -> list[float | None] | None:
     return []
 
 
+@cache
 def _add_calls() -> None:
     """Let tinygrad run such calls, and leave them out of what it prints of its kernels."""
     pattern = UPat(Ops.CALL, src=(UPat(Ops.CUSTOM_FUNCTION, name="ast"),), name="call", allow_any_len=True)
     realize.pm_exec = PatternMatcher([(pattern, _run)]) + realize.pm_exec
     kernels_of = realize.get_call_kernels
     realize.get_call_kernels = lambda call: [] if isinstance(call.src[0].arg, _Call) else kernels_of(call)
-
-
-_add_calls()
