@@ -62,7 +62,9 @@ def test_llms_txt_names_the_site_s_copies() -> None:
 
 
 #: Modules that an extra is needed for, by how their names start.
-NEEDS = {"clcomm.torch": "torch", "clcomm.horovod": "torch", "clcomm.adapters.netcl": "netcl"}
+NEEDS = {
+    "clcomm.torch": "torch", "clcomm.horovod": "torch", "clcomm.adapters.netcl": "netcl", "clcomm.tinygrad": "tinygrad",
+}  # fmt: skip
 
 
 def test_the_reference_has_every_public_module() -> None:
