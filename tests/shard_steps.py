@@ -20,6 +20,20 @@ def first_ranks(comm: Communicator, count: int) -> Iterator[Communicator | None]
         part.finalize()
 
 
+#: Of the networks: the numbers of a sample, and the classes.
+INPUTS, CLASSES = 12, 5
+
+
+def batches(shards: int, steps: int, seed: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield for each step the inputs and targets of every shard."""
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        yield (
+            rng.standard_normal((shards, 8, INPUTS)).astype(np.float32),
+            rng.integers(0, CLASSES, (shards, 8)).astype(np.int32),
+        )
+
+
 def drawn_counts(rng: np.random.Generator, ranks: int, shards: int) -> list[int]:
     """Return how many shards each rank gets, drawn."""
     return (1 + rng.multinomial(shards - ranks, np.full(ranks, 1 / ranks))).tolist()

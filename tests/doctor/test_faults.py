@@ -32,7 +32,7 @@ from clcomm.doctor import (
     place,
 )  # fmt: skip
 from clcomm.doctor.job import JobFacts
-from clcomm.engine import Device, intel_runtime, kernel_cache
+from clcomm.engine import kernel_cache
 from clcomm.launch.mpiexec import MPICH, OPEN_MPI
 from clcomm.storage.writer_lock import WriterLocks
 from tests.doctor import planted
@@ -183,18 +183,6 @@ def test_8_a_rank_without_a_device(monkeypatch):
     found = only(opencl.check, job_of({"opencl": GOOD}, {"opencl": opencl.probe()}))
     assert (found.check, found.level) == ("device", PROBLEM)
     assert found.what.startswith("rank 1: no device: CLCOMM_DEVICE='gpu:77'") and "clcomm devices" in found.remedy
-
-
-def test_a_runtime_that_is_not_taken_though_it_computes_on_the_same_cpu(monkeypatch, tmp_path):
-    monkeypatch.setattr(intel_runtime, "library", lambda: tmp_path)
-    device = Device.select("cpu", cores=1)
-    monkeypatch.setattr(opencl, "multiplications", lambda device: 5e10)
-    facts = opencl.main(0, 1, 1)
-    assert facts["others"] == [intel_runtime.PLATFORM] and device.is_cpu
-    found = only(opencl.check, job_of({"opencl": GOOD}, {"opencl": GOOD | facts}))
-    assert (found.check, found.level) == ("OpenCL", NOTE)
-    assert found.what.startswith(f"rank 1: {intel_runtime.PLATFORM} could compute on this CPU too")
-    assert found.remedy.startswith("clcomm devices times both")
 
 
 def test_9_versions_that_differ():

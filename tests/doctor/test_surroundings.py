@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from clcomm.console.finding import NOTE, OK, PROBLEM
-from clcomm.doctor import caches, environment, examine, limits, modules, mpi, place, start
+from clcomm.doctor import caches, environment, examine, limits, modules, mpi, opencl, place, start
 from clcomm.doctor.job import JobFacts
+from clcomm.engine import Device, intel_runtime
 from tests.doctor import planted
-from tests.doctor.test_faults import bad, job_of, only
+from tests.doctor.test_faults import GOOD, bad, job_of, only
 from tests.faults.launch import ROOT, clean_environment
 
 
@@ -153,3 +154,15 @@ def test_an_output_that_cannot_be_written(as_json, tmp_path) -> None:
     assert done.returncode == 1 and "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
     lines = [line.split(None, 2) for line in done.stderr.splitlines()]
     assert ["ok", "a", "b"] in lines and ["PROBLEM", "output", "could not be written: File too large"] in lines
+
+
+def test_a_runtime_that_is_not_taken_though_it_computes_on_the_same_cpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(intel_runtime, "library", lambda: tmp_path)
+    device = Device.select("cpu", cores=1)
+    monkeypatch.setattr(opencl, "multiplications", lambda device: 5e10)
+    facts = opencl.main(0, 1, 1)
+    assert facts["others"] == [intel_runtime.PLATFORM] and device.is_cpu
+    found = only(opencl.check, job_of({"opencl": GOOD}, {"opencl": GOOD | facts}))
+    assert (found.check, found.level) == ("OpenCL", NOTE)
+    assert found.what.startswith(f"rank 1: {intel_runtime.PLATFORM} could compute on this CPU too")
+    assert found.remedy.startswith("clcomm devices times both")

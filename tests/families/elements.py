@@ -137,12 +137,19 @@ def check_activations(device: Device, case: Shaped) -> None:
         (lambda t: 2 / t, 2 / x, -2 / x**2),
         (lambda t: t * t + t, x * x + x, 2 * x + 1),  # gradients add up
     ]
+    check_slopes(device, host, grad, cases)
+
+
+def check_slopes(
+    device: Device, host: np.ndarray, grad: np.ndarray, cases: list[tuple[Any, np.ndarray, np.ndarray]]
+) -> None:
+    """Compare functions of the elements, each with its values and slopes, and their gradients from `grad`."""
     for number, (op, expected, slope) in enumerate(cases):
         t = leaf(device, host)
         y = op(t)
-        assert_near(y, expected, f"activation {number}")
+        assert_near(y, expected, f"function {number}")
         y.backward(leaf(device, grad, False))
-        assert_near(t.grad, slope * grad, f"activation {number}: gradient")
+        assert_near(t.grad, slope * grad, f"function {number}: gradient")
 
 
 def _gated(x: np.ndarray) -> list[tuple[Any, np.ndarray, np.ndarray]]:

@@ -9,8 +9,8 @@ import numpy as np
 
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
-from tests.families.elements import Pair, Shaped, draw_pair, draw_shaped, folded
-from tests.families.family import Family, assert_equal, assert_near, drawn, leaf, whole_numbers
+from tests.families.elements import Pair, Shaped, check_slopes, draw_pair, draw_shaped, folded
+from tests.families.family import Family, assert_equal, drawn, leaf, whole_numbers
 
 _ERF = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -35,12 +35,7 @@ def check_functions(device: Device, case: Shaped) -> None:
         (lambda t: t**-3, x**-3.0, -3 * x**-4.0),
         (lambda t: F.clamp(t, 0.5, 2), np.clip(x, 0.5, 2), 1.0 * ((x >= 0.5) & (x <= 2))),
     ]
-    for number, (op, expected, slope) in enumerate(cases):
-        t = leaf(device, host)
-        y = op(t)
-        assert_near(y, expected, f"function {number}")
-        y.backward(leaf(device, grad, False))
-        assert_near(t.grad, grad * slope, f"function {number}: gradient")
+    check_slopes(device, host, grad, cases)
 
 
 def check_comparisons(device: Device, case: Pair) -> None:

@@ -2,17 +2,7 @@
 
 #include "broadcast.cl"
 
-#define COMPARISON(NAME, IN, EXPRESSION)                                                                            \
-    __kernel void NAME(__global int *restrict out, __global const IN *a, __global const IN *b, int count) {         \
-        FOR_ELEMENTS(i, count) {                                                                                    \
-            const IN x = a[i], y = b[i];                                                                            \
-            out[i] = EXPRESSION;                                                                                    \
-        }                                                                                                           \
-    }                                                                                                               \
-    __kernel void NAME##_broadcast(__global int *restrict out, __global const IN *a, __global const IN *b,          \
-                                   __global const int *plan, int outer, int rows, int inner) {                      \
-        BROADCAST_LOOP(IN, int, EXPRESSION)                                                                         \
-    }
+#define COMPARISON(NAME, IN, EXPRESSION) PAIRWISE(NAME, IN, int, EXPRESSION)
 
 COMPARISON(equal, float, x == y)
 COMPARISON(not_equal, float, x != y)

@@ -2,17 +2,7 @@
 
 #include "broadcast.cl"
 
-#define BINARY(NAME, EXPRESSION)                                                                     \
-    __kernel void NAME(__global float *restrict out, __global const float *a, __global const float *b, int count) { \
-        FOR_ELEMENTS(i, count) {                                                                     \
-            const float x = a[i], y = b[i];                                                          \
-            out[i] = EXPRESSION;                                                                     \
-        }                                                                                            \
-    }                                                                                                \
-    __kernel void NAME##_broadcast(__global float *restrict out, __global const float *a, __global const float *b, \
-                                   __global const int *plan, int outer, int rows, int inner) {       \
-        BROADCAST_LOOP(float, float, EXPRESSION)                                                     \
-    }
+#define BINARY(NAME, EXPRESSION) PAIRWISE(NAME, float, float, EXPRESSION)
 
 BINARY(add, x + y)
 BINARY(sub, x - y)
