@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from clcomm.engine.device import Device
 from clcomm.engine.ops.batched_matmul import matmul
-from clcomm.engine.ops.matmul import _transposed, chosen_block, linear, multiply
+from clcomm.engine.ops.matmul import chosen_block, linear, multiply, transposed_copy
 from clcomm.engine.tensor import Tensor, empty
 from clcomm.engine.tuning import Tuning, choices
 from clcomm.errors import ArgumentError
@@ -122,7 +122,7 @@ def test_columns_of_a_are_turned_bit_for_bit(device: Device, rows: int, columns:
     if device.is_cpu:
         matrix = drawn(5, rows, columns)
         matrix[rows // 2, columns // 2] = np.nan
-        assert _transposed(Tensor(matrix, device)).numpy().tobytes() == matrix.T.tobytes()
+        assert transposed_copy(Tensor(matrix, device)).numpy().tobytes() == matrix.T.tobytes()
 
 
 def test_relu_lets_nan_through(device: Device) -> None:

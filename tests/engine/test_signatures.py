@@ -31,8 +31,11 @@ REFUSED = {
         "nll_loss", "smooth_l1_loss")),
     "F.smooth_l1_loss: beta", "F.pad: value", "F.split: x",
 }  # fmt: skip
+RECURRENT = ["bias", "batch_first", "dropout", "bidirectional"]
 #: PyTorch's that are built in and have no signature, from its manual.
 MANUAL = {
+    "RNN": ["input_size", "hidden_size", "num_layers", "nonlinearity", *RECURRENT],
+    **{name: ["input_size", "hidden_size", "num_layers", *RECURRENT] for name in ("LSTM", "GRU")},
     "conv2d": ["input", "weight", "bias", "stride", "padding", "dilation", "groups"],
     "conv_transpose2d": ["input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation"],
     "max_pool2d": ["input", "kernel_size", "stride", "padding", "dilation", "ceil_mode"],
@@ -83,7 +86,7 @@ def pairs() -> Iterator[tuple[str, list[str], list[str]]]:
     for name in nn.__all__:
         theirs, ours = getattr(torch.nn, name, None), getattr(nn, name)
         if inspect.isclass(theirs) and inspect.isclass(ours):
-            yield f"nn.{name}", positional(ours.__init__) or [], positional(theirs.__init__) or []
+            yield f"nn.{name}", positional(ours.__init__) or [], MANUAL.get(name) or positional(theirs.__init__) or []
     for name in F.__all__:
         theirs = getattr(torch.nn.functional, name, None) or getattr(torch, name, None)
         names = MANUAL.get(name) or (positional(theirs) if callable(theirs) else None)

@@ -14,6 +14,7 @@ from tests.families import (
     parts,
     pools,
     products,
+    recurrences,
     rows,
     stored,
 )
@@ -31,6 +32,7 @@ FAMILIES = {
         rows.REDUCTION,
         elements.ARITHMETIC, elements.TRANSPOSE, elements.BLOCKS, elements.ACTIVATIONS, elements.DROPOUT,
         elements.OPTIMIZERS, functions.FUNCTIONS, functions.COMPARISONS, functions.ORDERED, stored.STORED,
+        recurrences.RECURRENCES,
         host.FOLD, host.RENDEZVOUS, host.SHARED_WORK, host.CODING, host.FACTORS, host.HASH, host.GATHER,
     )
 }  # fmt: skip
@@ -45,4 +47,4 @@ WIDE_FAMILIES = (
     "functions", "comparisons",
 )  # fmt: skip
 #: Families of vectors that stay as they are, in builds for such CPUs; Oclgrind tracks what is initialised in them.
-ALSO_WIDE = ("batch norm", "batch norm of ranks", "adaptive pooling", "dropout")
+ALSO_WIDE = ("batch norm", "batch norm of ranks", "adaptive pooling", "dropout", "recurrent layers")

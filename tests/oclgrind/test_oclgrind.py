@@ -35,7 +35,7 @@ needs_many_cases = pytest.mark.skipif(not CASES, reason="Oclgrind: a sample of c
 CHOOSING = {
     "HAS_BIAS", "HAS_RELU", "BATCHED", "SIDE", "EACH", "SLICE", "TILE_LANES", "DILATED", "WIDTH", "ONE_CHANNEL",
     "BLOCKS", "TILE_OUTPUTS", "POOLED", "OUTPUTS", "ROWS", "DIVIDES", "LOOP_LANES",
-    "FP16", "GROUPED", "GATED",
+    "FP16", "GROUPED", "GATED", "CELL",
 }  # fmt: skip
 #: Of those, the ones whose value is only a size.
 ANY_VALUE = {"WIDTH", "POOLED"}
@@ -176,6 +176,7 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
     "attention.attend": [{"TILE_LANES": lanes} for lanes in (8, 16)],
     "attention_gradient.attend_grad": [{"TILE_LANES": lanes} for lanes in (8, 16)],
     **{f"stored.{kernel}": [{"FP16": 1}, {"LOOP_LANES": 16}] for kernel in ("expand", "narrow", "reconcile")},
+    **{f"recurrent.recurrent_{part}": [{"CELL": cell} for cell in range(4)] for part in ("step", "gradient")},
     "fold.fold": [{"ROWS": rows, **by} for rows in range(2, MOST_ROWS + 1) for by in ({}, {"DIVIDES": 1})],
 }  # fmt: skip
 

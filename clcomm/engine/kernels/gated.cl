@@ -33,8 +33,6 @@ INLINE lanes normal_density(lanes v) { return DENSITY_AT_0 * bell(v); }
 ACTIVATION(gelu, v * normal_cumulative(v))
 GRADIENT(gelu, normal_cumulative(v) + v * normal_density(v))
 
-INLINE lanes logistic(lanes v) { return 1.0f / (1.0f + exponential(-v)); }
-
 /* 0.5 * (1 + tanh(u)) is logistic(2 u), which reaches 0 and 1 where tanh of some drivers stops an ulp before 1. */
 INLINE lanes tanh_gate(lanes v) { return logistic(2.0f * SQRT_2_OVER_PI * (v + CUBIC * v * v * v)); }
 

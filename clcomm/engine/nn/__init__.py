@@ -46,11 +46,15 @@ from clcomm.engine.nn.losses import (
 )
 from clcomm.engine.nn.module import Module
 from clcomm.engine.nn.norms import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm
+from clcomm.engine.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from clcomm.engine.nn.sequential import Sequential
 
 __all__ = [
     "ELU",
     "GELU",
+    "GRU",
+    "LSTM",
+    "RNN",
     "AdaptiveAvgPool2d",
     "AvgPool2d",
     "BCELoss",
@@ -64,6 +68,7 @@ __all__ = [
     "Dropout2d",
     "Embedding",
     "Flatten",
+    "GRUCell",
     "Generator",
     "GroupNorm",
     "Hardsigmoid",
@@ -73,6 +78,7 @@ __all__ = [
     "Identity",
     "KLDivLoss",
     "L1Loss",
+    "LSTMCell",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
@@ -88,6 +94,7 @@ __all__ = [
     "PReLU",
     "ParameterList",
     "RMSNorm",
+    "RNNCell",
     "ReLU",
     "ReLU6",
     "Sequential",

@@ -80,7 +80,7 @@ def copy_part(sizes: Shape, out: Tensor, to: Block, x: Tensor, part: Block) -> N
     device.launch(kernel, *grid, out, x, buffer, dims, to.first, part.first, rows, inner)
 
 
-def _fill(x: Tensor, value: float) -> None:
+def fill(x: Tensor, value: float) -> None:
     x.device.launch(x.device.kernel("elementwise", "fill"), *x.device.grid(x.size), x.buffer, value, x.size)
 
 
@@ -100,7 +100,7 @@ class SliceOp(Op):
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         dx = ctx.out(0)
         if grad.size != dx.size:
-            _fill(dx, 0.0)
+            fill(dx, 0.0)
         copy_part(grad.shape, dx, ctx.part, grad, _whole(grad.shape))
         return (dx,)
 
@@ -141,7 +141,7 @@ class Pad(Op):
     def forward(ctx: Context, x: Tensor, *, starts: Shape, shape: Shape, value: float) -> Tensor:
         out, ctx.part = empty(x.device, shape), _part(shape, starts)
         ctx.starts, ctx.value = starts, value
-        _fill(out, value)
+        fill(out, value)
         copy_part(x.shape, out, ctx.part, x, _whole(x.shape))
         return out
 

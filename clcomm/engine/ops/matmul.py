@@ -157,7 +157,7 @@ def multiply(
             _multiply_dots(a, b, out, bias, relu, depth)
             return
         if transpose_a and min(rows, columns, depth) >= device.tuning.transpose_from:
-            a, transpose_a = _transposed(a), False
+            a, transpose_a = transposed_copy(a), False
         plain = bias is None and not relu and not transpose_b
         if plain and _has_few_rows(out, depth):
             _multiply_few_rows(a, b, out, depth, transpose_a)
@@ -188,7 +188,7 @@ def multiply_batch(
     options = {"BATCHED": 1, **_epilogue(None, False)}
     if device.is_cpu:
         if transpose_a and min(rows, columns, depth) >= device.tuning.transpose_from:
-            a, transpose_a = _transposed(a), False
+            a, transpose_a = transposed_copy(a), False
         kernel = device.kernel("gemm", "gemm", DEPTH=_DEPTH, **options)
         units = -(-device.compute_units // count)
         global_size, local_size = _panel_grid(units, *device.tuning.gemm_tile[:2], rows, columns)
@@ -275,7 +275,7 @@ def _all_gradients(
     device.launch(kernel, *grid, grad, x, weight, unused if mask is None else mask, *outs, parts, rows, inputs, outputs)
 
 
-def _transposed(x: Tensor) -> Tensor:
+def transposed_copy(x: Tensor) -> Tensor:
     """Return the matrices of x's last two dimensions transposed."""
     device = x.device
     *batch, rows, columns = x.shape
