@@ -49,9 +49,9 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
         use_bucketing: False reduces each gradient on its own.
         bucket_size: bytes, or text such as "4MiB", by default 1 MiB: the size of one all-reduce of gradients. "auto":
             each Synchronizer finds the fastest; elsewhere it is 1 MiB.
-        transport: "auto" reduces memory of `allocate` in each host's shared memory; on one host all-reduces of other
-            arrays pass through it, and everything else goes through MPI; "mpi" never uses shared memory; "shared"
-            requires it, on one host.
+        transport: "auto" reduces memory of `allocate` in each host's shared memory; on one host blocking all-reduces,
+            broadcasts, all-gathers and reduce-scatters of other arrays pass through it, or are read from rank to rank,
+            and everything else goes through MPI; "mpi" never uses shared memory; "shared" requires it, on one host.
         observers: notified of every finished collective, after `stats`.
         stall_warning_s: seconds in one collective after which a rank logs which ranks are missing; 0: never.
             CLCOMM_STALL_WARNING_S overrides it.

@@ -18,7 +18,7 @@ from clcomm.errors import ArgumentError
 from clcomm.stats.call import Call
 from clcomm.stats.comm_stats import Collective, Phase
 from clcomm.transport import Transport
-from clcomm.transport.base import Reducer
+from clcomm.transport.base import Mover
 from clcomm.transport.reduction import Fold
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Plans:
     """
 
     def __init__(self) -> None:
-        self.of: dict[tuple[object, ...], tuple[Call, Reducer]] = {}
+        self.of: dict[tuple[object, ...], tuple[Call, Mover]] = {}
         self.scheduled: dict[str, ScheduledAllReduce] = {}
         self.prepared = 0
         self.fold_chosen = False
@@ -115,7 +115,7 @@ class AllReduces:
         planned = None if key is None else self.plans.of.get(key)
         if planned is None:
             source, target, finish = self._reduction_operands(array, op, out)
-            chosen = self.world.reducer_for(source, target)
+            chosen = self.world.mover_for(source, target)
             call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, compared=compared)
             if key is not None:
                 if len(self.plans.of) >= KEPT_CALLS:
@@ -167,7 +167,7 @@ class AllReduces:
         raise MismatchError where memory is shared.
         """
         source, target, number = self._prepare(array, op, out, "prepared")
-        chosen = self.world.reducer_for(source, target)
+        chosen = self.world.mover_for(source, target)
         call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, number)
         prepared = self.runner.prepare(call, chosen.prepare_all_reduce, source, target, op)
         keeps = self, source, target
@@ -329,7 +329,7 @@ class AllReduces:
 
     def _call_of(
         self,
-        chosen: Reducer,
+        chosen: Mover,
         array: np.ndarray,
         source: np.ndarray,
         target: np.ndarray,

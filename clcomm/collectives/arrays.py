@@ -54,7 +54,7 @@ class OtherCollectives:
         """
         check_root(root, self.size)
         values, finish = writable(array, "array")
-        chosen = self.world.transport_for(values)
+        chosen = self.world.mover_for(values)
         call = self.runner.call("broadcast", chosen, label, array=array, nbytes=nbytes, root=root)
         self.runner.run(call, chosen.broadcast, values, root)
         return finish()
@@ -81,7 +81,7 @@ class OtherCollectives:
                 f"out: expected a C-contiguous array of {self.size * array.size:,} {array.dtype}, "
                 f"got {out.size:,} {out.dtype}"
             )
-        chosen = self.world.transport_for(source)
+        chosen = self.world.mover_for(source)
         call = self.runner.call(operation, chosen, label, array=array, nbytes=out.nbytes, bucket=bucket)
         self.runner.run(call, chosen.all_gather, source, out.reshape(-1))
         return out
@@ -187,7 +187,7 @@ class OtherCollectives:
                 f"got {out.shape} and {out.dtype}"
             )
         target, finish = writable(out, "out")
-        chosen = self.world.transport_for(source)
+        chosen = self.world.mover_for(source)
         call = self.runner.call("reduce_scatter", chosen, label, array=array, nbytes=nbytes, op=op, bucket=bucket)
         self.runner.run(call, chosen.reduce_scatter, source, target, op)
         return finish()

@@ -20,7 +20,7 @@ from clcomm.job.startup_watchdog import StartWatch
 from clcomm.job.status_page import StatusPage
 from clcomm.job.time_limits import Limits
 from clcomm.transport import mpi_communicators, mpi_failures
-from clcomm.transport.direct_reduction import DirectReduction
+from clcomm.transport.direct_exchange import DirectExchange
 from clcomm.transport.hierarchical import HierarchicalTransport
 from clcomm.transport.hosts import Hosts
 from clcomm.transport.mpi_runtime import Intracomm
@@ -29,7 +29,7 @@ from clcomm.transport.other_memory import OtherMemory
 from clcomm.transport.reduction import prepared_reduction_by_hosts
 from clcomm.transport.rendezvous import MpiRendezvous, Rendezvous
 from clcomm.transport.shared import SharedTransport
-from clcomm.transport.staged import StagedAllReduces
+from clcomm.transport.staged import StagedCollectives
 
 #: Warned where MPI offers no shared memory.
 NO_WINDOWS = (
@@ -144,8 +144,8 @@ def _open_memory(world: World, base: MpiTransport, host: Intracomm, hosts: Hosts
     else:
         world.shared = shared = SharedTransport(host, world.pending, base.comparisons)
         others = OtherMemory.open(shared.rendezvous)
-        direct = None if others is None else DirectReduction(shared.rendezvous, others)
-        world.staged = StagedAllReduces(shared.slots, shared.is_common, direct)
+        direct = None if others is None else DirectExchange(shared.rendezvous, others)
+        world.staged = StagedCollectives(shared.slots, shared.is_common, direct)
     return ""
 
 

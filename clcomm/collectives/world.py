@@ -18,9 +18,9 @@ from clcomm.transport.rendezvous import NoRendezvous, Rendezvous
 if TYPE_CHECKING:
     from clcomm.job.other_hosts import OtherHosts
     from clcomm.job.status_page import StatusPage
-    from clcomm.transport.base import Reducer
+    from clcomm.transport.base import Mover
     from clcomm.transport.memory_transport import MemoryTransport
-    from clcomm.transport.staged import StagedAllReduces
+    from clcomm.transport.staged import StagedCollectives
 
 T = TypeVar("T")
 
@@ -45,8 +45,8 @@ class World:
     base: Transport = field(default_factory=SoloTransport)
     #: Reduces arrays that it allocated itself; None without shared memory.
     shared: MemoryTransport | None = None
-    #: All-reduces of arrays in other memory, where all ranks are on one host that has shared memory.
-    staged: StagedAllReduces | None = None
+    #: Moves arrays in other memory in blocking calls, where all ranks are on one host that has shared memory.
+    staged: StagedCollectives | None = None
     #: Unfinished operations of both.
     pending: deque[Pending] = field(default_factory=deque)
     local_rank: int = 0
@@ -77,8 +77,8 @@ class World:
             return self.shared
         return self.base
 
-    def reducer_for(self, *arrays: np.ndarray) -> Reducer:
-        """Return what reduces these arrays in a blocking call."""
+    def mover_for(self, *arrays: np.ndarray) -> Mover:
+        """Return what moves these arrays in a blocking call."""
         chosen = self.transport_for(*arrays)
         return self.staged if chosen is self.base and self.staged is not None else chosen
 

@@ -23,8 +23,8 @@ class PreparedAllReduce(ABC):
         """Reduce, with the other ranks."""
 
 
-class Reducer(Protocol):
-    """Runs blocking all-reduces: a Transport, or a part of one."""
+class Mover(Protocol):
+    """Runs the blocking collectives that every rank gets a result of: a Transport, or a part of one."""
 
     name: str
 
@@ -33,6 +33,15 @@ class Reducer(Protocol):
 
     def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedAllReduce:
         """See `Transport.prepare_all_reduce`."""
+
+    def broadcast(self, array: np.ndarray, root: int) -> None:
+        """See `Transport.broadcast`."""
+
+    def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
+        """See `Transport.all_gather`."""
+
+    def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
+        """See `Transport.reduce_scatter`."""
 
 
 class PreparedStart(Protocol):

@@ -98,6 +98,6 @@ def _let_siblings_read() -> None:
 def unreadable(rank: int, error: OSError) -> ResourceError:
     """Return the error for memory that could be read at the start of the job."""
     return ResourceError(
-        f"all_reduce: expected to read the array of rank {rank} on this host, got {error.strerror}; "
+        f"collective: expected to read the array of rank {rank} on this host, got {error.strerror}; "
         f"keep the arrays until every rank has returned"
     )

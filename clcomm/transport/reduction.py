@@ -114,27 +114,25 @@ def prepared_reduction(
     return without_warnings(_Sequence(parts).run)
 
 
-class RowsFold:
-    """Folds rows of a dtype, in rank order, into an array that each call names.
+#: Folds rows, (ranks, elements), in rank order, into an array that each call names.
+RowsFold = Callable[[Sequence[np.ndarray] | np.ndarray, np.ndarray], None]
 
-    Args:
-        op: a key of FOLDS.
-        dtype: of the rows; not bfloat16.
-        ranks: the number of rows.
-    """
 
-    def __init__(self, op: str, dtype: np.dtype, ranks: int):
-        self._fold, self._others = FOLDS[op], range(2, ranks)
-        self._scale, self._factor = _scale_of(ranks if op == "mean" else 1, dtype)
-        self.into = without_warnings(self._into)
+def rows_fold(op: str, dtype: np.dtype, ranks: int) -> RowsFold:
+    """Return the function that folds `ranks` rows of a dtype; op: a key of FOLDS."""
+    if dtype == BFLOAT16:
+        return lambda rows, out: reduce_in_rank_order(list(rows), out, op)
+    fold, others = FOLDS[op], range(2, ranks)
+    scale, factor = _scale_of(ranks if op == "mean" else 1, dtype)
 
-    def _into(self, rows: Sequence[np.ndarray], out: np.ndarray) -> None:
-        fold = self._fold
+    def fold_rows(rows: Sequence[np.ndarray] | np.ndarray, out: np.ndarray) -> None:
         fold(rows[0], rows[1], out=out)
-        for index in self._others:
+        for index in others:
             fold(out, rows[index], out=out)
-        if self._scale is not None:
-            self._scale(out, self._factor, out=out)
+        if scale is not None:
+            scale(out, factor, out=out)
+
+    return without_warnings(fold_rows)
 
 
 class _Sequence:

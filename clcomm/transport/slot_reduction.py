@@ -67,12 +67,16 @@ class Slots:
         """Return whether all ranks answer True; collective. kind: see Rendezvous."""
         return bool(self.rendezvous.exchange([answer], kind)[:, 0].all())
 
-    def exchange(self, piece: np.ndarray, kind: int) -> list[np.ndarray]:
-        """Return all ranks' pieces, in rank order, until the exchange after the next; kind: see Rendezvous."""
+    def exchange(self, piece: np.ndarray, kind: int, writes: bool = True) -> np.ndarray:
+        """Return all ranks' pieces, (ranks, elements), until the exchange after the next.
+
+        kind: see Rendezvous. writes: whether this rank's is wanted, which is undefined otherwise.
+        """
         side = self._slots[self.rendezvous.parity][:, : piece.nbytes].view(piece.dtype)
-        side[self.rendezvous.rank] = piece
+        if writes:
+            side[self.rendezvous.rank] = piece
         self.rendezvous.barrier(kind)
-        return list(side)
+        return side
 
     def in_one_kernel(self, source: np.ndarray, out: np.ndarray, op: str, kind: int) -> FusedReduction | None:
         """Return the all-reduce of at most `slot_bytes` in one kernel; None where this rank's fold has none."""

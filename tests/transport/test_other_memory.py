@@ -10,7 +10,7 @@ import pytest
 
 from clcomm.errors import ResourceError
 from clcomm.transport import other_memory
-from clcomm.transport.direct_reduction import DirectReduction
+from clcomm.transport.direct_exchange import DirectExchange
 from clcomm.transport.other_memory import OtherMemory
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -60,8 +60,8 @@ def test_without_the_call_nothing_is_read(auto, monkeypatch):
 def test_memory_that_is_gone_is_an_error_with_rank_and_reason(auto, memory):
     with pytest.raises(OSError, match="Bad address"):
         memory.read(1 - auto.rank if auto.rank < 2 else 0, 8, np.zeros(1))
-    direct = DirectReduction(auto.world.shared.rendezvous, memory)
-    with pytest.raises(ResourceError, match=r"^all_reduce: expected to read the array of rank 0 on this host, got Bad"):
+    direct = DirectExchange(auto.world.shared.rendezvous, memory)
+    with pytest.raises(ResourceError, match=r"^collective: expected to read the array of rank 0 on this host, got Bad"):
         direct._read(0, 8, np.zeros(1))
     auto.barrier()
 

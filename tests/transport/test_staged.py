@@ -1,4 +1,4 @@
-"""All-reduces of arrays in a rank's own memory: their bits, whatever their size and however late a rank is."""
+"""Collectives on arrays in a rank's own memory: their bits, whatever their size and however late a rank is."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.errors import MismatchError
-from clcomm.transport.direct_reduction import LEAST_BYTES
+from clcomm.host.bfloat16 import to_bfloat16
+from clcomm.transport.direct_exchange import LEAST_BYTES, LEAST_READ_BYTES
 from clcomm.transport.other_memory import OtherMemory
+from clcomm.transport.reduction import reduce_in_rank_order
+from tests.helpers import Recorder
 from tests.transport.references import drawn, folded, same_bits
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -116,6 +119,66 @@ def test_late_ranks_and_kernels(auto):
         else:
             auto.all_reduce(arrays[index], "mean")
         assert same_bits(arrays[index], folded(everyone, "mean"))
+
+
+@pytest.fixture(params=[True, False])
+def either(request, monkeypatch):
+    """Ranks that read each other's memory, and ranks that may not."""
+    if not request.param:
+        monkeypatch.setattr(OtherMemory, "_finds", lambda self, places, marks: False)
+    with Communicator() as comm:
+        yield comm
+
+
+#: Bytes of a rank's block: none, one element, about a slot, those from which blocks are read directly, several slots.
+BLOCKS = [0, 16, *(size + more for size in (64 << 10, LEAST_READ_BYTES, LEAST_BYTES) for more in (-16, 0, 16)), 3 << 20]
+
+
+@pytest.mark.parametrize("nbytes", BLOCKS)
+@pytest.mark.parametrize("dtype", ["float32", "complex128", "uint8", "bfloat16"])
+def test_broadcast_gather_and_reduce_scatter(either, nbytes, dtype):
+    """Twice each, from a late rank, and the arrays are written over as soon as a call returns."""
+    comm, halves = either, dtype == "bfloat16"
+    count, recorder = nbytes // (2 if halves else np.dtype(dtype).itemsize), Recorder()
+    comm.add_observer(recorder)
+    for number in range(2):
+        everyone = [drawn(rank, comm.size * count, "float32" if halves else dtype, number) for rank in range(comm.size)]
+        everyone = [to_bfloat16(row) for row in everyone] if halves else everyone
+        own, last = everyone[comm.rank].copy(), comm.size - 1
+        if (comm.rank + number) % 2:
+            time.sleep(0.002)
+        block = own[:count].copy()
+        gathered = comm.all_gather(block)
+        block.fill(7)
+        assert same_bits(gathered, np.stack([row[:count] for row in everyone]))
+        blocks = own.reshape(comm.size, count)
+        summed = comm.reduce_scatter(blocks)
+        assert same_bits(own, everyone[comm.rank])
+        blocks.fill(8)
+        expected = np.empty_like(own)
+        reduce_in_rank_order(everyone, expected, "sum")
+        assert same_bits(summed[0], expected[comm.rank * count :][:count])
+        own = everyone[comm.rank].copy()
+        assert same_bits(comm.broadcast(own, last), everyone[last])
+        own.fill(9)
+    assert {event.transport for event in recorder.events} == {"staged"}
+
+
+@pytest.mark.parametrize("nbytes", [16, LEAST_READ_BYTES, LEAST_BYTES])
+def test_results_in_place_of_their_operands(either, nbytes):
+    """A block of an array is gathered into it, one beside its place too, and a sum is written over its operand."""
+    comm, count = either, nbytes // 4
+    everyone = [drawn(rank, comm.size * count, "float32", 3) for rank in range(comm.size)]
+    blocks = np.concatenate([row[:count] for row in everyone])
+    for place in (comm.rank * count, 0, 4):
+        out = np.empty(comm.size * count, np.float32)
+        block = out[place : place + count]
+        block[:] = everyone[comm.rank][:count]
+        assert same_bits(comm.all_gather(block, out=out), blocks)
+    expected = folded(everyone, "mean")[comm.rank * count :][:count]
+    for place in (comm.rank, 0, comm.size - 1):
+        array = everyone[comm.rank].copy().reshape(comm.size, count)
+        assert same_bits(comm.reduce_scatter(array, "mean", out=array[place : place + 1])[0], expected)
 
 
 @pytest.mark.parametrize("checks", ["on", "off"])

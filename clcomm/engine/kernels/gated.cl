@@ -4,27 +4,14 @@
    Sources: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016; Elfwing, Uchibe and Doya, "Sigmoid-weighted linear
    units", 2018. */
 
-#define SQRT_HALF 0.70710678118654752f      /* 1 / sqrt(2) */
 #define DENSITY_AT_0 0.39894228040143268f   /* 1 / sqrt(2 pi) */
 #define SQRT_2_OVER_PI 0.79788456080286536f /* sqrt(2 / pi) */
 #define CUBIC 0.044715f
 
 #include "lane_functions.cl"
 
-INLINE lanes bell(lanes v) { return exponential(-0.5f * v * v); }
-
-/* Drivers' erf takes four times as long. With t = 1 / (1 + p |v|) the part beyond |v| is a polynomial of t times
-   exp(-v^2 / 2), 2e-7 off: the form of Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26, fitted anew
-   with more terms. */
 INLINE lanes normal_cumulative(lanes v) {
-    const lanes t = 1.0f / (1.0f + 0.47047f * SQRT_HALF * size_of(v));
-    const lanes t2 = t * t, t4 = t2 * t2;
-    const lanes from_6 = (-0.023450221866369247f * t + 0.1332746297121048f) * t
-        - 0.28016719222068787f; /* in products that do not wait for each other */
-    const lanes from_4 = from_6 * t2 + (0.23044772446155548f * t - 0.06063438951969147f);
-    const lanes low = (0.12290185689926147f * t + 0.11154036223888397f) * t2
-        + (0.13340067863464355f * t + 0.1326865553855896f);
-    const lanes beyond = (from_4 * t4 + low) * (t * bell(v));
+    const lanes beyond = normal_beyond(v);
     return v > 0.0f ? 1.0f - beyond : beyond;
 }
 

@@ -63,7 +63,7 @@ __kernel void bce_with_logits(__global float *restrict out, __global const float
         const int left = count - i;
         const lanes zero = 0.0f, logit = load_lanes(x + i, left, 0.0f), target = load_lanes(y + i, left, 0.0f);
         const lanes share = 1.0f + (weight_at(positive, has_positive, i, left) - 1.0f) * target;
-        const lanes loss = log1p(exponential(-size_of(logit))) + (logit < 0.0f ? -logit : zero);
+        const lanes loss = log_of_1_plus(exponential(-size_of(logit))) + (logit < 0.0f ? -logit : zero);
         store_lanes(weight_at(weight, has_weight, i, left) * ((1.0f - target) * logit + share * loss), out + i, left);
     }
 }

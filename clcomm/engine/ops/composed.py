@@ -26,8 +26,12 @@ def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """
     if not beta > 0:
         raise ArgumentError(f"softplus: expected a positive beta, got {beta!r}")
-    soft = div(Softplus.apply(mul(float_tensor("softplus", x), float(beta))), float(beta))
-    return where(mul(x, float(beta)) > threshold, x, soft)
+    x = float_tensor("softplus", x)
+    scaled = x if beta == 1 else mul(x, float(beta))
+    soft = Softplus.apply(scaled)
+    soft = soft if beta == 1 else div(soft, float(beta))
+    # From 18 on e^-x is below half an ulp of x, and the slope is 1: `soft` is x itself.
+    return soft if threshold >= 18 else where(scaled > threshold, x, soft)
 
 
 def mish(x: Tensor) -> Tensor:
