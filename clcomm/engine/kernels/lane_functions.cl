@@ -17,6 +17,22 @@ INLINE lanes tangent(lanes v) {
 
 #define SQRT_HALF 0.70710678118654752f /* 1 / sqrt(2) */
 
+INLINE lanes bell(lanes v) { return exponential(-0.5f * v * v); }
+
+/* The normal distribution's part beyond |v|. Drivers' erf takes four times as long. With t = 1 / (1 + p |v|) it is a
+   polynomial of t times exp(-v^2 / 2), 2e-7 off: the form of Abramowitz and Stegun, "Handbook of Mathematical
+   Functions", 7.1.26, fitted anew with more terms. */
+INLINE lanes normal_beyond(lanes v) {
+    const lanes t = 1.0f / (1.0f + 0.47047f * SQRT_HALF * size_of(v));
+    const lanes t2 = t * t, t4 = t2 * t2;
+    const lanes from_6 = (-0.023450221866369247f * t + 0.1332746297121048f) * t
+        - 0.28016719222068787f; /* in products that do not wait for each other */
+    const lanes from_4 = from_6 * t2 + (0.23044772446155548f * t - 0.06063438951969147f);
+    const lanes low = (0.12290185689926147f * t + 0.11154036223888397f) * t2
+        + (0.13340067863464355f * t + 0.1326865553855896f);
+    return (from_4 * t4 + low) * (t * bell(v));
+}
+
 #define GRADIENT(NAME, SLOPE)                                                                                \
     __kernel void NAME##_grad(__global float *restrict dx, __global const float *restrict g,                 \
                               __global const float *restrict x, int count) {                                 \
@@ -34,19 +50,3 @@ INLINE lanes tangent(lanes v) {
             store_lanes(RESULT, y + i, count - i);                                                           \
         }                                                                                                    \
     }
-
-INLINE lanes bell(lanes v) { return exponential(-0.5f * v * v); }
-
-/* The normal distribution's part beyond |v|. Drivers' erf takes four times as long. With t = 1 / (1 + p |v|) it is a
-   polynomial of t times exp(-v^2 / 2), 2e-7 off: the form of Abramowitz and Stegun, "Handbook of Mathematical
-   Functions", 7.1.26, fitted anew with more terms. */
-INLINE lanes normal_beyond(lanes v) {
-    const lanes t = 1.0f / (1.0f + 0.47047f * SQRT_HALF * size_of(v));
-    const lanes t2 = t * t, t4 = t2 * t2;
-    const lanes from_6 = (-0.023450221866369247f * t + 0.1332746297121048f) * t
-        - 0.28016719222068787f; /* in products that do not wait for each other */
-    const lanes from_4 = from_6 * t2 + (0.23044772446155548f * t - 0.06063438951969147f);
-    const lanes low = (0.12290185689926147f * t + 0.11154036223888397f) * t2
-        + (0.13340067863464355f * t + 0.1326865553855896f);
-    return (from_4 * t4 + low) * (t * bell(v));
-}
