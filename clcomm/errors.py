@@ -79,8 +79,8 @@ class NonFiniteError(ClcommError, ArithmeticError):
 
 #: The packages that an extra of this one brings, by the name that is imported: as messages call them, and the extra.
 _OPTIONAL = {
-    "netcl": ("netcl", "netcl"), "onnx": ("onnx", "onnx"), "safetensors": ("safetensors", "safetensors"),
-    "shtab": ("shtab", "completion"), "tinygrad": ("tinygrad", "tinygrad"), "torch": ("PyTorch", "torch"),
+    "jax": ("JAX", "jax"), "netcl": ("netcl", "netcl"), "onnx": ("onnx", "onnx"), "shtab": ("shtab", "completion"),
+    "safetensors": ("safetensors", "safetensors"), "tinygrad": ("tinygrad", "tinygrad"), "torch": ("PyTorch", "torch"),
 }  # fmt: skip
 
 

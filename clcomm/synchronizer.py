@@ -35,7 +35,7 @@ __all__ = ["GRADIENTS", "PARAMETERS", "Synchronizer"]
 class Synchronizer:
     """Keeps the replicas of models alike, on the ranks of a Communicator.
 
-    Models are those of this package's engine, of PyTorch, tinygrad, netcl, or of NumPy arrays; see `clcomm.adapters`.
+    Models are those of this package's engine, of PyTorch, tinygrad, JAX, netcl or NumPy arrays; see `clcomm.adapters`.
     Its parameters' names, shapes and dtypes, and the bucket plan, are compared over the ranks before the first
     traffic, and so are the settings; MismatchError with the same text is raised on every rank where they differ.
 

@@ -22,7 +22,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("clcomm/sync", "clcomm/summary", "clcomm/optim"),
     ("clcomm/zero", "clcomm/launch", "clcomm/top"),
     ("clcomm/report", "clcomm/lizardist", "clcomm/parallel", "clcomm/devices", "clcomm/doctor", "clcomm/verify"),
-    ("clcomm/commands", "clcomm/horovod", "clcomm/torch", "clcomm/netcl", "clcomm/tinygrad", "models"),
+    ("clcomm/commands", "clcomm/horovod", "clcomm/torch", "clcomm/netcl", "clcomm/tinygrad", "clcomm/jax", "models"),
     ("training/data", "training/engines"),
     ("training/comparison",),
     ("examples", "benchmarks"),

@@ -25,6 +25,7 @@ from tests.outcomes import Outcomes
 REASONS = [
     (r"trainers", "Lightning, accelerate or transformers is not installed", "make test TEST_EXTRAS=test,trainers"),
     (r"(?i)torch", "PyTorch is not installed", "make test-torch"),
+    (r"JAX|jax", "JAX is not installed", "make test TEST_EXTRAS=test,jax"),
     (r"tinygrad", "tinygrad is not installed", "make test TEST_EXTRAS=test,tinygrad"),
     (r"onnx", "ONNX or its runtime is not installed", "make test TEST_EXTRAS=test,onnxruntime"),
     (r"Open MPI|ULFM", "Open MPI's ULFM is needed", "make ulfm"),

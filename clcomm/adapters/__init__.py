@@ -39,6 +39,6 @@ def adapter_of(model: object) -> ModelAdapter:
         if tensors_of(model):
             return TinygradAdapter(model)
     raise ArgumentError(
-        f"model: expected a clcomm.engine.Module, a torch.nn.Module, a netcl or tinygrad model or an object with "
-        f"named_parameters(), got {type(model).__name__}"
+        f"model: expected a clcomm.engine.Module, a torch.nn.Module, a netcl or tinygrad model, a clcomm.jax.Model or "
+        f"an object with named_parameters(), got {type(model).__name__}"
     )

@@ -37,6 +37,7 @@ OPTIONAL = (
     "torch",
     "netcl",
     "tinygrad",
+    "jax",
     "safetensors",
     "onnx",
     "matplotlib",

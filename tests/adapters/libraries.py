@@ -35,6 +35,8 @@ class Library:
     freezes = True
     #: Whether one parameter may have two names.
     ties = True
+    #: Whether a parameter is an object, which no other may take the place of.
+    keeps = True
 
     def model(self, dtype: str = "float32", scale: float = 1.0, tied: bool = False, frozen: bool = False) -> Any:
         """Return a model with `scale` times ones; tied: `again` is `first`; frozen: `second` is not trained."""
@@ -227,7 +229,60 @@ class Tinygrad(Library):
         return None if gradient is None else self._read(gradient)
 
 
-LIBRARIES = {"numpy": Numpy, "clcomm": Engine, "netcl": Netcl, "torch": Torch, "tinygrad": Tinygrad}
+class Jax(Library):
+    ties = False  # a leaf that is used in two places has one name
+    keeps = False
+
+    def empty(self):
+        import jax
+
+        from clcomm.jax import Model
+
+        jax.config.update("jax_enable_x64", True)  # which float64 needs
+        model = Model({}, state={})
+        model.names = {}
+        return model
+
+    def add(self, model, name, values, dtype, trained=True):
+        import jax
+
+        (model.params if trained else model.state)[name] = jax.numpy.asarray(values).astype(dtype)
+
+    def add_again(self, model, name, other):
+        model.names[other] = name
+
+    def parameter(self, model, name):
+        return (model.params | model.state)[model.names.get(name, name)]
+
+    def backward(self, model, gradients):
+        import jax
+
+        def loss(params):
+            used = {name: params[model.names.get(name, name)] for name in gradients}
+            return sum((used[n] * jax.numpy.asarray(each, used[n].dtype)).sum() for n, each in gradients.items())
+
+        more = jax.grad(loss)(model.params)
+        missing = set(model.params) - {model.names.get(name, name) for name in gradients}
+        more |= dict.fromkeys(missing)  # JAX has zeros there
+        former = model.grads or dict.fromkeys(more)
+        model.grads = {n: _added(former[n], each) for n, each in more.items()}
+
+    def _read(self, array):
+        return np.asarray(array.astype("float32") if array.dtype.itemsize < 4 else array)
+
+    def values(self, model, name):
+        return self._read(self.parameter(model, name))
+
+    def gradient(self, model, name):
+        gradient = (model.grads or {}).get(model.names.get(name, name))
+        return None if gradient is None else self._read(gradient)
+
+
+def _added(one, other):
+    return other if one is None else one if other is None else one + other
+
+
+LIBRARIES = {"numpy": Numpy, "clcomm": Engine, "netcl": Netcl, "torch": Torch, "tinygrad": Tinygrad, "jax": Jax}
 
 
 def library(name: str) -> Library:

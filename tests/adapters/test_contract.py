@@ -19,6 +19,8 @@ from tests.numpy_models import values
 ON_RANKS = pytest.mark.mpi(min_size=1)
 FREEZING = pytest.mark.parametrize("lib", [name for name in LIBRARIES if LIBRARIES[name].freezes], indirect=True)
 
+KEEPING = pytest.mark.parametrize("lib", [name for name in LIBRARIES if LIBRARIES[name].keeps], indirect=True)
+
 
 @pytest.fixture(params=list(LIBRARIES))
 def lib(request):
@@ -136,6 +138,7 @@ def test_a_tied_parameter_counts_once_and_stays_tied(lib, comm):
 
 
 @pytest.mark.mpi(min_size=2)
+@KEEPING
 @pytest.mark.parametrize("call", ["sync_gradients", "broadcast_parameters"])
 def test_another_parameter_in_place_of_one_is_an_error_on_every_rank(lib, comm, call):
     model, sync = lib.model(), Synchronizer(comm)

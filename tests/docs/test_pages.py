@@ -64,6 +64,7 @@ def test_llms_txt_names_the_site_s_copies() -> None:
 #: Modules that an extra is needed for, by how their names start.
 NEEDS = {
     "clcomm.torch": "torch", "clcomm.horovod": "torch", "clcomm.adapters.netcl": "netcl", "clcomm.tinygrad": "tinygrad",
+    "clcomm.jax": "jax",
 }  # fmt: skip
 
 

@@ -1,0 +1,151 @@
+"""Calls from XLA's programs into Python: its foreign function interface, whose handlers ctypes makes here.
+
+A handler gets the addresses of a call's operands and results in the host's memory, so that nothing is copied, and no
+compiler is needed. The structures are those of `xla/ffi/api/c_api.h`, which jaxlib brings along (version 0.3 of it).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Protocol, cast
+
+import ml_dtypes
+import numpy as np
+
+from clcomm.errors import ClcommError
+from clcomm.host.bfloat16 import BFLOAT16
+from clcomm.job.endings import note_wrapped
+
+_POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+#: The stage of a call in which it computes, and the code of an error.
+_EXECUTE, _INTERNAL = 3, 13
+#: NumPy's dtypes by XLA's numbers; a token orders calls, and has no memory.
+_TOKEN = 17
+_DTYPES = {
+    number: np.dtype(cast("Any", dtype))
+    for number, dtype in {
+        1: np.bool_, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.uint8, 7: np.uint16, 8: np.uint32,
+        9: np.uint64, 10: np.float16, 11: np.float32, 12: np.float64, 15: np.complex64, 16: BFLOAT16, 18: np.complex128,
+    }.items()
+}  # fmt: skip
+#: The dtypes of arrays that calls take.
+SUPPORTED = frozenset({*_DTYPES.values(), np.dtype(ml_dtypes.bfloat16)} - {BFLOAT16})
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = (("size", _SIZE), ("extension", _POINTER), ("dtype", _INT), ("data", _POINTER), ("rank", ctypes.c_int64),
+                ("dims", ctypes.POINTER(ctypes.c_int64)))  # fmt: skip
+
+
+class _Values(ctypes.Structure):  # XLA_FFI_Args and XLA_FFI_Rets
+    _fields_ = (("size", _SIZE), ("extension", _POINTER), ("count", ctypes.c_int64), ("types", _POINTER),
+                ("values", ctypes.POINTER(ctypes.POINTER(_Buffer))))  # fmt: skip
+
+
+class _Scalar(ctypes.Structure):
+    _fields_ = (("dtype", _INT), ("value", ctypes.POINTER(ctypes.c_int64)))
+
+
+class _Attributes(ctypes.Structure):
+    _fields_ = (("size", _SIZE), ("extension", _POINTER), ("count", ctypes.c_int64), ("types", _POINTER),
+                ("names", _POINTER), ("values", ctypes.POINTER(ctypes.POINTER(_Scalar))))  # fmt: skip
+
+
+class _Version(ctypes.Structure):
+    _fields_ = (("size", _SIZE), ("extension", _POINTER), ("major", _INT), ("minor", _INT))
+
+
+class _Metadata(ctypes.Structure):
+    _fields_ = (("size", _SIZE), ("version", _Version), ("traits", ctypes.c_uint32), ("state_type", ctypes.c_int64))
+
+
+class _MetadataExtension(ctypes.Structure):
+    _fields_ = (("size", _SIZE), ("type", _INT), ("next", _POINTER), ("metadata", ctypes.POINTER(_Metadata)))
+
+
+class _Error(ctypes.Structure):
+    _fields_ = (("size", _SIZE), ("extension", _POINTER), ("message", ctypes.c_char_p), ("code", _INT))
+
+
+_CREATE_ERROR = ctypes.CFUNCTYPE(_POINTER, ctypes.POINTER(_Error))
+
+
+class _Api(ctypes.Structure):
+    _fields_ = (("size", _SIZE), ("extension", _POINTER), ("version", _Version), ("internal", _POINTER),
+                ("create_error", _CREATE_ERROR))  # fmt: skip
+
+
+class _Frame(ctypes.Structure):
+    _fields_ = (("size", _SIZE), ("extension", ctypes.POINTER(_MetadataExtension)), ("api", ctypes.POINTER(_Api)),
+                ("context", _POINTER), ("stage", _INT), ("operands", _Values), ("results", _Values),
+                ("attributes", _Attributes))  # fmt: skip
+
+
+class Runs(Protocol):
+    """What a program calls; hashable."""
+
+    def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
+        """Compute the results."""
+
+
+class Calls:
+    """What programs call, by the number that they carry as their only attribute."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Runs, int] = {}
+        self._calls: list[Runs] = []
+        self._error: ClcommError | None = None
+
+    def number_of(self, call: Runs) -> int:
+        """Return the number of a call, the same for equal ones."""
+        if call not in self._numbers:
+            self._numbers[call] = len(self._calls)
+            self._calls.append(call)
+        return self._numbers[call]
+
+    def error_of(self, error: Exception) -> ClcommError | None:
+        """Return the error of a call that JAX has raised as one of its own; None for another's."""
+        found, self._error = self._error, None
+        return found if found is not None and str(found) in str(error) else None
+
+    def handle(self, frame: Any) -> int | None:
+        """Run a call; return the address of XLA's error, None for none. An exception may not leave it."""
+        found = frame.contents
+        if found.extension:  # XLA asks what the handler was written for, when it is registered
+            version = found.extension.contents.metadata.contents.version
+            version.major, version.minor = found.api.contents.version.major, found.api.contents.version.minor
+            return None
+        if found.stage != _EXECUTE:
+            return None
+        try:
+            number = found.attributes.values[0].contents.value[0]
+            self._calls[number].run(_arrays(found.operands), _arrays(found.results))
+        except BaseException as error:
+            if isinstance(error, ClcommError):
+                note_wrapped(error)  # JAX raises an error of its own with this one's text
+                self._error = error
+            text = str(error) if isinstance(error, ClcommError) else f"{type(error).__name__}: {error}"
+            made = _Error(ctypes.sizeof(_Error), None, text.encode(), _INTERNAL)
+            address: int = found.api.contents.create_error(ctypes.byref(made))
+            return address
+        return None
+
+
+def _arrays(values: Any) -> list[np.ndarray]:
+    found = (values.values[index].contents for index in range(values.count))
+    return [_array(buffer) for buffer in found if buffer.dtype != _TOKEN]
+
+
+def _array(buffer: Any) -> np.ndarray:
+    shape, dtype = buffer.dims[: buffer.rank], _DTYPES[buffer.dtype]
+    nbytes = dtype.itemsize
+    for length in shape:
+        nbytes *= length
+    if not nbytes:
+        return np.empty(shape, dtype)
+    return np.ndarray(shape, dtype, (ctypes.c_char * nbytes).from_address(buffer.data))
+
+
+CALLS = Calls()
+#: The handler as C sees it; it has to live as long as XLA, which is as long as the process.
+HANDLER = ctypes.CFUNCTYPE(_POINTER, ctypes.POINTER(_Frame))(CALLS.handle)
