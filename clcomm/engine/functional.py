@@ -5,7 +5,12 @@ from __future__ import annotations
 import sys
 
 from clcomm.engine.ops.activation import gelu, leaky_relu, relu, sigmoid, silu, tanh
-from clcomm.engine.ops.attention import multi_head_attention, packed_attention, scaled_dot_product_attention
+from clcomm.engine.ops.attention import (
+    attention_weights,
+    multi_head_attention,
+    packed_attention,
+    scaled_dot_product_attention,
+)
 from clcomm.engine.ops.batch_norm import batch_norm, group_norm
 from clcomm.engine.ops.batched_matmul import matmul
 from clcomm.engine.ops.blocks import concat, pad, split, stack
@@ -69,6 +74,7 @@ from clcomm.engine.ops.indexing import embedding, gather, index_select, take
 from clcomm.engine.ops.layer_norm import layer_norm
 from clcomm.engine.ops.loss import binary_cross_entropy_with_logits, mse_loss, smooth_l1_loss
 from clcomm.engine.ops.matmul import linear
+from clcomm.engine.ops.one_dimension import adaptive_avg_pool1d, avg_pool1d, conv1d, conv_transpose1d, max_pool1d
 from clcomm.engine.ops.ordered import (
     all,
     any,
@@ -87,6 +93,7 @@ from clcomm.engine.ops.ordered import (
 )
 from clcomm.engine.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from clcomm.engine.ops.reduce import broadcast_to, mean, sum
+from clcomm.engine.ops.resampling import adaptive_max_pool2d, interpolate, pixel_shuffle, pixel_unshuffle
 from clcomm.engine.ops.shape import clone, flatten, reshape, squeeze, swap_dimensions, transpose, unsqueeze
 from clcomm.engine.ops.softmax import log_softmax, logsumexp, softmax
 from clcomm.engine.ops.variance import var
@@ -94,13 +101,17 @@ from clcomm.engine.tensor import Tensor
 
 __all__ = [
     "abs",
+    "adaptive_avg_pool1d",
     "adaptive_avg_pool2d",
+    "adaptive_max_pool2d",
     "add",
     "all",
     "any",
     "argmax",
     "argmin",
     "argsort",
+    "attention_weights",
+    "avg_pool1d",
     "avg_pool2d",
     "batch_norm",
     "binary_cross_entropy",
@@ -111,8 +122,10 @@ __all__ = [
     "clamp",
     "clone",
     "concat",
+    "conv1d",
     "conv2d",
     "conv_relu_pool",
+    "conv_transpose1d",
     "conv_transpose2d",
     "cos",
     "cross_entropy",
@@ -136,6 +149,7 @@ __all__ = [
     "hardtanh",
     "huber_loss",
     "index_select",
+    "interpolate",
     "kl_div",
     "l1_loss",
     "layer_norm",
@@ -153,6 +167,7 @@ __all__ = [
     "masked_fill",
     "matmul",
     "max",
+    "max_pool1d",
     "max_pool2d",
     "maximum",
     "mean",
@@ -169,6 +184,8 @@ __all__ = [
     "overwrite",
     "packed_attention",
     "pad",
+    "pixel_shuffle",
+    "pixel_unshuffle",
     "pow",
     "prelu",
     "prod",

@@ -21,18 +21,9 @@ from clcomm.engine.nn.activations import (
 )
 from clcomm.engine.nn.attention import MultiheadAttention
 from clcomm.engine.nn.containers import ModuleDict, ModuleList, ParameterList
-from clcomm.engine.nn.convolutions import Conv2d, ConvTranspose2d
+from clcomm.engine.nn.convolutions import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
 from clcomm.engine.nn.init import Generator, manual_seed
-from clcomm.engine.nn.layers import (
-    AdaptiveAvgPool2d,
-    AvgPool2d,
-    Dropout,
-    Dropout2d,
-    Embedding,
-    Flatten,
-    Linear,
-    MaxPool2d,
-)
+from clcomm.engine.nn.layers import Dropout, Dropout2d, Embedding, EmbeddingBag, Flatten, Linear
 from clcomm.engine.nn.losses import (
     BCELoss,
     BCEWithLogitsLoss,
@@ -45,9 +36,35 @@ from clcomm.engine.nn.losses import (
     SmoothL1Loss,
 )
 from clcomm.engine.nn.module import Module
-from clcomm.engine.nn.norms import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm
+from clcomm.engine.nn.norms import (
+    BatchNorm1d,
+    BatchNorm2d,
+    GroupNorm,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    LayerNorm,
+    RMSNorm,
+)
+from clcomm.engine.nn.pools import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveMaxPool2d,
+    AvgPool1d,
+    AvgPool2d,
+    MaxPool1d,
+    MaxPool2d,
+    PixelShuffle,
+    PixelUnshuffle,
+    Upsample,
+)
 from clcomm.engine.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from clcomm.engine.nn.sequential import Sequential
+from clcomm.engine.nn.transformer import (
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
 
 __all__ = [
     "ELU",
@@ -55,18 +72,24 @@ __all__ = [
     "GRU",
     "LSTM",
     "RNN",
+    "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
+    "AdaptiveMaxPool2d",
+    "AvgPool1d",
     "AvgPool2d",
     "BCELoss",
     "BCEWithLogitsLoss",
     "BatchNorm1d",
     "BatchNorm2d",
+    "Conv1d",
     "Conv2d",
+    "ConvTranspose1d",
     "ConvTranspose2d",
     "CrossEntropyLoss",
     "Dropout",
     "Dropout2d",
     "Embedding",
+    "EmbeddingBag",
     "Flatten",
     "GRUCell",
     "Generator",
@@ -76,6 +99,8 @@ __all__ = [
     "Hardtanh",
     "HuberLoss",
     "Identity",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
     "KLDivLoss",
     "L1Loss",
     "LSTMCell",
@@ -84,6 +109,7 @@ __all__ = [
     "Linear",
     "LogSoftmax",
     "MSELoss",
+    "MaxPool1d",
     "MaxPool2d",
     "Mish",
     "Module",
@@ -93,6 +119,8 @@ __all__ = [
     "NLLLoss",
     "PReLU",
     "ParameterList",
+    "PixelShuffle",
+    "PixelUnshuffle",
     "RMSNorm",
     "RNNCell",
     "ReLU",
@@ -104,5 +132,10 @@ __all__ = [
     "Softmax",
     "Softplus",
     "Tanh",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
+    "Upsample",
     "manual_seed",
 ]

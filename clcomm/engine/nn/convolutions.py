@@ -7,6 +7,7 @@ from clcomm.engine.device import Device
 from clcomm.engine.nn.init import Generator, layer_values
 from clcomm.engine.nn.layers import require_positive
 from clcomm.engine.nn.module import Module
+from clcomm.engine.ops.one_dimension import Size, one
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
@@ -17,8 +18,8 @@ class Conv2d(Module):
 
     Args:
         kernel_size: one number for both directions, or (vertical, horizontal).
-        stride: one number for both directions.
-        padding: one number for both directions, or (vertical, horizontal).
+        stride: one number for both directions, or (vertical, horizontal).
+        padding: likewise; or "same" or "valid".
         dilation: from tap to tap of the kernel: one number for both directions, or (vertical, horizontal).
         groups: divides input and output channels into so many groups.
         bias: whether the layer has a bias.
@@ -31,17 +32,19 @@ class Conv2d(Module):
         in_channels: int,
         out_channels: int,
         kernel_size: int | tuple[int, int],
-        stride: int = 1,
-        padding: int | tuple[int, int] = 0,
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] | str = 0,
         dilation: int | tuple[int, int] = 1,
         groups: int = 1,
         bias: bool = True,
+        padding_mode: str = "zeros",
         *,
         device: Device | str | None = None,
         rng: Generator | None = None,
     ):
         height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
         _check_sizes(in_channels, out_channels, min(height, width), groups)
+        _check_mode(padding_mode)
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
         weight_values, bias_values = layer_values((out_channels, in_channels // groups, height, width), bias, rng)
         self.weight = Parameter(weight_values, device)
@@ -56,7 +59,7 @@ class ConvTranspose2d(Module):
 
     Args:
         kernel_size: one number for both directions, or (vertical, horizontal).
-        stride: one number for both directions.
+        stride: one number for both directions, or two equal ones.
         padding, output_padding: one number for both directions, or (vertical, horizontal).
         groups: divides input and output channels into so many groups.
         bias: whether the layer has a bias.
@@ -70,7 +73,7 @@ class ConvTranspose2d(Module):
         in_channels: int,
         out_channels: int,
         kernel_size: int | tuple[int, int],
-        stride: int = 1,
+        stride: int | tuple[int, int] = 1,
         padding: int | tuple[int, int] = 0,
         output_padding: int | tuple[int, int] = 0,
         groups: int = 1,
@@ -93,6 +96,74 @@ class ConvTranspose2d(Module):
         return F.conv_transpose2d(
             x, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
         )
+
+
+class Conv1d(Module):
+    """x [N, in_channels, L] -> [N, out_channels, L']; initial values are PyTorch's. Arguments are those of Conv2d."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        *,
+        device: Device | str | None = None,
+        rng: Generator | None = None,
+    ):
+        length = one("kernel_size", kernel_size)
+        _check_sizes(in_channels, out_channels, length, groups)
+        _check_mode(padding_mode)
+        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        weight_values, bias_values = layer_values((out_channels, in_channels // groups, length), bias, rng)
+        self.weight = Parameter(weight_values, device)
+        self.bias = None if bias_values is None else Parameter(bias_values, self.weight.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv1d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class ConvTranspose1d(Module):
+    """x [N, in_channels, L] -> [N, out_channels, L'], as F.conv_transpose1d; arguments as of ConvTranspose2d."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        output_padding: Size = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Size = 1,
+        *,
+        device: Device | str | None = None,
+        rng: Generator | None = None,
+    ):
+        length = one("kernel_size", kernel_size)
+        _check_sizes(in_channels, out_channels, length, groups)
+        self.stride, self.padding, self.output_padding = stride, padding, output_padding
+        self.groups, self.dilation = groups, dilation
+        shape = in_channels, out_channels // groups, length
+        weight_values, bias_values = layer_values(shape, bias, rng, out_channels)
+        self.weight = Parameter(weight_values, device)
+        self.bias = None if bias_values is None else Parameter(bias_values, self.weight.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv_transpose1d(
+            x, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
+        )
+
+
+def _check_mode(padding_mode: str) -> None:
+    if padding_mode != "zeros":
+        raise ArgumentError(f"padding_mode: expected 'zeros', as padding is zeros here, got {padding_mode!r}")
 
 
 def _check_sizes(in_channels: int, out_channels: int, kernel_size: int, groups: int) -> None:

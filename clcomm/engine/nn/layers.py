@@ -1,4 +1,4 @@
-"""Layers and losses. N C H W: images, channels, height, width."""
+"""Layers. N C H W: images, channels, height, width."""
 
 from __future__ import annotations
 
@@ -84,40 +84,49 @@ class Embedding(Module):
         return F.embedding(indices, self.weight, self.padding_idx)
 
 
-class _Pool(Module):
-    """A pooling layer's sizes: each is one number for both directions, or (vertical, horizontal)."""
+class EmbeddingBag(Embedding):
+    """Indices [N, length] -> the sum, the mean or the largest of each row's entries [N, embedding_dim].
+
+    Args:
+        num_embeddings: the rows of the table.
+        embedding_dim: the values of a row.
+        mode: "mean", "sum" or "max".
+        device: where the table is; by default `default_device()`.
+        rng: the source of the initial values; by default the one that `manual_seed` seeds.
+    """
 
     def __init__(
         self,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] | None = None,
-        padding: int | tuple[int, int] = 0,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        mode: str = "mean",
+        device: Device | str | None = None,
+        rng: Generator | None = None,
     ):
-        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
+        if mode not in ("mean", "sum", "max"):
+            raise ArgumentError(f"EmbeddingBag: mode: expected 'mean', 'sum' or 'max', got {mode!r}")
+        self.mode = mode
+        super().__init__(num_embeddings, embedding_dim, device=device, rng=rng)
 
+    def forward(self, input: Tensor, offsets: None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """Return each row's sum, of the entries times `per_sample_weights` [N, length] if given, mean or maximum.
 
-class MaxPool2d(_Pool):
-    """x [N, C, H, W] -> the largest value of each window; `stride` is `kernel_size` unless given."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.max_pool2d(x, self.kernel_size, self.stride, self.padding)
-
-
-class AvgPool2d(_Pool):
-    """x [N, C, H, W] -> the mean of each window; `stride` is `kernel_size` unless given."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.avg_pool2d(x, self.kernel_size, self.stride, self.padding)
-
-
-class AdaptiveAvgPool2d(Module):
-    """x [N, C, H, W] -> the means of windows that cover it in `output_size` rows and columns; None: as many as x's."""
-
-    def __init__(self, output_size: int | tuple[int | None, int | None] | None):
-        self.output_size = output_size
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(x, self.output_size)
+        Raises ArgumentError for `offsets`, and for indices that are no matrix.
+        """
+        if offsets is not None or input.ndim != 2:
+            raise ArgumentError(
+                f"EmbeddingBag: expected indices [N, length] without offsets, got shape {input.shape} and {offsets!r}"
+            )
+        if per_sample_weights is not None and self.mode != "sum":
+            raise ArgumentError(f"EmbeddingBag: per_sample_weights: expected mode 'sum', got {self.mode!r}")
+        entries = F.embedding(input, self.weight)
+        if per_sample_weights is not None:
+            entries = entries * F.unsqueeze(per_sample_weights, 2)
+        if self.mode == "max":
+            largest, _ = F.max(entries, 1)
+            return largest
+        return F.sum(entries, 1) if self.mode == "sum" else F.mean(entries, 1)
 
 
 class Dropout(Activation):

@@ -183,3 +183,59 @@ class GroupNorm(Module):
         if x.ndim < 2 or x.shape[1] != self.num_channels:
             raise ArgumentError(f"GroupNorm: expected x with {self.num_channels} channels, got shape {x.shape}")
         return F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+
+
+class InstanceNorm(Module):
+    """A layer that normalises each channel of each sample, times `weight` plus `bias` with `affine`.
+
+    Source: Ulyanov, Vedaldi and Lempitsky, "Instance normalization", 2016.
+
+    Args:
+        num_features: the channels of x.
+        eps: is added to the variance.
+        momentum: of running statistics, which are not kept here.
+        affine: whether the layer has a weight and a bias.
+        track_running_stats: False.
+        device: where its parameters are; by default `default_device()`.
+
+    Raises ArgumentError for an x of other dimensions or channels, and with `track_running_stats`.
+    """
+
+    _dims: int
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        *,
+        device: Device | str | None = None,
+    ):
+        if track_running_stats is not False:
+            raise ArgumentError(f"track_running_stats: expected False, got {track_running_stats!r}")
+        like = GroupNorm(1, num_features, eps, affine, device=device)
+        self.num_features, self.eps, self.momentum, self.weight, self.bias = (
+            num_features, eps, momentum, like.weight, like.bias,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != self._dims or x.shape[1] != self.num_features:
+            raise ArgumentError(
+                f"{type(self).__name__}: expected x of {self._dims} dimensions with {self.num_features} channels, got "
+                f"shape {x.shape}"
+            )
+        return F.group_norm(x, self.num_features, self.weight, self.bias, self.eps)
+
+
+class InstanceNorm1d(InstanceNorm):
+    """x [N, C, L] -> the same, normalised in each channel of each sample."""
+
+    _dims = 3
+
+
+class InstanceNorm2d(InstanceNorm):
+    """x [N, C, H, W] -> the same, normalised in each channel of each sample."""
+
+    _dims = 4

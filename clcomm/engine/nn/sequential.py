@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from clcomm.engine import functional as F
 from clcomm.engine.nn.activations import ReLU
 from clcomm.engine.nn.convolutions import Conv2d
-from clcomm.engine.nn.layers import Linear, MaxPool2d
+from clcomm.engine.nn.layers import Linear
 from clcomm.engine.nn.module import Module
+from clcomm.engine.nn.pools import MaxPool2d
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
@@ -55,7 +56,8 @@ def fused(modules: Sequence[Module]) -> Iterator[Callable[[Tensor], Tensor]]:
             yield partial(F.linear, weight=first.weight, bias=first.bias, relu=True)
             position += 2
         elif _is(second, ReLU) and _is_plain(first) and _halves(third):
-            yield partial(F.conv_relu_pool, weight=first.weight, bias=first.bias, padding=first.padding)
+            around: Any = first.padding
+            yield partial(F.conv_relu_pool, weight=first.weight, bias=first.bias, padding=around)
             position += 3
         else:
             yield modules[position].forward
@@ -70,12 +72,13 @@ def _is_plain(module: Module | None) -> TypeGuard[Conv2d]:
     """Return whether a module is a convolution that a fused kernel can run."""
     if not _is(module, Conv2d):
         return False
-    return (module.stride, module.groups) == (1, 1) and module.dilation in (1, (1, 1))
+    is_whole = not isinstance(module.padding, str)
+    return is_whole and (module.stride, module.groups) == (1, 1) and module.dilation in (1, (1, 1))
 
 
 def _halves(module: Module | None) -> bool:
     """Return whether a module is max-pooling of adjacent 2 x 2 windows."""
-    if not _is(module, MaxPool2d):
+    if not _is(module, MaxPool2d) or module.ceil_mode or module.dilation != 1:
         return False
     stride = module.kernel_size if module.stride is None else module.stride
     return module.kernel_size in (2, (2, 2)) and stride in (2, (2, 2)) and module.padding in (0, (0, 0))

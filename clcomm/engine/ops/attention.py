@@ -9,10 +9,15 @@ import numpy as np
 
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
+from clcomm.engine.ops.batched_matmul import matmul
 from clcomm.engine.ops.broadcasting import expand
+from clcomm.engine.ops.comparisons import equal_to, logical_not, masked_fill
+from clcomm.engine.ops.dropout import check_probability, dropout
+from clcomm.engine.ops.elementwise import add, mul
 from clcomm.engine.ops.matmul import same_device
+from clcomm.engine.ops.softmax import softmax
 from clcomm.engine.program import Kernel
-from clcomm.engine.tensor import BOOL, INT32, Shape, Tensor, empty, float_tensor
+from clcomm.engine.tensor import BOOL, FLOAT32, INT32, Shape, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
 _QUERIES = 32  # of a CPU's block, as in attention_tiles.cl
@@ -156,16 +161,20 @@ def scaled_dot_product_attention(
         value: float32 [..., keys, value length].
         attn_mask: added to the scores; of booleans or int32: nonzero where a query sees a key; its shape
             broadcasts to [..., queries, keys]. It gets no gradient. A query that sees no key gives zeros.
-        dropout_p: 0.0, as weights are not dropped here.
+        dropout_p: the probability with which a weight is set to 0; above 0 the matrix of scores is in memory.
         is_causal: whether query i sees only the keys up to i; not with a mask.
         scale: of the scores; None: 1 / sqrt(length).
 
     Raises ArgumentError for shapes that do not fit, lengths above 512, a mask that needs a gradient, a mask beside
-    `is_causal`, and another `dropout_p`.
+    `is_causal`, and a `dropout_p` that is no probability.
     """
     name = "scaled_dot_product_attention"
-    if isinstance(dropout_p, bool) or dropout_p != 0:
-        raise ArgumentError(f"{name}: dropout_p: expected 0.0, as weights are not dropped here, got {dropout_p!r}")
+    if isinstance(dropout_p, bool):
+        raise ArgumentError(f"{name}: dropout_p: expected a probability, got {dropout_p!r}")
+    check_probability(name, dropout_p)
+    if dropout_p:
+        _check_shapes(name, query, key, value)
+        return matmul(dropout(attention_weights(query, key, attn_mask, is_causal, scale), dropout_p), value)
     before = _check_shapes(name, query, key, value)
     sizes = Sizes(
         math.prod(before[:-1]), before[-1] if before else 1, query.shape[-2], key.shape[-2], key.shape[-1],
@@ -173,6 +182,28 @@ def scaled_dot_product_attention(
     )  # fmt: skip
     problem = _problem(name, query, before, sizes, _apart(sizes), attn_mask, is_causal, scale)
     return Attention.apply(query, key, value, problem=problem)
+
+
+def attention_weights(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | np.ndarray | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Return softmax(scale query key^T + mask) [..., queries, keys]; arguments of `scaled_dot_product_attention`."""
+    name, (queries, keys) = "attention_weights", (query.shape[-2], key.shape[-2])
+    if attn_mask is not None and is_causal:
+        raise ArgumentError(f"{name}: expected no attn_mask with is_causal; use one of the two")
+    scores = mul(matmul(query, key, transpose_b=True), 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        attn_mask = np.tri(queries, keys, dtype=bool)
+    if attn_mask is None:
+        return softmax(scores)
+    own = attn_mask if isinstance(attn_mask, Tensor) else _uploaded(name, attn_mask, query.device)
+    if own.dtype == FLOAT32:
+        return softmax(add(scores, own))
+    return softmax(masked_fill(scores, equal_to(own, 0) if own.dtype == INT32 else logical_not(own), -math.inf))
 
 
 def packed_attention(

@@ -5,13 +5,14 @@ N C H W: images, input channels, rows, columns. O: output channels. Kernels are 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
 from clcomm.engine.ops import convolution, convolution_products, convolution_winograd
 from clcomm.engine.ops.activation import relu
-from clcomm.engine.ops.blocks import concat, pad, split
+from clcomm.engine.ops.blocks import concat, pad, split, take
 from clcomm.engine.ops.convolution import Geometry
 from clcomm.engine.ops.elementwise import add
 from clcomm.engine.ops.matmul import check_bias, same_device
@@ -134,8 +135,8 @@ def conv2d(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: int = 1,
-    padding: int | tuple[int, int] = 0,
+    stride: int | tuple[int, int] = 1,
+    padding: int | tuple[int, int] | str = 0,
     dilation: int | tuple[int, int] = 1,
     groups: int = 1,
 ) -> Tensor:
@@ -149,8 +150,8 @@ def conv2d(
         x: float32 [N, C, H, W].
         weight: float32 [O, C / groups, kernel_h, kernel_w].
         bias: float32 [O], or None.
-        stride: one number for both directions.
-        padding: one number, or (rows, columns).
+        stride: one number, or (rows, columns); of two different ones, results between them are left out.
+        padding: one number, or (rows, columns); "valid": none; "same": as many results as pixels, of a stride of 1.
         dilation: pixels from a tap of the kernel to the next, likewise.
         groups: divides input and output channels into so many groups; outputs see the channels of their own.
             Where groups are large enough for matrix products, they are computed one after the other.
@@ -158,10 +159,32 @@ def conv2d(
     Raises:
         ArgumentError: shapes do not fit, or the kernel exceeds the padded image.
     """
-    geometry = _checked("conv2d", x, weight, bias, stride, padding, dilation, groups)
+    if isinstance(padding, str):
+        x, padding = _same(x, weight, stride, padding, dilation)
+    pair = whole_pair("conv2d: stride", stride, 1)
+    step = math.gcd(*pair)
+    if pair != (step, step):
+        y = conv2d(x, weight, bias, step, padding, dilation, groups)
+        return take(y, (..., slice(None, None, pair[0] // step), slice(None, None, pair[1] // step)))
+    geometry = _checked("conv2d", x, weight, bias, step, padding, dilation, groups)
     if groups > 1 and convolution_products.suit(geometry._replace(groups=1), x.device):
         return _group_by_group(x, weight, bias, geometry)
     return Conv2dOp.apply(x, weight, bias, geometry=geometry)
+
+
+def _same(
+    x: Tensor, weight: Tensor, stride: int | tuple[int, int], padding: str, dilation: int | tuple[int, int]
+) -> tuple[Tensor, tuple[int, int]]:
+    """Return x and its padding; where that is uneven, x has one row or column more at the end."""
+    if padding not in ("same", "valid") or (padding == "same" and stride not in (1, (1, 1))):
+        raise ArgumentError(
+            f"conv2d: padding: expected numbers, 'valid', or 'same' with a stride of 1, got {padding!r} with {stride!r}"
+        )
+    if padding == "valid":
+        return x, (0, 0)
+    apart = whole_pair("conv2d: dilation", dilation, 1)
+    around = [step * (kernel - 1) for step, kernel in zip(apart, weight.shape[2:], strict=True)]
+    return pad(x, [(0, 0), (0, 0), *((0, each % 2) for each in around)]), (around[0] // 2, around[1] // 2)
 
 
 def _group_by_group(x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:
@@ -175,7 +198,7 @@ def conv_transpose2d(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: int = 1,
+    stride: int | tuple[int, int] = 1,
     padding: int | tuple[int, int] = 0,
     output_padding: int | tuple[int, int] = 0,
     groups: int = 1,
@@ -208,7 +231,10 @@ def conv_transpose2d(
             f"{name}: expected x [N, C, H, W] and weight [C, O / groups, kernel_h, kernel_w], C divided by {groups}, "
             f"got shapes {x.shape} and {weight.shape}"
         )
-    _check_stride(name, stride)
+    steps = whole_pair(f"{name}: stride", stride, 1)
+    if steps[0] != steps[1]:
+        raise ArgumentError(f"{name}: stride: expected the same for rows and columns, got {stride!r}")
+    stride = steps[0]
     pads, more = whole_pair(f"{name}: padding", padding, 0), whole_pair(f"{name}: output_padding", output_padding, 0)
     apart = whole_pair(f"{name}: dilation", dilation, 1)
     if any(added >= max(stride, step) for added, step in zip(more, apart, strict=True)):

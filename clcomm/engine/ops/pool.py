@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
+
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor
+from clcomm.engine.ops.blocks import pad
+from clcomm.engine.ops.elementwise import mul
+from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
 
 #: height, width, out_height, out_width, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w: as in pool.cl
@@ -78,22 +83,32 @@ def max_pool2d(
     kernel_size: int | tuple[int, int],
     stride: int | tuple[int, int] | None = None,
     padding: int | tuple[int, int] = 0,
+    dilation: int = 1,
+    ceil_mode: bool = False,
 ) -> Tensor:
     """Return the maxima of the windows of x: [N, C, out_h, out_w].
 
-    The result has (size + 2 * padding - kernel) // stride + 1 rows and columns. The maximum of a window that holds NaN
-    is NaN.
+    The result has (size + 2 * padding - kernel) // stride + 1 rows and columns, rounded up with
+    `ceil_mode`. The maximum of a window that holds NaN is NaN.
 
     Args:
         x: float32 [N, C, H, W].
         kernel_size: of a window: one number, or (rows, columns).
         stride: from window to window, likewise; None: the kernel size.
         padding: likewise, at most half of the kernel size.
+        dilation: 1.
+        ceil_mode: whether there are windows that begin inside and end behind x and its padding.
 
     Raises:
-        ArgumentError: sizes that do not fit.
+        ArgumentError: sizes that do not fit, another dilation.
     """
-    return MaxPool2dOp.apply(x, window=_window("max_pool2d", x, kernel_size, stride, padding))
+    if dilation not in (1, (1, 1)):
+        raise ArgumentError(f"max_pool2d: dilation: expected 1, as windows have no gaps here, got {dilation!r}")
+    window = _window("max_pool2d", x, kernel_size, stride, padding)
+    if _flag("max_pool2d: ceil_mode", ceil_mode) and any(_behind(window)):
+        x = pad(x, [(0, 0), (0, 0), *((0, more) for more in _behind(window))], -math.inf)
+        window = _window("max_pool2d", x, kernel_size, stride, padding)
+    return MaxPool2dOp.apply(x, window=window)
 
 
 def avg_pool2d(
@@ -101,12 +116,48 @@ def avg_pool2d(
     kernel_size: int | tuple[int, int],
     stride: int | tuple[int, int] | None = None,
     padding: int | tuple[int, int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
 ) -> Tensor:
-    """Return the means of the windows of x [N, C, H, W], padding counted as zeros; sizes as for max_pool2d.
+    """Return the means of the windows of x [N, C, H, W]; sizes as for max_pool2d.
 
-    x: float32 [N, C, H, W]; the result is [N, C, out_h, out_w].
+    x: float32 [N, C, H, W]; the result is [N, C, out_h, out_w]. Padding counts as zeros, with `count_include_pad`
+    False not at all; sums are divided by `divisor_override` where it is given.
     """
-    return AvgPool2dOp.apply(x, window=_window("avg_pool2d", x, kernel_size, stride, padding))
+    window = _window("avg_pool2d", x, kernel_size, stride, padding)
+    more = _behind(window) if _flag("avg_pool2d: ceil_mode", ceil_mode) else (0, 0)
+    _flag("avg_pool2d: count_include_pad", count_include_pad)
+    if not any(more) and count_include_pad and divisor_override is None:
+        return AvgPool2dOp.apply(x, window=window)
+    sizes, kernel, strides, pads = x.shape[2:], window[4:6], window[6:8], window[8:10]
+    padded = pad(x, [(0, 0), (0, 0), *((0, each) for each in more)])
+    window = _window("avg_pool2d", padded, kernel_size, stride, padding)
+    counts = []
+    for n, length, step, before, results in zip(sizes, kernel, strides, pads, window[2:4], strict=True):
+        first = np.arange(results) * step - before
+        last = np.minimum(first + length, n + (before if count_include_pad else 0))
+        counts.append(last - (first if count_include_pad else np.maximum(first, 0)))
+    divisors = np.outer(*counts) if divisor_override is None else np.full(window[2:4], divisor_override)
+    factors = np.float32(kernel[0] * kernel[1]) / divisors.astype(np.float32)
+    buffer = x.device.keep(("pooled", factors.shape, factors.tobytes()), lambda: factors)
+    return mul(AvgPool2dOp.apply(padded, window=window), wrap(x.device, buffer, factors.shape))
+
+
+def _flag(name: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name}: expected True or False, got {value!r}")
+    return value
+
+
+def _behind(window: Window) -> tuple[int, int]:
+    """Return how many rows and columns more than x the windows reach that begin inside x or the padding before it."""
+    more = []
+    for size, kernel, stride, before in zip(window[:2], window[4:6], window[6:8], window[8:10], strict=True):
+        results = -(-(size + 2 * before - kernel) // stride) + 1
+        results -= (results - 1) * stride >= size + before
+        more.append(max((results - 1) * stride + kernel - (size + 2 * before), 0))
+    return more[0], more[1]
 
 
 def adaptive_avg_pool2d(x: Tensor, output_size: int | tuple[int | None, int | None] | None) -> Tensor:

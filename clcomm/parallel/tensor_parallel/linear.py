@@ -143,6 +143,8 @@ class HeadParallelAttention(MultiheadAttention):
         sequence: the dimension along which inputs and result are divided between the ranks; None: they are whole.
     """
 
+    _has_all_heads = False
+
     def __init__(
         self,
         num_heads: int,

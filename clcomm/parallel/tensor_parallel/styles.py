@@ -149,6 +149,11 @@ class HeadsParallel(Style):
                 given = ", ".join(self.attributes)
                 raise ArgumentError(f"expected no attributes for a MultiheadAttention, got {given}")
             _require_divisible("heads", module.num_heads, ranks)
+            if module.dropout or not module.batch_first:
+                raise ArgumentError(
+                    "expected a MultiheadAttention with batch_first=True and dropout=0.0, got "
+                    f"{module.batch_first} and {module.dropout}"
+                )
             return
         for name in self.attributes:
             heads = getattr(module, name, None)

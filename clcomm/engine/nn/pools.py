@@ -1,0 +1,139 @@
+"""Pooling layers, and images of other sizes. N C H W: images, channels, height, width."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clcomm.engine import functional as F
+from clcomm.engine.nn.module import Module
+from clcomm.engine.tensor import Tensor
+from clcomm.errors import ArgumentError
+
+Size = int | tuple[int, int]
+
+
+class _Pool(Module):
+    """The arguments of a function, which forward calls."""
+
+    _function: Any
+    _more: tuple[str, ...] = ()
+    kernel_size: Size
+    stride: Size | None
+    padding: Size
+
+    def forward(self, x: Tensor) -> Tensor:
+        named = {name: getattr(self, name) for name in self._more}
+        result: Tensor = type(self)._function(x, self.kernel_size, self.stride, self.padding, **named)
+        return result
+
+
+class MaxPool2d(_Pool):
+    """x [N, C, H, W] -> the largest value of each window; `stride` is `kernel_size` unless given. See F.max_pool2d.
+
+    Raises ArgumentError for `return_indices`.
+    """
+
+    _function: Any = staticmethod(F.max_pool2d)
+    _more: tuple[str, ...] = ("dilation", "ceil_mode")
+
+    def __init__(
+        self, kernel_size: Size, stride: Size | None = None, padding: Size = 0, dilation: int = 1,
+        return_indices: bool = False, ceil_mode: bool = False,
+    ):  # fmt: skip
+        if return_indices is not False:
+            raise ArgumentError(f"{type(self).__name__}: return_indices: expected False, got {return_indices!r}")
+        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
+        self.dilation, self.ceil_mode = dilation, ceil_mode
+
+
+class MaxPool1d(MaxPool2d):
+    """x [N, C, L] -> the largest value of each window; `stride` is `kernel_size` unless given. See F.max_pool1d."""
+
+    _function: Any = staticmethod(F.max_pool1d)
+
+
+class AvgPool2d(_Pool):
+    """x [N, C, H, W] -> the mean of each window; `stride` is `kernel_size` unless given. See F.avg_pool2d."""
+
+    _function: Any = staticmethod(F.avg_pool2d)
+    _more: tuple[str, ...] = ("ceil_mode", "count_include_pad", "divisor_override")
+
+    def __init__(
+        self, kernel_size: Size, stride: Size | None = None, padding: Size = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None,
+    ):  # fmt: skip
+        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
+        self.ceil_mode, self.count_include_pad, self.divisor_override = ceil_mode, count_include_pad, divisor_override
+
+
+class AvgPool1d(AvgPool2d):
+    """x [N, C, L] -> the mean of each window; `stride` is `kernel_size` unless given. See F.avg_pool1d."""
+
+    _function: Any = staticmethod(F.avg_pool1d)
+    _more: tuple[str, ...] = ("ceil_mode", "count_include_pad")
+
+    def __init__(
+        self, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True,
+    ):  # fmt: skip
+        super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad)
+
+
+class AdaptiveAvgPool2d(Module):
+    """x [N, C, H, W] -> the means of windows that cover it in `output_size` rows and columns; None: as many as x's."""
+
+    _function: Any = staticmethod(F.adaptive_avg_pool2d)
+
+    def __init__(self, output_size: int | tuple[int | None, int | None] | None):
+        self.output_size = output_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = type(self)._function(x, self.output_size)
+        return result
+
+
+class AdaptiveAvgPool1d(AdaptiveAvgPool2d):
+    """x [N, C, L] -> the means of windows that cover it in `output_size` parts."""
+
+    _function: Any = staticmethod(F.adaptive_avg_pool1d)
+
+
+class AdaptiveMaxPool2d(AdaptiveAvgPool2d):
+    """x [N, C, H, W] -> the largest elements of windows that cover it in `output_size` rows and columns."""
+
+    _function: Any = staticmethod(F.adaptive_max_pool2d)
+
+
+class Upsample(Module):
+    """x [N, C, ...] -> x in another size. See F.interpolate."""
+
+    def __init__(
+        self, size: int | tuple[int, ...] | None = None, scale_factor: float | tuple[float, ...] | None = None,
+        mode: str = "nearest", align_corners: bool | None = None, recompute_scale_factor: bool | None = None,
+    ):  # fmt: skip
+        self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
+        self.recompute_scale_factor = recompute_scale_factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor
+        return F.interpolate(x, *given)
+
+
+class PixelShuffle(Module):
+    """x [N, C * r^2, H, W] -> [N, C, H * r, W * r]. See F.pixel_shuffle."""
+
+    def __init__(self, upscale_factor: int):
+        self.upscale_factor = upscale_factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pixel_shuffle(x, self.upscale_factor)
+
+
+class PixelUnshuffle(Module):
+    """x [N, C, H * r, W * r] -> [N, C * r^2, H, W]. See F.pixel_unshuffle."""
+
+    def __init__(self, downscale_factor: int):
+        self.downscale_factor = downscale_factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pixel_unshuffle(x, self.downscale_factor)
