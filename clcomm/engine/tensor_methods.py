@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -59,6 +60,49 @@ class TensorMethods(Generic[AnyTensor]):
     def clone(self) -> AnyTensor:
         """Return a copy through which gradients pass."""
         return self._functional.clone(self)
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return self.ndim  # type: ignore[attr-defined,no-any-return]
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return self.size  # type: ignore[attr-defined,no-any-return]
+
+    def tolist(self) -> Any:
+        """Return the values as nested lists of Python numbers; waits for the queue."""
+        return self.numpy().tolist()  # type: ignore[attr-defined]
+
+    def contiguous(self) -> AnyTensor:
+        """Return the tensor itself, as all are contiguous."""
+        return self  # type: ignore[return-value]
+
+    def requires_grad_(self, requires_grad: builtins.bool = True) -> AnyTensor:
+        """Set `requires_grad`; return the tensor."""
+        self.requires_grad = requires_grad  # type: ignore[misc]
+        return self  # type: ignore[return-value]
+
+    def view_as(self, other: Any) -> AnyTensor:
+        """Return the elements in the shape of another tensor."""
+        return self._functional.reshape(self, other.shape)
+
+    def expand_as(self, other: Any) -> AnyTensor:
+        """Return the tensor repeated to the shape of another one."""
+        return self._functional.broadcast_to(self, other.shape)
+
+    def t(self) -> AnyTensor:
+        """Return a matrix transposed."""
+        return self._functional.transpose(self, None)
+
+    def matmul(self, other: AnyTensor) -> AnyTensor:
+        """Return the product of matrices. See `functional.matmul`."""
+        return self._functional.matmul(self, other)
+
+    mm = bmm = matmul
+
+    def eq(self, other: Any) -> AnyTensor:
+        """Return whether each element is equal."""
+        return self._functional.equal_to(self, other)
 
     def masked_fill(self, mask: AnyTensor, value: float) -> AnyTensor:
         """Return the tensor with `value` where `mask` is true."""

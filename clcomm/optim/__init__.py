@@ -4,7 +4,8 @@ A missing gradient counts as zeros, as it does between ranks; a step without any
 parameters do not change.
 """
 
+from clcomm.optim import lr_scheduler
 from clcomm.optim.algorithms import SGD, Adam, AdamW, RMSProp
 from clcomm.optim.optimizer import Optimizer
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "RMSProp"]
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "RMSProp", "lr_scheduler"]

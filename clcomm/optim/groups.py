@@ -35,7 +35,10 @@ class ParamGroup(MutableMapping[str, Any]):
 
     Attributes:
         numbers: the hyper-parameters, as kernels take them.
+        initial_lr: the learning rate before the first scheduler; None: there was none.
     """
+
+    initial_lr: float | None = None
 
     def __init__(self, rules: Rules, params: Module | Parameter | Iterable[Parameter], arguments: Mapping[str, object]):
         if not isinstance(params, Parameter):

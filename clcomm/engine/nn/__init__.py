@@ -1,5 +1,6 @@
 """Layers, losses and the base class of models."""
 
+from clcomm.engine.nn import init, utils  # noqa: F401 - as nn.init and nn.utils
 from clcomm.engine.nn.activations import (
     ELU,
     GELU,

@@ -11,7 +11,13 @@ import math
 import numpy as np
 
 from clcomm.engine.random_stream import RandomStream
+from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
+
+__all__ = [
+    "calculate_gain", "constant_", "kaiming_normal_", "kaiming_uniform_", "normal_", "ones_", "uniform_",
+    "xavier_normal_", "xavier_uniform_", "zeros_",
+]  # fmt: skip
 
 Shape = tuple[int, ...]
 
@@ -113,3 +119,88 @@ def layer_values(
         return weight, None
     bias_bound = 1.0 / math.sqrt(fan_in)
     return weight, rng.uniform(weight_shape[:1] if outputs is None else (outputs,), -bias_bound, bias_bound)
+
+
+_PLAIN = ("linear", "conv1d", "conv2d", "conv3d", "sigmoid")
+_GAINS = {**dict.fromkeys(_PLAIN, 1.0), "tanh": 5.0 / 3, "relu": math.sqrt(2.0), "selu": 0.75}
+
+
+def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
+    """Return the factor of the standard deviation for weights before a nonlinearity, as PyTorch's function."""
+    if nonlinearity == "leaky_relu":
+        return math.sqrt(2.0 / (1.0 + (0.01 if param is None else param) ** 2))
+    if nonlinearity not in _GAINS:
+        raise ArgumentError(f"nonlinearity: expected one of {', '.join((*_GAINS, 'leaky_relu'))}, got {nonlinearity!r}")
+    return _GAINS[nonlinearity]
+
+
+def _fans(tensor: Tensor) -> tuple[int, int]:
+    if tensor.ndim < 2:
+        raise ArgumentError(f"init: expected a tensor of at least 2 dimensions, got shape {tensor.shape}")
+    field = math.prod(tensor.shape[2:])
+    return tensor.shape[1] * field, tensor.shape[0] * field
+
+
+def _filled(tensor: Tensor, values: np.ndarray) -> Tensor:
+    tensor.copy_from(values)
+    return tensor
+
+
+def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generator | None = None) -> Tensor:
+    """Fill a tensor with uniform values of [a, b); return it."""
+    return _filled(tensor, (_generator if generator is None else generator).uniform(tensor.shape, a, b))
+
+
+def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> Tensor:
+    """Fill a tensor with values of N(mean, std^2); return it."""
+    values = normal_values(tensor.shape, generator)
+    return _filled(tensor, values * np.float32(std) + np.float32(mean))
+
+
+def constant_(tensor: Tensor, val: float) -> Tensor:
+    """Fill a tensor with a number; return it."""
+    return _filled(tensor, np.full(tensor.shape, val, np.float32))
+
+
+def ones_(tensor: Tensor) -> Tensor:
+    """Fill a tensor with 1; return it."""
+    return constant_(tensor, 1.0)
+
+
+def zeros_(tensor: Tensor) -> Tensor:
+    """Fill a tensor with 0; return it."""
+    return constant_(tensor, 0.0)
+
+
+def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
+    """Fill a tensor with uniform values for layers of its size; return it. Source: Glorot and Bengio, 2010."""
+    bound = math.sqrt(3.0) * gain * math.sqrt(2.0 / sum(_fans(tensor)))
+    return uniform_(tensor, -bound, bound, generator)
+
+
+def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
+    """Fill a tensor with normal values for layers of its size; return it. Source: Glorot and Bengio, 2010."""
+    return normal_(tensor, 0.0, gain * math.sqrt(2.0 / sum(_fans(tensor))), generator)
+
+
+def kaiming_uniform_(
+    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu",
+    generator: Generator | None = None,
+) -> Tensor:  # fmt: skip
+    """Fill a tensor with uniform values for layers before a rectifier; return it. Source: He et al., 2015."""
+    bound = math.sqrt(3.0) * _kaiming(tensor, a, mode, nonlinearity)
+    return uniform_(tensor, -bound, bound, generator)
+
+
+def kaiming_normal_(
+    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu",
+    generator: Generator | None = None,
+) -> Tensor:  # fmt: skip
+    """Fill a tensor with normal values for layers before a rectifier; return it. Source: He et al., 2015."""
+    return normal_(tensor, 0.0, _kaiming(tensor, a, mode, nonlinearity), generator)
+
+
+def _kaiming(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:
+    if mode not in ("fan_in", "fan_out"):
+        raise ArgumentError(f"mode: expected 'fan_in' or 'fan_out', got {mode!r}")
+    return calculate_gain(nonlinearity, a) / math.sqrt(_fans(tensor)[mode == "fan_out"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
 #: Where a module keeps what its attributes are.
-_REGISTRIES = ("_parameters", "_buffers", "_modules", "_transient", "_flat_space")
+_REGISTRIES = ("_parameters", "_buffers", "_modules", "_transient", "_flat_space", "call_hooks")
 
 
 class Module:
@@ -30,6 +30,8 @@ class Module:
     _modules: dict[str, Module]
     _flat_space: FlatSpace | None
     training: bool
+    #: The functions that are called before and after `forward`, in the order of their registration.
+    call_hooks: tuple[HookHandle, ...] = ()
 
     def __new__(cls, *args: object, **kwargs: object) -> Module:
         module = super().__new__(cls)
@@ -115,9 +117,67 @@ class Module:
         raise TypeError(f"{type(self).__name__} defines no forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self.forward(*args, **kwargs)
+        if not self.call_hooks:
+            return self.forward(*args, **kwargs)
+        for handle in self.call_hooks:
+            changed = handle.hook(self, args) if handle.is_before else None
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+        result = self.forward(*args, **kwargs)
+        for handle in self.call_hooks:
+            changed = None if handle.is_before else handle.hook(self, args, result)
+            result = result if changed is None else changed
+        return result
+
+    def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> HookHandle:
+        """Call `hook(module, arguments)` before each call of the module; a result stands for the arguments.
+
+        A replayed step calls no hooks, as no Python. Returns a handle, whose `remove()` ends it.
+        """
+        return HookHandle(self, hook, True)
+
+    def register_forward_hook(self, hook: Callable[[Any, tuple[Any, ...], Any], Any]) -> HookHandle:
+        """Call `hook(module, arguments, result)` after each call of the module; a result of the hook's stands for it.
+
+        A replayed step calls no hooks, as no Python. Returns a handle, whose `remove()` ends it.
+        """
+        return HookHandle(self, hook, False)
 
     # -- contents
+
+    def modules(self) -> Iterator[Module]:
+        """Yield this module and all inside it, each once."""
+        for _, module in self.named_modules():
+            yield module
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Yield (name, module) of the modules that are attributes of this one."""
+        yield from self._modules.items()
+
+    def children(self) -> Iterator[Module]:
+        """Yield the modules that are attributes of this one."""
+        yield from self._modules.values()
+
+    def apply(self, function: Callable[[Module], Any]) -> Module:
+        """Call a function with each module inside this one, and then with this one; return the module."""
+        for child in self.children():
+            child.apply(function)
+        function(self)
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> Module:
+        """Set `requires_grad` of all parameters; return the module."""
+        for _, parameter in self.named_parameters():
+            parameter.requires_grad = requires_grad
+        return self
+
+    def register_parameter(self, name: str, parameter: Parameter | None) -> None:
+        """Make a parameter, or None, the attribute `name`."""
+        setattr(self, name, parameter)
+
+    def add_module(self, name: str, module: Module | None) -> None:
+        """Make a module, or None, the attribute `name`."""
+        setattr(self, name, module)
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Yield (dotted name, module) of this module, named `prefix`, and of all inside it, each once."""
@@ -255,6 +315,22 @@ class Module:
         values = {name: _values_for(name, tensor, state[name]) for name, tensor in own.items()}
         for name, tensor in own.items():
             tensor.copy_from(values[name])
+
+
+class HookHandle:
+    """A function that a module calls before or after `forward`, until `remove()`."""
+
+    def __init__(self, module: Module, hook: Callable[..., Any], is_before: bool):
+        self._module, self.hook, self.is_before = module, hook, is_before
+        self._set((*module.call_hooks, self))
+
+    def remove(self) -> None:
+        """Take the hook from its module."""
+        self._set(tuple(each for each in self._module.call_hooks if each is not self))
+
+    def _set(self, hooks: tuple[HookHandle, ...]) -> None:
+        object.__setattr__(self._module, "call_hooks", hooks)
+        self._module._note_change(self._module)
 
 
 def _members(value: object) -> Iterator[Module | Parameter]:

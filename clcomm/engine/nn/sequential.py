@@ -60,12 +60,12 @@ def fused(modules: Sequence[Module]) -> Iterator[Callable[[Tensor], Tensor]]:
             yield partial(F.conv_relu_pool, weight=first.weight, bias=first.bias, padding=around)
             position += 3
         else:
-            yield modules[position].forward
+            yield modules[position] if modules[position].call_hooks else modules[position].forward
             position += 1
 
 
 def _is(module: Module | None, kind: type[M]) -> TypeGuard[M]:
-    return type(module) is kind and "forward" not in module.__dict__
+    return type(module) is kind and "forward" not in module.__dict__ and not module.call_hooks
 
 
 def _is_plain(module: Module | None) -> TypeGuard[Conv2d]:

@@ -80,7 +80,7 @@ class TransformerEncoderLayer(Module):
 
     def _attended(self, name: str, x: Tensor, memory: Tensor, mask: Mask, padding: Mask, is_causal: bool) -> Tensor:
         attention: MultiheadAttention = getattr(self, name)
-        return attention.forward(x, memory, memory, padding, False, mask, True, is_causal)[0]
+        return attention(x, memory, memory, padding, False, mask, True, is_causal)[0]
 
     def _fed(self, x: Tensor) -> Tensor:
         return self.linear2(self.dropout(self.activation(self.linear1(x))))
