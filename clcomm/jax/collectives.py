@@ -10,7 +10,8 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.jax.primitive import Collective, Result
+from clcomm.jax.ffi import Kind
+from clcomm.jax.primitive import Collective
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class AllReduce:
     op: str
     name = "all_reduce"
 
-    def results(self, operands: Sequence[Any]) -> list[Result]:
+    def results(self, operands: Sequence[Any]) -> list[Kind]:
         return [(each.shape, each.dtype) for each in operands]
 
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
@@ -39,7 +40,7 @@ class AllGather:
     comm: Communicator
     name = "all_gather"
 
-    def results(self, operands: Sequence[Any]) -> list[Result]:
+    def results(self, operands: Sequence[Any]) -> list[Kind]:
         return [((self.comm.size, *each.shape), each.dtype) for each in operands]
 
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
@@ -57,7 +58,7 @@ class ReduceScatter:
     op: str
     name = "reduce_scatter"
 
-    def results(self, operands: Sequence[Any]) -> list[Result]:
+    def results(self, operands: Sequence[Any]) -> list[Kind]:
         return [(each.shape[1:], each.dtype) for each in operands]
 
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
@@ -76,7 +77,7 @@ class Broadcast:
     root: int
     name = "broadcast"
 
-    def results(self, operands: Sequence[Any]) -> list[Result]:
+    def results(self, operands: Sequence[Any]) -> list[Kind]:
         return [(each.shape, each.dtype) for each in operands]
 
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
@@ -96,7 +97,7 @@ class _Reduce:
     root: int
     name = "broadcast"
 
-    def results(self, operands: Sequence[Any]) -> list[Result]:
+    def results(self, operands: Sequence[Any]) -> list[Kind]:
         return [(each.shape, each.dtype) for each in operands]
 
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> None:

@@ -7,7 +7,9 @@ compiler is needed. The structures are those of `xla/ffi/api/c_api.h`, which jax
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Protocol, cast
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -19,17 +21,12 @@ from clcomm.job.endings import note_wrapped
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 #: The stage of a call in which it computes, and the code of an error.
 _EXECUTE, _INTERNAL = 3, 13
-#: NumPy's dtypes by XLA's numbers; a token orders calls, and has no memory.
-_TOKEN = 17
-_DTYPES = {
-    number: np.dtype(cast("Any", dtype))
-    for number, dtype in {
-        1: np.bool_, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.uint8, 7: np.uint16, 8: np.uint32,
-        9: np.uint64, 10: np.float16, 11: np.float32, 12: np.float64, 15: np.complex64, 16: BFLOAT16, 18: np.complex128,
-    }.items()
-}  # fmt: skip
 #: The dtypes of arrays that calls take.
-SUPPORTED = frozenset({*_DTYPES.values(), np.dtype(ml_dtypes.bfloat16)} - {BFLOAT16})
+SUPPORTED = frozenset(map(np.dtype, ("?", *"bhilqBHILQ", *"efdFD", ml_dtypes.bfloat16)))
+#: Bounds the memory for arrays at addresses that do not return.
+_KEPT_ARRAYS = 256
+#: Shape and dtype of an array.
+Kind = tuple[tuple[int, ...], np.dtype]
 
 
 class _Buffer(ctypes.Structure):
@@ -88,20 +85,55 @@ class Runs(Protocol):
         """Compute the results."""
 
 
+class _Call:
+    """A call on arrays of these shapes and dtypes, at any addresses."""
+
+    def __init__(self, runs: Runs, operands: Sequence[Kind], results: Sequence[Kind]):
+        self._runs, self._operands, self._results = runs, operands, results
+        self._arrays: dict[tuple[int, bool, int | None], np.ndarray] = {}
+
+    def run(self, frame: Any) -> None:
+        if len(self._arrays) > _KEPT_ARRAYS:
+            self._arrays.clear()
+        self._runs.run(
+            self._at(frame.operands.values, self._operands, False), self._at(frame.results.values, self._results, True)
+        )
+
+    def _at(self, buffers: Any, kinds: Sequence[Kind], are_results: bool) -> list[np.ndarray]:
+        found = []
+        for index, kind in enumerate(kinds, 1):  # behind the token, which orders calls and has no memory
+            key = index, are_results, buffers[index].contents.data
+            array = self._arrays.get(key)
+            if array is None:  # XLA's memory returns to a program from call to call
+                array = self._arrays[key] = _array_at(key[-1], *kind)
+            found.append(array)
+        return found
+
+
+def _array_at(address: int | None, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    dtype = BFLOAT16 if dtype == ml_dtypes.bfloat16 else dtype
+    nbytes = math.prod(shape) * dtype.itemsize
+    if not address or not nbytes:
+        return np.empty(shape, dtype)
+    memory: Any = (ctypes.c_char * nbytes).from_address(address)
+    return np.frombuffer(memory, dtype).reshape(shape)
+
+
 class Calls:
     """What programs call, by the number that they carry as their only attribute."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Runs, int] = {}
-        self._calls: list[Runs] = []
+        self._numbers: dict[Any, int] = {}
+        self._calls: list[_Call] = []
         self._error: ClcommError | None = None
 
-    def number_of(self, call: Runs) -> int:
-        """Return the number of a call, the same for equal ones."""
-        if call not in self._numbers:
-            self._numbers[call] = len(self._calls)
-            self._calls.append(call)
-        return self._numbers[call]
+    def number_of(self, runs: Runs, operands: Sequence[Kind], results: Sequence[Kind]) -> int:
+        """Return the number of a call, the same for equal ones; its arrays follow a token."""
+        key = runs, *operands, None, *results
+        if key not in self._numbers:
+            self._numbers[key] = len(self._calls)
+            self._calls.append(_Call(runs, operands, results))
+        return self._numbers[key]
 
     def error_of(self, error: Exception) -> ClcommError | None:
         """Return the error of a call that JAX has raised as one of its own; None for another's."""
@@ -119,7 +151,7 @@ class Calls:
             return None
         try:
             number = found.attributes.values[0].contents.value[0]
-            self._calls[number].run(_arrays(found.operands), _arrays(found.results))
+            self._calls[number].run(found)
         except BaseException as error:
             if isinstance(error, ClcommError):
                 note_wrapped(error)  # JAX raises an error of its own with this one's text
@@ -129,21 +161,6 @@ class Calls:
             address: int = found.api.contents.create_error(ctypes.byref(made))
             return address
         return None
-
-
-def _arrays(values: Any) -> list[np.ndarray]:
-    found = (values.values[index].contents for index in range(values.count))
-    return [_array(buffer) for buffer in found if buffer.dtype != _TOKEN]
-
-
-def _array(buffer: Any) -> np.ndarray:
-    shape, dtype = buffer.dims[: buffer.rank], _DTYPES[buffer.dtype]
-    nbytes = dtype.itemsize
-    for length in shape:
-        nbytes *= length
-    if not nbytes:
-        return np.empty(shape, dtype)
-    return np.ndarray(shape, dtype, (ctypes.c_char * nbytes).from_address(buffer.data))
 
 
 CALLS = Calls()

@@ -12,7 +12,8 @@ from clcomm.adapters.jax import narrow, spec_of, widen
 from clcomm.communicator import Communicator
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.layout import FlatLayout
-from clcomm.jax.primitive import Collective, Result
+from clcomm.jax.ffi import Kind
+from clcomm.jax.primitive import Collective
 from clcomm.sync.agreement import require_agreement
 from clcomm.sync.bucket_plan import BucketPlan, PlanSettings
 
@@ -38,7 +39,7 @@ class GradientMean(CopyingAdapter):
     def __hash__(self) -> int:
         return hash(self._key)
 
-    def results(self, operands: Sequence[Any]) -> list[Result]:
+    def results(self, operands: Sequence[Any]) -> list[Kind]:
         return [(each.shape, each.dtype) for each in operands]
 
     def transposed(self) -> Collective:

@@ -17,10 +17,7 @@ from jax._src import core, dispatch, effects
 from jax.interpreters import ad, batching, mlir
 
 from clcomm.errors import ArgumentError
-from clcomm.jax.ffi import CALLS, HANDLER
-
-#: Shape and dtype of a result.
-Result = tuple[tuple[int, ...], np.dtype]
+from clcomm.jax.ffi import CALLS, HANDLER, Kind
 
 
 class Collective(Protocol):
@@ -30,7 +27,7 @@ class Collective(Protocol):
     def name(self) -> str:
         """What messages call it."""
 
-    def results(self, operands: Sequence[Any]) -> list[Result]:
+    def results(self, operands: Sequence[Any]) -> list[Kind]:
         """Return shapes and dtypes of the results for those of the operands."""
 
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
@@ -76,7 +73,10 @@ def _lower(context: Any, *operands: Any, collective: Collective) -> Sequence[Any
         avals_in=[core.abstract_token, *context.avals_in], avals_out=[core.abstract_token, *context.avals_out]
     )
     build = jax.ffi.build_ffi_lowering_function("clcomm", has_side_effect=True)
-    number = np.int64(CALLS.number_of(collective))
+    operands_are, results_are = (
+        [(each.shape, each.dtype) for each in avals] for avals in (context.avals_in, context.avals_out)
+    )
+    number = np.int64(CALLS.number_of(collective, operands_are, results_are))
     token, *results = build(ordered, context.tokens_in.get(_ORDER), *operands, call=number).results
     context.set_tokens_out(context.tokens_in.update_tokens(mlir.TokenSet({_ORDER: token})))
     return [*results]
