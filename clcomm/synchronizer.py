@@ -22,6 +22,7 @@ from clcomm.sync.decision import Decision
 from clcomm.sync.divergence import ReplicaGuard
 from clcomm.sync.hook_choice import hook_of, refuse_hook
 from clcomm.sync.known_models import KnownModels
+from clcomm.sync.local_steps import PolicySteps
 from clcomm.sync.logical_shards import LogicalShards
 from clcomm.sync.parameter_broadcast import PARAMETERS
 from clcomm.sync.replicas import Replicas
@@ -72,6 +73,9 @@ class Synchronizer:
         shards: the logical shards of a step, at least one for each rank: with the same number, runs on any number of
             ranks have the same bits. Backward then runs in `shard()`; without compression, algorithm, samples and
             sharded updates (docs/summation-order.md). None: each rank's batch is its own.
+        policy: "none", or how ranks train that exchange parameters every `h` steps in place of each step's gradients:
+            "local:h=8", "diloco:h=50", "streaming:h=50", "sparseloco:h=50" or "noloco:h=50" (docs/policies.md).
+            `finish_step(model)` then follows the optimizer's step.
     """
 
     def __init__(
@@ -93,11 +97,12 @@ class Synchronizer:
         zero: int = 1,
         precision: Precision | str = "float32",
         shards: int | None = None,
+        policy: str = "none",
     ):
         settings = SyncSettings.of(
             comm, use_bucketing, bucket_size, first_bucket_size, split_tensors, overlap, zero, precision,
             check_replicas_every=check_replicas_every, check_start=check_start, on_divergence=on_divergence,
-            check_finite=check_finite, shards=shards,
+            check_finite=check_finite, shards=shards, policy=policy,
         )  # fmt: skip
         self.comm, self.guard = comm, ReplicaGuard(comm, check_replicas_every, on_divergence)
         #: The models that it has seen, for what works on them beside it, such as a DistributedOptimizer.
@@ -105,6 +110,7 @@ class Synchronizer:
         #: Their replicas on the ranks, likewise.
         self.replicas = Replicas(comm, self.models, self.guard)
         self._weights = SampleWeights(comm, self.models)
+        self._local = PolicySteps(comm, self.models, self.replicas)
 
     def __reduce__(self) -> NoReturn:
         raise no_copy("Synchronizer", "make one for each model")
@@ -144,8 +150,8 @@ class Synchronizer:
     def average_parameters(self, model: object) -> None:
         """Replace each rank's parameters by the mean of all ranks'; the same bits everywhere. Collective.
 
-        For local SGD (Stich, "Local SGD converges fast and communicates little", ICLR 2019): ranks take steps of their
-        own, without `sync_gradients`, and call it after every K-th. Optimizers' state and buffers stay each rank's own.
+        For local SGD of a loop's own: ranks take steps of their own, without `sync_gradients`, and call it after every
+        K-th; policy="local:h=K" does the same. Optimizers' state and buffers stay each rank's own.
         Raises ArgumentError where a DistributedOptimizer divides the parameters' update, within `join()`, after
         `expect_samples`, as all ranks' parameters count alike, and for a model with a SyncBatchNorm.
         """
@@ -175,6 +181,7 @@ class Synchronizer:
         """Replace each gradient by its mean over the ranks; a rank without a gradient counts as zero.
 
         Within `no_sync()` nothing happens, nor where a DistributedOptimizer reduces the model's gradients in its step.
+        With a policy gradients stay this rank's own.
 
         Args:
             model: whose gradients are averaged.
@@ -191,9 +198,27 @@ class Synchronizer:
         """
         if self.models.is_paused:
             return
+        if self.models.settings.policy is not None:
+            self._weights.refuse_any(samples, of)
+            self._local.gradients_ready(model)
+            return
         synchronise = partial(self._synchronise_weighted, model, use_bucketing, samples, of)
         if not self.models.of(model).space.adapter.record(synchronise):
             synchronise()
+
+    def finish_step(self, model: object) -> None:
+        """Follow an optimizer's step: with a policy it counts it, and every `h`-th makes the parameters alike.
+
+        Collective in those steps; without a policy nothing happens. Raises ArgumentError before any `sync_gradients`.
+        """
+        self._local.finish_step(model)
+
+    def align_parameters(self, model: object) -> None:
+        """Give all ranks the same parameters between a policy's outer steps, to evaluate or to save; collective.
+
+        An outer step is brought forward for it. Without a policy nothing happens.
+        """
+        self._local.align(model)
 
     def _synchronise_weighted(
         self, model: object, use_bucketing: bool | None, samples: float | None, of: float | None
@@ -336,10 +361,13 @@ class Synchronizer:
     # --- checkpoints of a compression's state ---
 
     def state_dict(self, model: Any) -> dict[str, np.ndarray]:
-        """Return what compression keeps on this rank from step to step, by name; empty where it keeps nothing.
+        """Return what compression or a policy keeps on this rank from step to step, by name; empty where it keeps nothing.
 
-        Compression between hosts keeps it on the first rank of each.
+        Compression between hosts keeps it on the first rank of each. With a policy it is the rank's own parameters and
+        what the policy keeps beside them.
         """
+        if self.models.settings.policy is not None:
+            return self._local.state_of(model)
         return compression_state.state_of(self.comm, self.models, model)
 
     def load_state_dict(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
@@ -347,4 +375,7 @@ class Synchronizer:
 
         Raises ArgumentError, changing nothing, for another model's.
         """
+        if self.models.settings.policy is not None:
+            self._local.load_state(model, state)
+            return
         compression_state.load_state(self.comm, self.models, model, state)

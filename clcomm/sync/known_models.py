@@ -150,6 +150,7 @@ class KnownModels:
         if self.settings.overlap is True:
             raise ArgumentError("sync: expected one without overlap for a sharded update, got overlap=True")
         self.settings.refuse_shards("sync", "no DistributedOptimizer", "whose gradients each rank needs whole")
+        self.settings.refuse_policy("sync", "no DistributedOptimizer")
         self._sharded = [(theirs, other) for theirs, other in self._sharded if theirs is not flat_space]
         self._sharded.append((flat_space, update))
         for decision in self.settings.decisions_without_buckets():

@@ -16,6 +16,7 @@ from clcomm.communicator import AUTO, Communicator
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.job.job import this_job
+from clcomm.policies.policy import LocalSteps
 from clcomm.sync.auto_buckets import AutoBuckets
 from clcomm.sync.bit_flip import MEAN, OWN, PlannedFlip
 from clcomm.sync.bucket_plan import GRADIENTS, BucketPlan, PlanSettings
@@ -82,6 +83,10 @@ class ModelSync:
         self.sharded_update: ShardedUpdate | None = None
         self.comm, self._settings, self._decisions = comm, settings, decisions
         self._is_paused = is_paused
+        #: This rank's part in the policy, from the first step on; None before it, and without one.
+        self.local_steps: LocalSteps | None = None
+        #: Whether gradients are complete for a step that is not finished, with a policy.
+        self.is_in_step = False
         #: The model's steps over logical shards; None: each rank's batch is its own.
         self.sharded_steps: ShardedSteps | None = None
         if settings.shards is not None:

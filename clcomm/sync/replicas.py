@@ -37,7 +37,7 @@ class Replicas:
         ours = self._unchanged(model)
         broadcast_parameters(self._comm, ours.space, root)
         self._guard.require_alike(ours.space)
-        ours.is_alike = True
+        ours.is_alike, ours.local_steps = True, None  # a policy starts from these
         if ours.sharded_update is not None:
             ours.sharded_update.shard(ours.space)
 
@@ -56,6 +56,7 @@ class Replicas:
                 "average_parameters: expected a model without a DistributedOptimizer, which keeps the parameters alike "
                 "in each step, got one with it"
             )
+        self._models.settings.refuse_policy("average_parameters", "no call")
         self._models.settings.refuse_shards(
             "average_parameters", "no call", "which have the same parameters at every step"
         )

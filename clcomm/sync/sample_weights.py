@@ -70,6 +70,11 @@ class SampleWeights:
         finally:
             self.in_join = False
 
+    def refuse_any(self, samples: float | None, of: float | None) -> None:
+        """Raise ArgumentError for a step whose gradients would be weighed, with a policy."""
+        if samples is not None or of is not None or self.in_join:
+            self._models.settings.refuse_policy("samples", "None")
+
     def _weigh(self, model: Any, weight: float | None) -> None:
         """Let this rank's gradients count `weight` times, from this step's first backward on; None: as any rank's."""
         ours = self._models.of(model)
@@ -86,6 +91,7 @@ class SampleWeights:
                 "use overlap=False"
             )
         settings.refuse_shards("samples", "None", "all of which count alike")
+        settings.refuse_policy("samples", "None")
         if isinstance(settings.hook, AdasumHook):
             raise ArgumentError("samples: expected None with combination='adasum', which is no mean over samples")
         if settings.zero > 1 and self._models.of(model).sharded_update is not None:

@@ -9,6 +9,8 @@ from clcomm.communicator import AUTO, Communicator
 from clcomm.compression import CommHook
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.precision import FLOAT32, Precision, parse_precision
+from clcomm.policies.choose import parse_policy
+from clcomm.policies.policy import Policy
 from clcomm.sync.decision import Decision
 from clcomm.sync.logical_shards import LogicalShards
 from clcomm.units import parse_size
@@ -23,7 +25,8 @@ class SyncSettings:
 
     bucket_size is in bytes; with `is_auto` it is that of a model whose fastest size is not known yet. overlap: True,
     False or "auto". hook: reduces each bucket in place of a plain all-reduce; None: a plain all-reduce.
-    shards: the logical shards of a step; None: each rank's batch is its own.
+    shards: the logical shards of a step; None: each rank's batch is its own. policy: what ranks exchange in place of
+    each step's gradients; None: they average these.
     """
 
     use_bucketing: bool
@@ -40,6 +43,7 @@ class SyncSettings:
     precision: Precision = FLOAT32
     hook: CommHook | None = None
     shards: LogicalShards | None = None
+    policy: Policy | None = None
 
     @classmethod
     def of(
@@ -53,6 +57,7 @@ class SyncSettings:
         zero: int = 1,
         precision: Precision | str = FLOAT32,
         shards: int | None = None,
+        policy: str = "none",
         **others: Any,
     ) -> SyncSettings:
         """Return the settings for a Synchronizer's arguments; None: the Communicator's. Raises ArgumentError."""
@@ -67,7 +72,7 @@ class SyncSettings:
         if zero > 1 and split_tensors:
             raise ArgumentError(f"split_tensors: expected False with zero={zero}, which moves whole tensors, got True")
         is_auto = comm.auto_bucket_size if bucket_size is None else bucket_size == AUTO
-        return cls(
+        settings = cls(
             use_bucketing=comm.use_bucketing if use_bucketing is None else use_bucketing,
             bucket_size=comm.bucket_size if bucket_size is None or is_auto else parse_size(bucket_size),
             is_auto=is_auto,
@@ -77,14 +82,39 @@ class SyncSettings:
             zero=zero,
             precision=parse_precision(precision),
             shards=shared,
+            policy=parse_policy(policy),
             **others,
         )
+        settings._require_policy_alone()
+        return settings
+
+    def _require_policy_alone(self) -> None:
+        """Raise ArgumentError where a policy is asked for together with what works on each step's gradients."""
+        if self.policy is None:
+            return
+        plain: dict[str, Any] = {
+            "overlap": False, "check_replicas_every": 0, "check_start": True, "check_finite": False, "zero": 1,
+            "precision": FLOAT32, "shards": None,
+        }  # fmt: skip
+        for name, expected in plain.items():
+            if getattr(self, name) != expected:
+                given = self.shards.count if name == "shards" and self.shards else getattr(self, name)
+                raise ArgumentError(f"{name}: expected {expected} with policy={self.policy.name!r}, got {given}")
 
     def compared(self) -> list[str]:
         """Return in words what ranks compare for each model; its bucket plan has the rest."""
         names = ("overlap", "check_replicas_every", "check_start", "on_divergence", "check_finite", "zero", "precision")
         shards = [] if self.shards is None else [f"shards {self.shards.count}"]
-        return [*(f"{name} {getattr(self, name)}" for name in names), *shards]
+        policy = [] if self.policy is None else [f"policy {self.policy}"]
+        return [*(f"{name} {getattr(self, name)}" for name in names), *shards, *policy]
+
+    def refuse_policy(self, argument: str, expected: str) -> None:
+        """Raise ArgumentError where ranks average no gradients, which excludes something."""
+        if self.policy is not None:
+            raise ArgumentError(
+                f"{argument}: expected {expected} with policy={self.policy.name!r}, under which ranks take steps of "
+                f"their own"
+            )
 
     def refuse_shards(self, argument: str, expected: str, reason: str) -> None:
         """Raise ArgumentError where steps have logical shards, which exclude something."""
@@ -101,6 +131,8 @@ class SyncSettings:
             self.refuse_shards(
                 "hook", "none, no compression, algorithm or combination", "which sum in an order of their own"
             )
+        if hook is not None:
+            self.refuse_policy("hook", "none, no compression, algorithm or combination")
         if hook is not None and self.split_tensors:
             raise ArgumentError("split_tensors: expected False with a compression or a hook, which need whole tensors")
         return replace(self, hook=hook)

@@ -1,0 +1,232 @@
+"""Policies: the course of every rank as one process computes it for all, with numbers of its own for the codes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clcomm import Communicator, Synchronizer
+from clcomm.errors import ArgumentError, MismatchError
+from clcomm.optim import Adam
+from clcomm.policies import codes
+from clcomm.policies.gossip import partner_of
+from tests.helpers import Recorder, one_line
+from tests.sync.test_local_sgd import backward, network
+
+STEPS = 13
+POLICIES = [
+    "local:h=3", "diloco:h=4", "diloco:h=1,lr=1,momentum=0", "streaming:h=4,fragments=3,delay=2,bits=32,alpha=0.25",
+    "streaming:h=4,fragments=2,delay=0,bits=4,alpha=0", "sparseloco:h=3,share=0.1,bits=2", "noloco:h=2,seed=3",
+]  # fmt: skip
+
+
+def settings_of(policy):
+    name, _, rest = policy.partition(":")
+    return name, {key: float(value) for key, value in (part.split("=") for part in rest.split(","))}
+
+
+def train(comm, policy, steps=STEPS, state=None):
+    """Return model, Synchronizer and optimizer after so many steps of this rank."""
+    model, sync = network(), Synchronizer(comm, policy=policy)
+    sync.broadcast_parameters(model)
+    optimizer = Adam(model, 0.01)
+    for step in range(steps):
+        one_step(comm, model, sync, optimizer, step)
+    return model, sync, optimizer
+
+
+def one_step(comm, model, sync, optimizer, step):
+    with sync.no_sync():
+        backward(model, comm.rank, 2 * step)
+        sync.sync_gradients(model)
+    backward(model, comm.rank, 2 * step + 1)
+    sync.sync_gradients(model)
+    optimizer.step()
+    optimizer.zero_grad()
+    sync.finish_step(model)
+
+
+class Simulated:
+    """All ranks in one process: local steps of real optimizers, outer steps in float64 from the papers' formulas."""
+
+    def __init__(self, ranks, policy):
+        self.models = [network() for _ in range(ranks)]
+        self.optimizers = [Adam(model, 0.01) for model in self.models]
+        self.name, self.given = settings_of(policy)
+        self.names = list(self.models[0].state_dict())
+        self.anchors = [self.read(rank) for rank in range(ranks)]
+        self.velocity = [{name: 0.0 for name in self.names} for _ in range(ranks)]
+
+    def read(self, rank):
+        return {name: value.astype(np.float64) for name, value in self.models[rank].state_dict().items()}
+
+    def write(self, rank, values):
+        self.models[rank].load_state_dict({name: value.astype(np.float32) for name, value in values.items()})
+
+    def run(self, steps):
+        for step in range(steps):
+            for rank, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
+                backward(model, rank, 2 * step)
+                backward(model, rank, 2 * step + 1)
+                optimizer.step()
+                optimizer.zero_grad()
+            if (step + 1) % self.given["h"] == 0:
+                getattr(self, self.name)((step + 1) // self.given["h"])
+
+    def gradients(self):
+        return [
+            {name: self.anchors[rank][name] - own[name] for name in self.names}
+            for rank, own in enumerate(map(self.read, range(len(self.models))))
+        ]
+
+    def local(self, turn):
+        values = [self.read(rank) for rank in range(len(self.models))]
+        for rank in range(len(self.models)):
+            self.write(rank, {name: np.mean([each[name] for each in values], 0) for name in self.names})
+
+    def diloco(self, turn):
+        lr, momentum, gradients = self.given.get("lr", 0.7), self.given.get("momentum", 0.9), self.gradients()
+        for rank in range(len(self.models)):
+            for name in self.names:
+                mean = np.mean([each[name] for each in gradients], 0)
+                self.velocity[rank][name] = momentum * self.velocity[rank][name] + mean
+                self.anchors[rank][name] = self.anchors[rank][name] - lr * (mean + momentum * self.velocity[rank][name])
+            self.write(rank, self.anchors[rank])
+
+    def noloco(self, turn):
+        gradients, before = self.gradients(), [dict(each) for each in self.anchors]
+        for rank in range(len(self.models)):
+            other = partner_of(rank, len(self.models), 3, int(turn))
+            for name in self.names:
+                mean = (gradients[rank][name] + gradients[other][name]) / 2
+                anchor = (before[rank][name] + before[other][name]) / 2
+                self.velocity[rank][name] = (
+                    0.5 * self.velocity[rank][name] - 0.7 * mean - (before[rank][name] - anchor)
+                )
+                self.anchors[rank][name] = before[rank][name] + self.velocity[rank][name]
+            self.write(rank, self.anchors[rank])
+
+
+@pytest.mark.parametrize("policy", ["local:h=3", "diloco:h=4", "diloco:h=1,lr=1,momentum=0", "noloco:h=2,seed=3"])
+def test_the_course_is_that_of_one_process(comm, policy):
+    model = train(comm, policy)[0]
+    simulated = Simulated(comm.size, policy)
+    simulated.run(STEPS)
+    expected = simulated.read(comm.rank)
+    for name, value in model.state_dict().items():
+        assert np.abs(value - expected[name]).max() <= 2e-5 * max(1.0, np.abs(expected[name]).max()), name
+
+
+def test_one_fragment_without_delay_is_diloco(comm):
+    ours = train(comm, "streaming:h=4,fragments=1,delay=0,bits=32,alpha=0")[0].state_dict()
+    theirs = train(comm, "diloco:h=4")[0].state_dict()
+    assert all(ours[name].tobytes() == theirs[name].tobytes() for name in theirs)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_ranks_are_alike_after_an_outer_step_of_all(comm, policy):
+    model, sync, _ = train(comm, policy)
+    sync.align_parameters(model)
+    everyone = comm.all_gather_object({name: value.tobytes() for name, value in model.state_dict().items()})
+    assert all(each == everyone[0] for each in everyone)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_run_goes_on_from_its_state(comm, policy):
+    """A rank's parameters, what its policy keeps and what is on its way, at any step; the optimizer's state is its own."""
+    whole = train(comm, policy)[0].state_dict()
+    for stop in (0, 5, 6):
+        _, sync, optimizer = first = train(comm, policy, stop)
+        state, moments = sync.state_dict(first[0]), optimizer.state_dict()
+        model, sync, optimizer = train(comm, policy, 0)
+        optimizer.load_state_dict(moments)
+        sync.load_state_dict(model, state)
+        for step in range(stop, STEPS):
+            one_step(comm, model, sync, optimizer, step)
+        assert all(value.tobytes() == whole[name].tobytes() for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("policy", "row_nbytes"),
+    [("diloco:h=6", 4 * 4096), ("streaming:h=6,fragments=1,delay=0", 4 + 2048), ("sparseloco:h=6", 4 + 185 + 31)],
+)
+def test_bytes_on_the_wire(comm, policy, row_nbytes):
+    """In 13 steps of two outer ones: all numbers, 4 bits each, or of 123 in 4,096 their place, 12 bits, and 2 bits."""
+    recorder = Recorder()
+    comm.add_observer(recorder)
+    model = train(comm, policy)[0]
+    comm.remove_observer(recorder)
+    sent = [event for event in recorder.events if event.label == "outer gradients"]
+    span, ranks = model.flat_space().layout.span, 1 if policy.startswith("diloco") else comm.size
+    whole = span if policy.startswith("diloco") else -(-span // (4 * 4096)) * row_nbytes
+    assert [event.nbytes for event in sent] == [ranks * whole] * 2
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 12, 16])
+def test_codes_survive_packing(bits):
+    drawn = np.random.default_rng(bits).integers(0, 1 << bits, (3, 37), dtype=np.uint16)
+    assert (codes.unpack(codes.pack(drawn, bits), bits, 37) == drawn).all()
+    assert codes.pack(drawn, bits).shape == (3, -(-37 * bits // 8))
+
+
+def test_codes_are_near_their_numbers():
+    rows = codes.rows_of(np.random.default_rng(1).standard_normal(10_000))
+    rows[1, :5] = 0, -0.0, np.abs(rows[1]).max(), -np.abs(rows[1]).max(), 1e-30
+    near = codes.from_powers(*codes.to_powers(rows))
+    kept = np.abs(rows) > np.abs(rows).max(1, keepdims=True) / 64
+    assert (np.abs(near / np.where(kept, rows, 1) - 1)[kept] <= 2**0.5 - 1 + 1e-6).all()
+    assert np.abs(near - rows)[~kept].max() <= np.abs(rows).max() / 64
+    assert near[1, :3].tolist() == [0, 0, rows[1, 2]]
+    levels = codes.from_levels(*codes.to_levels(rows, 2), 2)
+    assert (np.abs(levels - rows) <= np.abs(rows).max(1, keepdims=True) / 3 + 1e-6).all()
+    assert not codes.from_powers(*codes.to_powers(np.zeros((2, 4096), np.float32))).any()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dilco", "policy: expected none or one of local, diloco, streaming, sparseloco, noloco"),
+        ("diloco:h=0", "policy: diloco: h: expected a number of steps from 1 up, got 0"),
+        ("diloco:h=two", "policy: diloco: expected settings of h=INT, lr=FLOAT, momentum=FLOAT, got 'h=two'"),
+        ("streaming:bits=3", "policy: streaming: bits: expected 4 or 32, got 3"),
+        ("streaming:h=4,delay=4", "policy: streaming: delay: expected a number of steps from 0 to below h, got 4"),
+        ("sparseloco:share=2", "policy: sparseloco: share: expected a share above 0, to 1, got 2"),
+    ],
+)
+def test_bad_settings_are_named(text, message):
+    with pytest.raises(ArgumentError) as caught:
+        Synchronizer(Communicator(transport="solo"), policy=text)
+    assert one_line(caught).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"overlap": True}, "overlap: expected False with policy='diloco', got True"),
+        ({"shards": 4}, "shards: expected None with policy='diloco', got 4"),
+        ({"check_finite": True}, "check_finite: expected False with policy='diloco', got True"),
+        ({"precision": "bf16"}, "precision: expected float32 with policy='diloco', got bf16"),
+        ({"compression": "fp16"}, "hook: expected none, no compression, algorithm or combination with policy='diloco'"),
+    ],
+)
+def test_what_works_on_gradients_is_refused(settings, message):
+    with pytest.raises(ArgumentError) as caught:
+        Synchronizer(Communicator(transport="solo"), policy="diloco", **settings)
+    assert one_line(caught).startswith(message)
+
+
+def test_forgotten_calls_are_named(comm):
+    model, sync, _ = train(comm, "diloco:h=2", 0)
+    with pytest.raises(ArgumentError, match=r"^finish_step: expected sync_gradients\(model\) before it"):
+        sync.finish_step(model)
+    backward(model, comm.rank, 0)
+    sync.sync_gradients(model)
+    with pytest.raises(ArgumentError, match=r"^sync_gradients: expected finish_step\(model\) after the optimizer's"):
+        sync.sync_gradients(model)
+    with pytest.raises(ArgumentError, match="^samples: expected None with policy='diloco'"):
+        sync.sync_gradients(model, samples=3)
+
+
+def test_ranks_of_other_policies_are_refused_on_every_rank(several):
+    with pytest.raises(MismatchError, match="Synchronizer: expected the same on every rank"):
+        train(several, f"diloco:h={2 + several.rank}", 0)
