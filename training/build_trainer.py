@@ -113,7 +113,7 @@ def make_trainer(options: TrainingOptions, comm: Communicator, parts: Parts, loa
         use_bucketing=not options.no_bucketing,
         first_bucket_size=options.first_bucket_size,
         split_tensors=options.split_tensors,
-        overlap=_OVERLAP[options.overlap],
+        overlap=_OVERLAP[options.overlap] if options.policy == "none" else False,
         check_replicas_every=options.check_replicas,
         on_divergence=options.on_divergence,
         check_finite=options.check_finite,
@@ -121,6 +121,7 @@ def make_trainer(options: TrainingOptions, comm: Communicator, parts: Parts, loa
         zero=options.zero_stage or 1,
         precision=options.precision,
         shards=options.logical_shards,
+        policy=options.policy,
     )
     optimizer = parts.make_optimizer(options.optimizer, options.learning_rate, **_optimizer_settings(options))
     if options.zero_stage:

@@ -11,6 +11,7 @@ from clcomm.compression import StatefulHook, parse_compression
 from clcomm.console.option_types import number, whole_number
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.precision import PRECISIONS
+from clcomm.policies.choose import parse_policy
 from clcomm.sync.divergence import ON_DIVERGENCE
 from clcomm.trace.part_file import DEFAULT_LIMIT
 from clcomm.units import parse_size
@@ -122,6 +123,10 @@ class JobOptions(Options):
     compression: str = _communication(
         "none", "what gradients travel as: none, fp16, bf16, int8, topk:SHARE, powersgd:RANK", metavar="SCHEME"
     )
+    policy: str = _communication(
+        "none", "what ranks exchange every H steps in place of gradients: none, local:h=8, diloco:h=50, streaming, "
+        "sparseloco or noloco; see docs/policies.md", metavar="POLICY",
+    )  # fmt: skip
     check_finite: bool = _communication(False, "end with an error when a gradient holds NaN or Inf")
     check_replicas: int = _communication(0, "compare the replicas' hashes every K steps", whole_number(), metavar="K")
     on_divergence: str = _communication(
@@ -149,6 +154,8 @@ class JobOptions(Options):
         if self.engine == "netcl" and self.model not in _OF_NETCL:
             raise ArgumentError(f"--model {self.model}: needs --engine native or torch, got netcl")
         parse_compression(self.compression)
+        if parse_policy(self.policy) is not None:
+            self._refuse_with_policy()
         if self.split_tensors and self.compression != "none":
             raise ArgumentError("--split-tensors: expected no --compression with it, which needs whole tensors")
         if self.zero_stage:
@@ -192,6 +199,22 @@ class JobOptions(Options):
             f"{self._sharded_by}": self.zero_stage > 1,
         }
         self._refuse("--balance auto", given)
+
+    def _refuse_with_policy(self) -> None:
+        """Raise ArgumentError if an option is given that works on the gradients of all ranks."""
+        given = {
+            "--compression": self.compression != "none",
+            "--overlap on": self.overlap == "on",
+            f"{self._sharded_by}": bool(self.zero_stage),
+            "--balance auto": self.balance == "auto",
+            "--uneven-inputs join": self.uneven_inputs == "join",
+            "--check-finite": self.check_finite,
+            "--check-replicas": bool(self.check_replicas),
+            f"--precision {self.precision}": self.precision != "float32",
+            "--loss-scaling": self.loss_scaling,
+            f"--clip-norm with --engine {self.engine}": self.clip_norm is not None and self.engine != "native",
+        }
+        self._refuse("--policy", given)
 
     @staticmethod
     def _refuse(option: str, given: dict[str, bool]) -> None:
@@ -320,6 +343,7 @@ class TrainingOptions(JobOptions):
             "--uneven-inputs join": self.uneven_inputs != "pad",
             "--compression": self.compression != "none",
             "--zero": bool(self.zero_stage),
+            "--policy": self.policy != "none",
         }
 
     @property

@@ -331,6 +331,7 @@ class Session:
         test = self.splits.test
         assert test is not None  # only --no-eval leaves it out
         with self.comm.phase("evaluate"):
+            self.trainer.sync.align_parameters(self.trainer.model)
             self.trainer.sync.broadcast_buffers(self.trainer.model)  # all ranks evaluate one model
             with self.trainer.sync.full_parameters(self.trainer.model):
                 evaluation = evaluate(

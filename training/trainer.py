@@ -14,6 +14,7 @@ import numpy as np
 
 from clcomm.clipping import clip_grad_norm
 from clcomm.communicator import Communicator
+from clcomm.engine.nn.utils import clip_grad_norm_
 from clcomm.errors import ArgumentError
 from clcomm.job import note_samples
 from clcomm.job.endings import note_step
@@ -191,13 +192,14 @@ class Trainer:
             if self.clip_norm is not None:
                 with self.comm.phase("clipping"):
                     self.scaler.unscale_(self.optimizer)
-                    clip_grad_norm(self.sync, self.model, self.clip_norm)
+                    self._clip(self.clip_norm)
             if self.values is not None:
                 self.values.keep_mean()
             with self._update_phase:
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
                 self.optimizer.zero_grad()
+            self.sync.finish_step(self.model)
             self._audit.check_update()
         seconds = time.perf_counter() - begin
         within_s = min(seconds, self.comm.communicated() - communicated_s)
@@ -210,6 +212,13 @@ class Trainer:
             self._follow(self.balancer)
             for callback in self.callbacks:
                 callback.shares_changed(self.progress.step, self.balancer.shares)
+
+    def _clip(self, max_norm: float) -> None:
+        """Clip the mean gradients, or this rank's own where ranks take steps of their own."""
+        if self.sync.models.settings.policy is None:
+            clip_grad_norm(self.sync, self.model, max_norm)
+        else:
+            clip_grad_norm_(self.model.parameters(), max_norm)
 
     def _follow(self, balancer: Balancer) -> None:
         """Take other shares from the next step on; collective with logical shards."""
