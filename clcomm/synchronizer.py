@@ -361,7 +361,7 @@ class Synchronizer:
     # --- checkpoints of a compression's state ---
 
     def state_dict(self, model: Any) -> dict[str, np.ndarray]:
-        """Return what compression or a policy keeps on this rank from step to step, by name; empty where it keeps nothing.
+        """Return what compression or a policy keeps on this rank from step to step, by name; empty for nothing.
 
         Compression between hosts keeps it on the first rank of each. With a policy it is the rank's own parameters and
         what the policy keeps beside them.

@@ -24,6 +24,7 @@ _TEXTS = {
     "schedule": ("constant", "linear"),
     "bucket_size": ("1MiB", "2MiB"),
     "compression": ("fp16", "int8"),
+    "policy": ("diloco:h=9", "local"),
     "image_shape": ("1x2x2", "3x2x2"),
     "zero": ("1", "2"),
 }

@@ -31,6 +31,15 @@ model, loss_fn = Linear(64, 10), CrossEntropyLoss()
 optimizer = SGD(model, lr=0.1)
 images, labels = Tensor(np.ones((8, 64), np.float32)), Tensor(np.zeros(8, np.int64))
 """,
+    "docs/policies.md": """
+import numpy as np
+from clcomm import Communicator, Synchronizer
+from clcomm.engine import CrossEntropyLoss, Linear, Tensor
+from clcomm.optim import AdamW
+comm, model, loss_fn = Communicator(), Linear(64, 10), CrossEntropyLoss()
+optimizer = AdamW(model, lr=0.01)
+batches = [(Tensor(np.ones((8, 64), np.float32)), Tensor(np.zeros(8, np.int64)))] * 60
+""",
     "docs/tracing.md": """
 from clcomm import Communicator
 comm, device, batches = Communicator(), None, range(20)

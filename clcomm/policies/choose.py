@@ -13,7 +13,7 @@ POLICIES: tuple[type[Policy], ...] = (LocalSGD, DiLoCo, StreamingDiLoCo, SparseL
 
 
 def parse_policy(text: str) -> Policy | None:
-    """Return the policy of "none", "local:h=8", "diloco:h=50,lr=0.7", "streaming:...", "sparseloco:..." or "noloco:...".
+    """Return the policy of "none", "local:h=8", "diloco:h=50,lr=0.7", "streaming", "sparseloco" or "noloco:h=8".
 
     None: gradients are averaged in each step. Settings that the text leaves out have defaults. Raises ArgumentError.
     """

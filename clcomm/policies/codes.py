@@ -19,7 +19,8 @@ def unpack(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
     """Return the (rows, count) codes of `pack`, uint16."""
     flags = np.unpackbits(packed, axis=1, count=count * bits).reshape(len(packed), count, bits)
     shifts = np.arange(bits - 1, -1, -1, dtype=np.uint16)
-    return np.bitwise_or.reduce(flags.astype(np.uint16) << shifts, axis=2)
+    joined: np.ndarray = np.bitwise_or.reduce(flags.astype(np.uint16) << shifts, axis=2)
+    return joined
 
 
 def rows_of(values: np.ndarray, row: int = ROW) -> np.ndarray:
@@ -44,8 +45,8 @@ def to_powers(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def from_powers(scales: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """Return the numbers of `to_powers`."""
     sizes = np.append(0.5 ** np.arange(7, dtype=np.float32), np.float32(0))
-    values = np.concatenate([sizes, -sizes])
-    return values[codes] * scales
+    decoded: np.ndarray = np.concatenate([sizes, -sizes])[codes] * scales
+    return decoded
 
 
 def to_levels(rows: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
@@ -59,4 +60,5 @@ def to_levels(rows: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
 def from_levels(scales: np.ndarray, codes: np.ndarray, bits: int) -> np.ndarray:
     """Return the numbers of `to_levels`."""
     steps = np.float32((1 << bits) - 1)
-    return (codes.astype(np.float32) * (2 / steps) - 1) * scales
+    decoded: np.ndarray = (codes.astype(np.float32) * (2 / steps) - 1) * scales
+    return decoded

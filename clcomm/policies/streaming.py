@@ -52,7 +52,8 @@ class _Streaming(LocalSteps):
         self._parts = model.fragments(settings.fragments)
         self._outer = [Nesterov(values[part], settings.lr, settings.momentum) for part in self._parts]
         self._turns = [number * settings.h // len(self._parts) for number in range(len(self._parts))]
-        # By fragment: what is on its way, the step that ends that (0: nothing is), and a function that returns its mean.
+        # By fragment: what is on its way, the step that ends that (0: nothing is), and a function that returns its
+        # mean.
         self._sent = [np.zeros_like(values[part]) for part in self._parts]
         self._due = np.zeros(len(self._parts), np.int64)
         self._means: dict[int, Callable[[], np.ndarray]] = {}

@@ -55,7 +55,7 @@ class Simulated:
         self.name, self.given = settings_of(policy)
         self.names = list(self.models[0].state_dict())
         self.anchors = [self.read(rank) for rank in range(ranks)]
-        self.velocity = [{name: 0.0 for name in self.names} for _ in range(ranks)]
+        self.velocity = [dict.fromkeys(self.names, 0.0) for _ in range(ranks)]
 
     def read(self, rank):
         return {name: value.astype(np.float64) for name, value in self.models[rank].state_dict().items()}
@@ -100,9 +100,7 @@ class Simulated:
             for name in self.names:
                 mean = (gradients[rank][name] + gradients[other][name]) / 2
                 anchor = (before[rank][name] + before[other][name]) / 2
-                self.velocity[rank][name] = (
-                    0.5 * self.velocity[rank][name] - 0.7 * mean - (before[rank][name] - anchor)
-                )
+                self.velocity[rank][name] = 0.5 * self.velocity[rank][name] - 0.7 * mean - (before[rank][name] - anchor)
                 self.anchors[rank][name] = before[rank][name] + self.velocity[rank][name]
             self.write(rank, self.anchors[rank])
 
@@ -133,7 +131,7 @@ def test_ranks_are_alike_after_an_outer_step_of_all(comm, policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_run_goes_on_from_its_state(comm, policy):
-    """A rank's parameters, what its policy keeps and what is on its way, at any step; the optimizer's state is its own."""
+    """A rank's parameters, what its policy keeps and what is on its way, at any step; optimizers keep their state."""
     whole = train(comm, policy)[0].state_dict()
     for stop in (0, 5, 6):
         _, sync, optimizer = first = train(comm, policy, stop)
@@ -223,7 +221,7 @@ def test_forgotten_calls_are_named(comm):
     sync.sync_gradients(model)
     with pytest.raises(ArgumentError, match=r"^sync_gradients: expected finish_step\(model\) after the optimizer's"):
         sync.sync_gradients(model)
-    with pytest.raises(ArgumentError, match="^samples: expected None with policy='diloco'"):
+    with pytest.raises(ArgumentError, match=r"^samples: expected None with policy='diloco'"):
         sync.sync_gradients(model, samples=3)
 
 

@@ -26,8 +26,8 @@ from training.options import DEFAULT_LR, TrainingOptions
 KINDS = [TrainingOptions, ComparisonOptions]
 #: A value beside the default of each option that takes text of a certain form.
 TEXTS = {
-    "compression": "fp16", "trace_limit": "1MiB", "checkpoint_every": 3, "target_accuracy": 0.5, "variants": ["auto"],
-    "otlp": "http://localhost:4318",
+    "policy": "diloco:h=9", "compression": "fp16", "trace_limit": "1MiB", "checkpoint_every": 3, "target_accuracy": 0.5,
+    "otlp": "http://localhost:4318", "variants": ["auto"],
 }  # fmt: skip
 #: What an option needs beside it.
 NEEDS = {"checkpoint_every": {"checkpoint": "run.npz"}, "nesterov": {"momentum": 0.5}}

@@ -1,0 +1,70 @@
+"""Runs under a policy: alike when evaluated and at the end, resumed from a checkpoint, other libraries' models."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clcomm import Communicator
+from clcomm.errors import ArgumentError
+from tests.helpers import one_line
+from training.console import make_console
+from training.data.datasets import load_synthetic
+from training.options import TrainingOptions
+from training.session import Session
+
+SPLITS = load_synthetic(103, 50, shape=(1, 8, 8))
+OPTIONS: dict[str, object] = {
+    "model": "mlp", "batch_size": 4, "epochs": 2, "max_steps": 9, "device": "cpu", "quiet": True, "optimizer": "adam",
+    "clip_norm": 0.5,
+}  # fmt: skip
+
+
+def ends_with(comm: Communicator, **options: object) -> tuple[str, float]:
+    """Return a run's hash of the parameters and its loss on the test set."""
+    session = Session(TrainingOptions(**{**OPTIONS, **options}), comm, SPLITS, make_console(comm))  # type: ignore[arg-type]
+    result = session.run()
+    state = session.parts.model.state_dict()
+    assert result.evaluation is not None
+    values = b"".join(np.asarray(state[name]).tobytes() for name in sorted(state))
+    return hashlib.sha256(values).hexdigest(), result.evaluation.loss
+
+
+@pytest.mark.parametrize("policy", ["local:h=2", "diloco:h=4", "streaming:h=4", "sparseloco:h=4", "noloco:h=2"])
+def test_ranks_are_alike_at_the_end(comm: Communicator, policy: str) -> None:
+    mine = ends_with(comm, policy=policy)
+    assert comm.all_gather_object(mine) == [mine] * comm.size
+
+
+def test_outer_steps_that_do_nothing_are_those_of_one_rank() -> None:
+    comm = Communicator(transport="solo")
+    assert ends_with(comm, policy="local:h=3", clip_norm=None) == ends_with(comm, clip_norm=None)
+
+
+def test_a_resumed_run_goes_on_with_what_the_policy_keeps(auto: Communicator, tmp_path: Path) -> None:
+    """On one rank with the same bits; on several each optimizer goes on from rank 0's state."""
+    file = auto.broadcast_object(str(tmp_path / "run.npz"))
+    whole = ends_with(auto, policy="diloco:h=4")
+    ends_with(auto, policy="diloco:h=4", max_steps=6, checkpoint=file, eval=True)
+    resumed = ends_with(auto, policy="diloco:h=4", resume=file)
+    assert auto.all_gather_object(resumed) == [resumed] * auto.size
+    assert np.isclose(resumed[1], whole[1], rtol=0.2)
+
+
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [
+        ("--compression", {"compression": "fp16"}), ("--overlap on", {"overlap": "on"}), ("--zero 2", {"zero": 2}),
+        ("--balance auto", {"balance": "auto"}), ("--check-finite", {"check_finite": True}),
+        ("--check-replicas", {"check_replicas": 3}), ("--precision bf16", {"precision": "bf16"}),
+        ("--clip-norm with --engine torch", {"engine": "torch", "clip_norm": 1.0}),
+        ("--uneven-inputs join", {"uneven_inputs": "join"}),
+    ],
+)  # fmt: skip
+def test_options_that_work_on_all_gradients_are_refused(option: str, given: dict[str, object]) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        TrainingOptions(policy="diloco", **given)  # type: ignore[arg-type]
+    assert one_line(caught) == f"--policy: expected no {option} with it; use one of the two"
