@@ -2,7 +2,8 @@
 
 The same ranks take turns on arrays of float32: clcomm.jax, the same Communicator called by JAX's `io_callback`, JAX's
 `psum` between processes, and mpi4jax where it is installed. Results have to agree. A call counts with the slowest
-rank's time: many in a loop of one program, as a simulation has them, or a program for each, as a training step is.
+rank's time: many in a loop of one program, as a simulation has them, or a program for each. A third table has means of
+gradients, in one program as a training step has them: `clcomm.jax.sync` beside an all-reduce of each.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from benchmarks.on_ranks import relaunch, slowest_s
 from clcomm import Communicator
-from clcomm.jax import all_reduce
+from clcomm.jax import all_reduce, sync
 from clcomm.units import format_size, parse_size
 
 PROGRAM = "benchmarks.jax_collectives"
+#: Numbers of gradients, and the size of each.
+TREES = (40, "4KiB"), (16, "1MiB"), (4, "16MiB")
 SIZES = "4KiB", "64KiB", "1MiB", "4MiB", "64MiB"
 OURS, CALLBACK, GLOO, MPI4JAX = "clcomm.jax", "io_callback", "JAX, gloo", "mpi4jax"
 
@@ -68,6 +71,25 @@ class Sides:
 
         return found | {GLOO: partial(jax.jit(between_processes, static_argnums=1), whole)}
 
+    def means(self, count: int, size: int) -> dict[str, Program]:
+        """Return each side's program for the mean of so many gradients; it takes a number only to be a Program."""
+        arrays = [np.zeros(size // 4, np.float32)] * count
+        spec = jax.sharding.PartitionSpec("ranks")
+        placed = jax.sharding.NamedSharding(self._mesh, spec)
+        whole = [
+            jax.make_array_from_process_local_data(placed, each, (each.size * self._comm.size,)) for each in arrays
+        ]
+
+        def between_processes(tree: Any) -> Any:
+            mean = partial(jax.lax.pmean, axis_name="ranks")
+            return jax.shard_map(mean, mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False)(tree)
+
+        ways = {OURS: partial(sync, comm=self._comm), GLOO: between_processes}
+        if MPI4JAX in self._reduces:
+            ways[MPI4JAX] = lambda tree: [self._reduces[MPI4JAX](each) / self._comm.size for each in tree]
+        own = [*map(jax.numpy.asarray, arrays)]
+        return {name: _once(jax.jit(way), whole if name == GLOO else own) for name, way in ways.items()}
+
     def _called_back(self, x: Any) -> Any:
         reduce = partial(_reduced, self._comm)
         return jax.experimental.io_callback(reduce, jax.ShapeDtypeStruct(x.shape, x.dtype), x, ordered=True)
@@ -76,6 +98,10 @@ class Sides:
 def _reduced(comm: Communicator, x: Any) -> np.ndarray:
     array = np.asarray(x)
     return comm.all_reduce(array, out=np.empty_like(array))
+
+
+def _once(program: Callable[[Any], Any], tree: Any) -> Program:
+    return lambda times: program(tree)[-1]
 
 
 def _loop(reduce: Reduce, x: Any, times: int) -> Any:
@@ -93,6 +119,7 @@ def main() -> int:
     report = Report(f"All-reduces in JAX's programs, {comm.size} ranks", harness.command_line(PROGRAM))
     for title, in_loop in (("A call of many in a loop, us", True), ("A program with one call, us", False)):
         report.grids.append(_grid(comm, sides, options, report, title, in_loop))
+    report.grids.append(_means(comm, sides, options, report))
     if comm.rank == 0:
         harness.conclude(report, console, options.record)
     jax.distributed.shutdown()
@@ -124,6 +151,24 @@ def _grid(
             how = "in a loop" if in_loop else "a program each"
             report.bars.append(Bar(f"{name}'s time to ours, {format_size(size)}, {how}", ratios[name].value, 1.0))
     assert grid is not None, "no size"
+    return grid
+
+
+def _means(comm: Communicator, sides: Sides, options: argparse.Namespace, report: Report) -> Grid:
+    grid: Grid | None = None
+    for count, size in TREES:
+        programs = sides.means(count, parse_size(size))
+        grid = grid or Grid(
+            "A mean of gradients, us", ("", *programs, *(f"{n} to ours" for n in programs if n != OURS))
+        )
+        repeats = harness.repeats_for(_seconds(comm, programs[OURS], 4, False), options.window_s)
+        measures = {name: partial(_seconds, comm, each, repeats, False) for name, each in programs.items()}
+        samples = harness.alternate(measures, options.windows)
+        ratios = {name: Ratio.of(samples[name], samples[OURS]) for name in programs if name != OURS}
+        grid.add(f"{count} of {size}", *map(_us, samples.values()), *map(str, ratios.values()))
+        for name, ratio in ratios.items():
+            report.bars.append(Bar(f"{name}'s time to ours, mean of {count} of {size}", ratio.value, 1.0))
+    assert grid is not None, "no tree"
     return grid
 
 

@@ -185,7 +185,7 @@ def spec_of(name: str, array: Any, kind: str) -> ParameterSpec:
 
 def widen(values: np.ndarray) -> np.ndarray:
     """Return values as they are in a flat space, float32 for narrow ones."""
-    if values.dtype == BFLOAT16 or str(values.dtype) == "bfloat16":
+    if values.itemsize == 2 and (values.dtype == BFLOAT16 or str(values.dtype) == "bfloat16"):
         return from_bfloat16(values)
     return values
 

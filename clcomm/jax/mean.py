@@ -61,6 +61,8 @@ class GradientMean(CopyingAdapter):
         comm.fold_on_cpu()
         grads = comm.allocate(span)
         self.arrays = FlatArrays(np.empty(0, np.uint8), grads, grads if comm.size == 1 else comm.allocate_common(span))
+        views = (self.arrays.grads, self.arrays.reduced)
+        self._own, self._mean = ({n: self.layout.view(each, n) for n in self._names} for each in views)
         return BucketPlan.agreed(comm, self, PlanSettings(self._bucket_size), None)
 
     # --- what a BucketPlan needs ---
@@ -72,9 +74,9 @@ class GradientMean(CopyingAdapter):
 
     def pull_gradients(self, bucket: Bucket) -> None:
         for place in bucket.opening:
-            np.copyto(self.layout.view(self.arrays.grads, place.name), widen(self._operands[place.name]))
+            np.copyto(self._own[place.name], widen(self._operands[place.name]))
 
     def push_gradients(self, bucket: Bucket) -> None:
         for place in bucket.closing:
             result = self._results[place.name]
-            np.copyto(result, narrow(self.layout.view(self.arrays.reduced, place.name), result.dtype))
+            np.copyto(result, narrow(self._mean[place.name], result.dtype))
