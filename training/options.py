@@ -121,7 +121,9 @@ class JobOptions(Options):
     )  # fmt: skip
     transport: str = _communication("auto", "how arrays travel", choices=("auto", "shared", "mpi"))
     compression: str = _communication(
-        "none", "what gradients travel as: none, fp16, bf16, int8, topk:SHARE, powersgd:RANK", metavar="SCHEME"
+        "none",
+        "what gradients travel as: none, fp16, bf16, int8, topk:SHARE, powersgd:RANK, demo:COUNT",
+        metavar="SCHEME",
     )
     policy: str = _communication(
         "none", "what ranks exchange every H steps in place of gradients: none, local:h=8, diloco:h=50, streaming, "

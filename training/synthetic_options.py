@@ -47,7 +47,9 @@ class SyntheticOptions(Options):
 
     bucket_size: int | str = _communication("1MiB", "of gradients reduced at a time", size, metavar="SIZE")
     compression: str = _communication(
-        "none", "what gradients travel as: none, fp16, bf16, int8, topk:SHARE, powersgd:RANK", metavar="SCHEME"
+        "none",
+        "what gradients travel as: none, fp16, bf16, int8, topk:SHARE, powersgd:RANK, demo:COUNT",
+        metavar="SCHEME",
     )
     precision: str = _communication("float32", "what parameters are stored and sent in", choices=tuple(PRECISIONS))
 

@@ -28,6 +28,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from clcomm.communicator import Communicator
+from clcomm.compression.decoupled import DeMo
 from clcomm.compression.powersgd import PowerSGD
 from clcomm.compression.quantized import BFloat16, Float16, Int8
 from clcomm.compression.topk import TopK
@@ -57,7 +58,7 @@ class StatefulHook(CommHook, Protocol):
 
 
 def parse_compression(text: str) -> CommHook | None:
-    """Return the hook for "fp16", "bf16", "int8", "topk:SHARE" or "powersgd:RANK"; None for "none"."""
+    """Return the hook for "fp16", "bf16", "int8", "topk:SHARE", "powersgd:RANK" or "demo:COUNT"; None for "none"."""
     name, _, argument = text.partition(":") if isinstance(text, str) else ("", "", "")
     plain: dict[str, Callable[[], CommHook]] = {"fp16": Float16, "bf16": BFloat16, "int8": Int8}
     try:
@@ -67,9 +68,11 @@ def parse_compression(text: str) -> CommHook | None:
             return TopK(float(argument))
         if name == "powersgd" and int(argument) >= 1:
             return PowerSGD(int(argument))
+        if name == "demo" and 1 <= int(argument) <= 4096:
+            return DeMo(int(argument))
     except ValueError:
         pass
     raise ArgumentError(
-        f"compression: expected none, fp16, bf16, int8, topk:SHARE with a share such as 0.01, or powersgd:RANK with a "
-        f"rank such as 4, got {text!r}"
+        f"compression: expected none, fp16, bf16, int8, topk:SHARE with a share such as 0.01, powersgd:RANK with a "
+        f"rank such as 4, or demo:COUNT with a count such as 32, got {text!r}"
     )
