@@ -88,7 +88,8 @@ def _cosines() -> np.ndarray:
     at, frequency = np.arange(_EDGE)[:, None] + 0.5, np.arange(_EDGE)[None, :]
     cosines = np.cos(math.pi / _EDGE * at * frequency) * math.sqrt(2 / _EDGE)
     cosines[:, 0] /= math.sqrt(2)
-    return cosines.astype(np.float32)
+    found: np.ndarray = cosines.astype(np.float32)
+    return found
 
 
 _COSINES = _cosines()
