@@ -125,7 +125,7 @@ class Calls:
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
         self._calls: list[_Call] = []
-        self._error: ClcommError | None = None
+        self._error: tuple[str, BaseException] | None = None
 
     def number_of(self, runs: Runs, operands: Sequence[Kind], results: Sequence[Kind]) -> int:
         """Return the number of a call, the same for equal ones; its arrays follow a token."""
@@ -135,10 +135,10 @@ class Calls:
             self._calls.append(_Call(runs, operands, results))
         return self._numbers[key]
 
-    def error_of(self, error: Exception) -> ClcommError | None:
+    def error_of(self, error: Exception) -> BaseException | None:
         """Return the error of a call that JAX has raised as one of its own; None for another's."""
         found, self._error = self._error, None
-        return found if found is not None and str(found) in str(error) else None
+        return found[1] if found is not None and found[0] in str(error) else None
 
     def handle(self, frame: Any) -> int | None:
         """Run a call; return the address of XLA's error, None for none. An exception may not leave it."""
@@ -153,10 +153,10 @@ class Calls:
             number = found.attributes.values[0].contents.value[0]
             self._calls[number].run(found)
         except BaseException as error:
-            if isinstance(error, ClcommError):
-                note_wrapped(error)  # JAX raises an error of its own with this one's text
-                self._error = error
             text = str(error) if isinstance(error, ClcommError) else f"{type(error).__name__}: {error}"
+            if isinstance(error, ClcommError) or not isinstance(error, Exception):  # such as that of SIGTERM
+                note_wrapped(error, text)  # JAX raises an error of its own with this one's text
+                self._error = text, error
             made = _Error(ctypes.sizeof(_Error), None, text.encode(), _INTERNAL)
             address: int = found.api.contents.create_error(ctypes.byref(made))
             return address

@@ -97,11 +97,17 @@ def is_reported() -> bool:
     return this_job().is_reported
 
 
-def note_wrapped(error: ClcommError) -> None:
-    """Note an error that passes through another library, which may raise its own with this one's text in it."""
-    noted = ClcommError(str(error))  # the error itself would keep its frames alive
-    noted.exit_code, noted.end_job = error.exit_code, error.end_job
-    this_job().wrapped = noted
+def note_wrapped(error: BaseException, text: str = "") -> None:
+    """Note an error that passes through another library, which may raise its own with this one's text in it.
+
+    text: what that holds of an exception that is none of clcomm's, such as a signal's.
+    """
+    if isinstance(error, ClcommError):
+        noted = ClcommError(str(error))  # the error itself would keep its frames alive
+        noted.exit_code, noted.end_job = error.exit_code, error.end_job
+        this_job().wrapped = str(error), noted
+    else:
+        this_job().wrapped = text, error.with_traceback(None)
 
 
 def fail(error: BaseException) -> int:
@@ -114,6 +120,8 @@ def fail(error: BaseException) -> int:
         return 0
     job = this_job()
     job.is_reported = True
+    if job.wrapped is not None and not isinstance(error, ClcommError) and job.wrapped[0] in str(error):
+        error = job.wrapped[1]
     is_caused = (isinstance(error, Exit) and error.reason) or mpi_failures.is_lost_peer(error)
     job.record.note(STOPPING if is_caused else FAILING)
     try:
@@ -127,9 +135,6 @@ def fail(error: BaseException) -> int:
 
 def _report(error: BaseException) -> int:
     job = this_job()
-    wrapped = job.wrapped
-    if wrapped is not None and not isinstance(error, ClcommError) and str(wrapped) in str(error):
-        error = wrapped
     if isinstance(error, ClcommError) and error.end_job is not None:
         error.end_job()
         return error.exit_code

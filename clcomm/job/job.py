@@ -8,7 +8,6 @@ import weakref
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from clcomm.errors import ClcommError
 from clcomm.job.rank_record import RankRecord
 from clcomm.job.restarts import ProgressFile
 from clcomm.transport.mpi_resources import AllResources
@@ -118,7 +117,7 @@ class Job:
         warned: the warnings of that comparison that were logged.
         copies: numbers the states that are copied to memory (`clcomm/checkpoint/memory.py`).
         is_reported: whether this process's end has been reported.
-        wrapped: the last error that another library may have wrapped in its own.
+        wrapped: the last error that another library may have wrapped in its own, behind its text.
     """
 
     def __init__(self) -> None:
@@ -131,7 +130,7 @@ class Job:
         self.warned: set[str] = set()
         self.copies = itertools.count()
         self.is_reported = False
-        self.wrapped: ClcommError | None = None
+        self.wrapped: tuple[str, BaseException] | None = None
 
     @cached_property
     def locks(self) -> WriterLocks:

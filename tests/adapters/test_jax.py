@@ -230,23 +230,34 @@ def test_jax_has_to_come_later_and_clcomm_alone_imports_none():
 
 PROGRAM = """
 from clcomm.jax import all_reduce, sync
-import jax, jax.numpy as jnp
-step = jax.jit(lambda x: all_reduce(x * 2))
+import jax, jax.numpy as jnp, signal, threading
+comm = Communicator()
+step = jax.jit(lambda x: all_reduce(x * 2, comm=comm))
 step(jnp.ones(5)).block_until_ready()
-if {case!r} == "dies" and all_reduce(jnp.ones(1)) and jax.process_index() == 0 and Communicator().rank == 1:
+if comm.rank == 1:
     failing()
-    os._exit(7)
-rank = Communicator().rank
-if {case!r} == "leaves" and rank == 1:
-    failing()
-    sys.exit(0)
-step(jnp.ones(5 + ({case!r} == "differs" and rank == 1))).block_until_ready()
+    if {case!r} == "dies":
+        os._exit(7)
+    if {case!r} == "leaves":
+        sys.exit(0)
+    if {case!r} in ("SIGTERM", "SIGINT"):
+        threading.Timer(0.5, os.kill, (os.getpid(), getattr(signal, {case!r}))).start()
+elif {case!r}.startswith("SIG"):
+    time.sleep(60)
+step(jnp.ones(5 + ({case!r} == "differs" and comm.rank == 1))).block_until_ready()
 print("unreachable")
 """
 
 
 @pytest.mark.parametrize(
-    ("case", "line"), [("dies", "rank 1"), ("leaves", "rank 1"), ("differs", "rank 1 in all_reduce")]
+    ("case", "line"),
+    [
+        ("dies", "rank 1 exited unexpectedly"),
+        ("leaves", "rank 1"),
+        ("differs", "rank 1 in all_reduce"),
+        ("SIGTERM", "rank 1: ended by SIGTERM"),
+        ("SIGINT", "rank 1: interrupted"),
+    ],
 )
 def test_a_jit_that_a_rank_does_not_run_like_the_others_ends_the_job_in_one_line(tmp_path, case, line):
     path = os.pathsep.join([".", *(each for each in sys.path if each)])
