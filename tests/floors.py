@@ -17,7 +17,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("clcomm/stats",),
     ("clcomm/job",),
     ("clcomm/collectives",),
-    ("clcomm/trace", "clcomm/costs", "clcomm/checkpoint", "clcomm/compression", "clcomm/tensors", "clcomm/policies"),
+    ("clcomm/trace", "clcomm/costs", "clcomm/checkpoint", "clcomm/compression", "clcomm/policies", "clcomm/tensors"),
     ("clcomm/measure", "clcomm/adapters", "clcomm/weights"),
     ("clcomm/sync", "clcomm/summary", "clcomm/optim"),
     ("clcomm/zero", "clcomm/launch", "clcomm/top"),
