@@ -38,7 +38,8 @@ class DistributedDataParallel:
             `use_distributed_optimizer` asks for stage 1.
         use_distributed_optimizer: `DistributedOptimizer(optimizer, ddp.synchronizer)` follows, which reduce-scatters
             the gradients in its step; until there is one, `finish_grad_sync()` all-reduces them.
-        broadcast_buffers: give every rank rank 0's buffers before each forward of a training step.
+        broadcast_buffers: give every rank rank 0's buffers before each forward of a training step; not under a policy,
+            where `finish_step()` follows the optimizer's step (docs/policies.md).
 
     Attributes:
         synchronizer: averages the gradients.
@@ -81,7 +82,8 @@ class DistributedDataParallel:
                 f"{name}: expected {off} for other libraries' models, whose optimizers' state "
                 f"cannot be divided between ranks, got {zero or True} for {type(model).__name__}"
             )
-        self._sends_buffers = broadcast_buffers and comm.size > 1 and bool(space.adapter.buffers())
+        sends = broadcast_buffers and self.synchronizer.models.settings.policy is None
+        self._sends_buffers = sends and comm.size > 1 and bool(space.adapter.buffers())
         self._is_paused = False
         self._joining: _Join | None = None
 
@@ -114,6 +116,14 @@ class DistributedDataParallel:
             self.synchronizer.sync_gradients(self.module, samples=samples)
         elif not self._is_paused:
             self._joining.finish(samples)
+
+    def finish_step(self) -> None:
+        """Follow the optimizer's step under a policy: see `Synchronizer.finish_step`."""
+        self.synchronizer.finish_step(self.module)
+
+    def align_parameters(self) -> None:
+        """Give all ranks the same parameters under a policy: see `Synchronizer.align_parameters`."""
+        self.synchronizer.align_parameters(self.module)
 
     def expect_samples(self, samples: float) -> None:
         """Set the argument of `finish_grad_sync(samples=...)` before a step's first backward; collective.

@@ -185,3 +185,25 @@ def test_a_dead_rank_ends_the_job_in_one_line(lib, tmp_path, request):
     ended = finish(start(tmp_path, DEAD.format(name=name), ranks=3, PYTHONPATH=path))
     assert ended.code
     assert len(ended.clcomm_lines()) == 1 and "rank 1 exited unexpectedly" in ended.err, ended.err
+
+
+@ON_RANKS
+def test_a_policy_leaves_gradients_alone_and_moves_all_ranks_by_the_mean_of_their_ways(lib, comm):
+    """DiLoCo of rate 1 without momentum: after two steps of each rank the mean of their parameters, to the bit."""
+    model, sync = lib.model(), Synchronizer(comm, policy="diloco:h=2,lr=1,momentum=0")
+    sync.broadcast_parameters(model)
+    space = sync.models.of(model).space
+    for step in range(2):
+        lib.backward(model, drawn(comm.rank, step))
+        sync.sync_gradients(model)
+        space.adapter.pull_parameters()
+        for name in SHAPES:
+            assert_bits(lib.gradient(model, name), drawn(comm.rank, step)[name], name)
+            space.layout.view(space.arrays.params, name)[...] -= drawn(comm.rank, step)[name]
+        space.adapter.push_parameters()
+        space.adapter.drop_gradients()
+        sync.finish_step(model)
+    for name, shape in SHAPES.items():
+        one = np.ones(shape, np.float32)
+        ends = [one - drawn(rank, 0)[name] - drawn(rank, 1)[name] for rank in range(comm.size)]
+        assert_bits(lib.values(model, name), one - mean([one - end for end in ends]), name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clcomm import Communicator, Synchronizer
+from clcomm import Communicator, DistributedDataParallel, Synchronizer
 from clcomm.errors import ArgumentError, MismatchError
 from clcomm.optim import Adam
 from clcomm.policies import codes
@@ -113,6 +113,24 @@ def test_the_course_is_that_of_one_process(comm, policy):
     expected = simulated.read(comm.rank)
     for name, value in model.state_dict().items():
         assert np.abs(value - expected[name]).max() <= 2e-5 * max(1.0, np.abs(expected[name]).max()), name
+
+
+def test_a_wrapped_model_takes_the_same_steps(comm):
+    plain = train(comm, "diloco:h=2", 4)[0].state_dict()
+    model = network()
+    ddp = DistributedDataParallel(model, comm, policy="diloco:h=2")
+    optimizer = Adam(model, 0.01)
+    for step in range(4):
+        with ddp.no_sync():
+            backward(ddp, comm.rank, 2 * step)
+            ddp.finish_grad_sync()
+        backward(ddp, comm.rank, 2 * step + 1)
+        ddp.finish_grad_sync()
+        optimizer.step()
+        optimizer.zero_grad()
+        ddp.finish_step()
+    ddp.align_parameters()
+    assert all(value.tobytes() == plain[name].tobytes() for name, value in model.state_dict().items())
 
 
 def test_one_fragment_without_delay_is_diloco(comm):
