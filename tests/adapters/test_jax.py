@@ -86,6 +86,25 @@ def test_gradients_are_those_of_the_sum_of_all_ranks_losses(comm, jit):
 
 
 @ON_RANKS
+@pytest.mark.parametrize("again", [False, True])
+def test_gradients_through_scans_and_recomputation_equal_those_of_one_process(comm, again):
+    def layer(carry, _):
+        return jnp.sin(all_reduce(carry, "mean", comm=comm)), None
+
+    def loss(x):
+        return jax.lax.scan(jax.checkpoint(layer) if again else layer, x, None, length=3)[0].sum()
+
+    def all_losses(rows):
+        for _ in range(3):
+            rows = jnp.broadcast_to(jnp.sin(rows.mean(0)), rows.shape)
+        return rows.sum()
+
+    rows = jnp.arange(4.0) + jnp.arange(comm.size)[:, None]
+    found = jax.jit(jax.grad(loss))(rows[comm.rank])
+    np.testing.assert_allclose(found, jax.grad(all_losses)(rows)[comm.rank], rtol=1e-5, atol=1e-6)
+
+
+@ON_RANKS
 def test_a_mean_has_the_synchronizers_bits_at_any_bucket_size(comm):
     shapes = {"w": (33, 7), "b": (7,), "h": (5, 5), "n": (3,)}
     dtypes = {"w": "float32", "b": "float32", "h": "bfloat16", "n": "float16"}
