@@ -74,7 +74,8 @@ def clip_averaged(
         part, written = averaged_part(comm, space)
         norm = global_norm(comm, space, named_parts(space.layout, part, comm.rank * space.shard_nbytes))
     else:
-        norm, written = _norm_of_shards(comm, space, shards)
+        gradients, written = _averaged(comm, space)
+        norm = norm_of_shards(comm, space, shards, gradients)
     coefficient = clip_coefficient(norm, max_norm)
     if coefficient != 1.0:
         scale_averaged(comm, space, coefficient, written)
@@ -107,9 +108,11 @@ def global_norm(comm: Communicator, space: SharedSpace, parts: Iterable[tuple[st
     return model.norm([math.fsum(column) for column in comm.all_gather(sums, label=CLIPPING).T])
 
 
-def _norm_of_shards(comm: Communicator, space: SharedSpace, shards: LogicalShards) -> tuple[float, Sequence[str]]:
-    """Return the norm from the sums of as many parts as there are shards, and the changed gradients' names."""
-    gradients, written = _averaged(comm, space)
+def norm_of_shards(comm: Communicator, space: SharedSpace, shards: LogicalShards, gradients: np.ndarray) -> float:
+    """Return the norm of a model's averaged gradients from the sums of as many parts as there are shards; collective.
+
+    gradients: bytes of the whole flat space, of which each rank sums the parts that its shards are numbered by.
+    """
     model, layout = ModelRanks.of(space), space.layout
     bounds = shard_bounds(layout.span, shards.count, layout.alignment)
     sums = np.zeros((shards.count, 2))
@@ -117,7 +120,7 @@ def _norm_of_shards(comm: Communicator, space: SharedSpace, shards: LogicalShard
         start, stop = bounds[shard], bounds[shard + 1]
         sums[shard] = model.own_squares(named_parts(layout, gradients[start:stop], start))
     everyone = comm.all_reduce(sums, label=CLIPPING)  # to each sum the other ranks add zeros
-    return model.norm([math.fsum(column) for column in everyone.T]), written
+    return model.norm([math.fsum(column) for column in everyone.T])
 
 
 def clip_coefficient(norm: float, max_norm: float) -> float:

@@ -249,6 +249,8 @@ class Synchronizer:
         if not ours.has_started:
             self.replicas.check_start(ours)
         if ours.sharded_update is not None:
+            if ours.sharded_steps is not None and ours.shard_mean is not None:
+                ours.sharded_steps.require_complete()
             ours.sharded_update.expect_step(weight)
             return
         ours.average(use_bucketing, weight)

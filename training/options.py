@@ -321,9 +321,10 @@ class TrainingOptions(JobOptions):
             )
         if self.logical_shards:
             places = {"--sharding contiguous": self.sharding != "interleaved"}
-            self._refuse("--logical-shards", self._sums_of_ranks | places)
+            self._refuse("--logical-shards", self._sums_of_ranks | places | {f"--zero {self.zero}": self.zero > 1})
         if self.audit_every:
-            self._refuse("--audit-every", self._sums_of_ranks | {"--balance auto": self.balance == "auto"})
+            more = {"--balance auto": self.balance == "auto", "--zero": bool(self.zero_stage)}
+            self._refuse("--audit-every", self._sums_of_ranks | more)
         if self.otlp and not self.otlp.startswith(("http://", "https://")):
             raise ArgumentError(
                 f"--otlp: expected a collector's address such as http://localhost:4318, got {self.otlp!r}"
@@ -344,7 +345,6 @@ class TrainingOptions(JobOptions):
             f"--engine {self.engine}": self.engine != "native",
             "--uneven-inputs join": self.uneven_inputs != "pad",
             "--compression": self.compression != "none",
-            "--zero": bool(self.zero_stage),
             "--policy": self.policy != "none",
         }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -133,9 +133,14 @@ class Trainer:
         self.train_loss = float("nan")
         self._epoch_batches = loader.most_batches  # of the current epoch, on the rank that has the most
         self.steps_per_epoch = -(-self._epoch_batches // accumulation)  # of a whole epoch
-        names = "forward_backward", "sync", "loss", "optimizer"
-        self._forward_phase, self._sync_phase, self._loss_phase, self._update_phase = map(comm.phase, names)
+        names = "forward_backward", "loss", "sync", "optimizer"
+        phases: list[AbstractContextManager[None]] = [comm.phase(name) for name in names]
+        self._forward_phase, self._loss_phase, self._sync_phase, self._update_phase = phases
         sync.broadcast_parameters(self.model)
+        self._turns_phase: AbstractContextManager[None] = nullcontext()
+        if sync.shards is not None and sync.models.of(self.model).steps_of("shards").takes_turns:
+            # One phase holds the shards' turns, which would be counted in each other's.
+            self._turns_phase, self._forward_phase, self._loss_phase = self._forward_phase, nullcontext(), nullcontext()
         sync.attach_optimizer(self.model, optimizer)
         self._audit = Audit(sync, self.model, optimizer, self._gradients, audit_every)
 
@@ -248,20 +253,22 @@ class Trainer:
 
     def _gradients_of_shards(self, group: list[Batch]) -> float:
         """Do the same for this rank's logical shards, whose micro-batches take turns in the group."""
-        shards, total = self.sync.shards, 0.0
+        shards, losses = self.sync.shards, list[float]()
         assert shards is not None
-        for number, shard in enumerate(shards.own):
-            batches = group[number :: self._own_shards]
-            samples = sum(len(labels) for _, labels in batches)
+
+        def compute(shard: int) -> None:
+            batches = group[shard - shards.own.start :: self._own_shards]
             if self.values is not None:
                 self.values.begin(shard)
-            with self.sync.shard(self.model, shard), self.sync.no_sync() if shards.is_divided else nullcontext():
-                loss = self._audit.run(batches)
-            self._shard_losses.add(shard, loss, samples)
-            total += loss / self._own_shards
+            loss = self._audit.run(batches)
+            self._shard_losses.add(shard, loss, sum(len(labels) for _, labels in batches))
+            losses.append(loss / self._own_shards)
+
+        with self._turns_phase, self.sync.no_sync() if shards.is_divided else nullcontext():
+            self.sync.run_shards(self.model, compute)
         if shards.is_divided:
             self._synchronise(sum(len(labels) for _, labels in group))
-        return total
+        return sum(losses)
 
     def _figures(self, samples: int, loss: float, seconds: float) -> tuple[tuple[str, float], ...]:
         """Return the step's figures for a timeline, numbered from 1 as in all output."""

@@ -149,7 +149,6 @@ class KnownModels:
         """Let a sharded update reduce the gradients of a flat space, whose model may be unknown yet."""
         if self.settings.overlap is True:
             raise ArgumentError("sync: expected one without overlap for a sharded update, got overlap=True")
-        self.settings.refuse_shards("sync", "no DistributedOptimizer", "whose gradients each rank needs whole")
         self.settings.refuse_policy("sync", "no DistributedOptimizer")
         self._sharded = [(theirs, other) for theirs, other in self._sharded if theirs is not flat_space]
         self._sharded.append((flat_space, update))

@@ -41,7 +41,6 @@ class ShardMean:
         self._comm, self._space, self._checks = comm, space, check_finite
         self._dtype = np.dtype(dtypes[0])
         self._all = Bucket(0, space.layout.ranges, 0, space.layout.span)
-        self._moves = space.adapter.moves_in_place()
         self._mean = space.padded.reduced.view(self._dtype)
         self._gather = comm.all_gather_in_place_init(self._mean, label=GRADIENTS)
         self._memory = np.empty(0, np.uint8)  # of the rows, where ranks have it in common
@@ -67,15 +66,16 @@ class ShardMean:
         self._shards = shards
         counts = [1, *shards.counts[1:]]
         self._firsts = [sum(counts[:rank]) for rank in range(shards.ranks + 1)]
-        self._rows, self._reduce = self._prepared(sum(counts))
+        self._rows, self._reduce_part = self._prepared(sum(counts))
 
     def keep(self, shard: int) -> None:
         """Take the model's gradients as those of a shard; the model has none afterwards."""
         adapter, grads = self._space.adapter, self._space.arrays.grads
-        if self._moves is None:
+        moves = adapter.moves_in_place()
+        if moves is None:
             adapter.pull_gradients(self._all)
         else:
-            self._moves[0]()
+            moves[0]()
         own = grads.view(self._dtype)
         index = shard - self._shards.own.start
         row = self._rows[0 if self._comm.rank == 0 else index][: own.size]
@@ -91,14 +91,26 @@ class ShardMean:
         self.reduce()
         if self._checks and not np.isfinite(self._space.arrays.reduced.view(self._dtype)).all():
             self._raise_non_finite()
-        if self._moves is None:
+        moves = self._space.adapter.moves_in_place()
+        if moves is None:
             self._space.adapter.push_gradients(self._all)
         else:
-            self._moves[1]()
+            moves[1]()
 
     def reduce(self) -> None:
         """Average the rows: the part of `run` in which ranks communicate."""
-        self._comm.run_as_all_reduce(self._reduce, label=GRADIENTS, nbytes=self._space.layout.nbytes)
+        whole = _InOrder(self._reduce_part, *[self._gather] * (self._comm.size > 1)).run
+        self._comm.run_as_all_reduce(whole, label=GRADIENTS, nbytes=self._space.layout.nbytes)
+
+    def reduce_part(self) -> None:
+        """Average this rank's part alone, one of as many equal ones as ranks, in `space.padded.reduced`; collective."""
+        self._reduce_part()
+
+    def own_sum(self) -> np.ndarray:
+        """Return the sum of what this rank has put in, uint8 as long as the model's gradients."""
+        with np.errstate(all="ignore"):
+            own = np.add.reduce(self._rows, axis=0)[: self._space.arrays.grads.size // self._dtype.itemsize]
+        return np.ascontiguousarray(own).view(np.uint8)
 
     def again(self, shift: int) -> np.ndarray:
         """Return the mean summed again, uint8, each rank's part by the rank `shift` before it; collective."""
@@ -110,7 +122,7 @@ class ShardMean:
         return whole.view(np.uint8)[: self._space.layout.span]
 
     def _prepared(self, rows: int) -> tuple[np.ndarray, Callable[[], None]]:
-        """Return this rank's rows and the reduction of all; collective."""
+        """Return this rank's rows and what averages its part of all; collective."""
         comm, mean, fold = self._comm, self._mean, self._space.adapter.fold
         block = mean[comm.rank * (mean.size // comm.size) :][: mean.size // comm.size]
         if comm.size == 1:
@@ -127,20 +139,18 @@ class ShardMean:
             scatter = comm.reduce_scatter_init(
                 memory, "mean", out=block, count=self._shards.count, label=GRADIENTS, nbytes=mean.nbytes
             )
-            return memory[own], _InOrder(scatter, self._gather).run
+            return memory[own], scatter
         self._memory = np.empty(0, np.uint8)
         parts = np.empty((rows, block.size), self._dtype)
         fold_parts = prepared_reduction(list(parts), block, "mean", self._shards.count, fold)
         kept = np.zeros((own.stop - own.start, mean.size), self._dtype)
         self._nbytes = kept.nbytes + parts.nbytes
         exchange = _Exchange(comm, kept, parts, self._firsts)
-        return kept, _InOrder(exchange.run, fold_parts, self._gather).run
+        return kept, _InOrder(exchange.run, fold_parts).run
 
     def _raise_non_finite(self) -> None:
-        with np.errstate(all="ignore"):
-            own = np.add.reduce(self._rows, axis=0)[: self._space.arrays.grads.size // self._dtype.itemsize]
         layout, reduced = self._space.layout, self._space.arrays.reduced
-        raise_non_finite(self._comm, layout, layout.ranges, np.ascontiguousarray(own).view(np.uint8), reduced)
+        raise_non_finite(self._comm, layout, layout.ranges, self.own_sum(), reduced)
 
 
 class _InOrder:

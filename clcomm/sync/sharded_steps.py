@@ -65,6 +65,11 @@ class ShardedSteps:
         """What averages the shards' gradients; None: each rank has one, and a plain all-reduce does."""
         return self._mean
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether this rank's shards take turns within a step, as a layer's statistics are of all shards at once."""
+        return self._turns is not None
+
     @contextmanager
     def active(self, shard: int) -> Iterator[None]:
         """Let forward and backward be those of a shard within this block; a rank's follow each other in order."""
@@ -100,14 +105,25 @@ class ShardedSteps:
 
         Raises ArgumentError, on every rank, where one has not computed all of its shards.
         """
+        self._completed().run()
+
+    def average_part(self) -> None:
+        """Do the same for this rank's part alone, of a sharded update: see `ShardMean.reduce_part`."""
+        self._completed().reduce_part()
+
+    def require_complete(self) -> None:
+        """Raise ArgumentError, on every rank, where one has not computed all of its shards."""
         if self._next != self.shards.own.stop:
             self._comm.runner.refuse(
                 f"sync_gradients: expected each of rank {self._comm.rank}'s shards, {self.shards.own}, in a block "
                 f"`with sync.shard(model, shard)` before it, got none of shard {self._next}"
             )
+
+    def _completed(self) -> ShardMean:
+        self.require_complete()
         self._next = self.shards.own.start
         assert self._mean is not None, "each rank has one shard"
-        self._mean.run()
+        return self._mean
 
     def start_over(self) -> None:
         """Let all shards have the buffers that the model has now."""

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from clcomm.clipping import named_parts
+from clcomm.clipping import CLIPPING, named_parts, norm_of_shards
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.shards import ShardPlan
@@ -35,10 +35,15 @@ class RangeUpdate(Update):
         sync.check_replicas(space.model)  # settings too: ranks may share memory only if both are alike
         own, rank, nbytes = space.shard_nbytes, self.comm.rank, space.layout.nbytes
         self._mean = space.padded.reduced[rank * own : (rank + 1) * own].view(np.float32)
-        rows = move_to_common_memory(sync.comm, space, with_gradients=True)
+        self._sync, self._steps = sync, sync.models.of(space.model).sharded_steps
+        self._shard_mean = None if self._steps is None else self._steps.mean
+        rows = move_to_common_memory(sync.comm, space, with_gradients=self._shard_mean is None)
         self._is_common = rows is not None
-        gradients = space.padded.grads.view(np.float32) if rows is None else rows
-        self._reduce = prepared_mean(self.comm, gradients, self._mean, nbytes)
+        if self._shard_mean is None:
+            gradients = space.padded.grads.view(np.float32) if rows is None else rows
+            self._reduce = prepared_mean(self.comm, gradients, self._mean, nbytes)
+        whole = space.padded.reduced.view(np.float32)
+        self._gather_mean = self.comm.all_gather_in_place_init(whole, label=CLIPPING, nbytes=nbytes)
         params = space.padded.params.view(space.precision.dtype)
         self._all_gather = self.comm.all_gather_in_place_init(params, label=PARAMETERS, nbytes=space.params_nbytes)
         self.gradients = self._gradient_buffer()
@@ -57,7 +62,8 @@ class RangeUpdate(Update):
     def memory(self) -> tuple[int, int, int]:
         padded, comm = self.space.padded, self.comm
         own = [each.nbytes // (comm.size if comm.is_common(each) else 1) for each in (padded.params, padded.reduced)]
-        return own[0], padded.grads.nbytes + (0 if padded.reduced is padded.grads else own[1]), 0
+        rows = 0 if self._shard_mean is None else self._shard_mean.nbytes
+        return own[0], padded.grads.nbytes + (0 if padded.reduced is padded.grads else own[1]) + rows, 0
 
     def follow(self, completed: Sequence[str]) -> None:
         pass  # all gradients are reduced at once
@@ -70,9 +76,12 @@ class RangeUpdate(Update):
     def reduce(self, weight: float) -> None:
         if self._flat.reduced is not self._whole_gradients:
             raise ArgumentError("optimizer: another Synchronizer moved its model's memory; use one Synchronizer")
-        self._pull()
-        apply_weight(self.space.arrays.grads.view(np.float32), weight)
-        self._reduce()
+        if self._steps is not None and self._shard_mean is not None:
+            self._steps.average_part()
+        else:
+            self._pull()
+            apply_weight(self.space.arrays.grads.view(np.float32), weight)
+            self._reduce()
         self.upload()
 
     def upload(self) -> None:
@@ -82,6 +91,12 @@ class RangeUpdate(Update):
     def named_parts(self) -> Iterator[tuple[str, np.ndarray]]:
         return named_parts(self.space.layout, self._mean.view(np.uint8)[: self._stop - self._start], self._start)
 
+    def norm(self) -> float:
+        if self._sync.shards is None:
+            return super().norm()
+        self._gather_mean()  # parts of the norm's sum are the shards', not the ranks'
+        return norm_of_shards(self.comm, self.space, self._sync.shards, self.space.arrays.reduced)
+
     def is_finite(self) -> bool:
         return bool(np.isfinite(self._mean).all())
 
@@ -89,7 +104,8 @@ class RangeUpdate(Update):
         layout, arrays = self.space.layout, self.space.arrays
         mean = np.zeros(layout.span, np.uint8)
         mean[self._start : self._stop] = self._mean.view(np.uint8)[: self._stop - self._start]
-        raise_non_finite(self.comm, layout, layout.ranges, arrays.grads, mean)
+        own = arrays.grads if self._shard_mean is None else self._shard_mean.own_sum()
+        raise_non_finite(self.comm, layout, layout.ranges, own, mean)
 
     def gather(self) -> None:
         flat = self._flat

@@ -75,9 +75,13 @@ class Update(ABC):
             scale(values, coefficient)
         self.upload()
 
+    def norm(self) -> float:
+        """Return the norm of the whole mean; collective."""
+        return global_norm(self.comm, self.space, self.named_parts())
+
     def clip(self, max_norm: float) -> float:
         """Scale this rank's part so that the norm of the whole mean is at most `max_norm`; return the norm before."""
-        norm = global_norm(self.comm, self.space, self.named_parts())
+        norm = self.norm()
         coefficient = clip_coefficient(norm, max_norm)
         if coefficient != 1.0:
             self.scale(coefficient)

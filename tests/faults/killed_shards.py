@@ -3,8 +3,8 @@
 `python -m tests.faults.killed_shards 1000` kills that many times, one rank with SIGKILL in a drawn step or after drawn
 seconds. Some jobs start again by themselves, on four ranks, from a checkpoint that was written in the background or
 from the state in memory; others go on with drawn numbers of ranks, from one to four. A run's parameters and optimizer
-have to have the bits of one that nobody disturbed. A second number is the seed. tests/faults/test_killed_shards.py does
-some.
+have to have the bits of one that nobody disturbed. A second number is the seed. Each run prints the figures so far.
+tests/faults/test_killed_shards.py does some.
 """
 
 from __future__ import annotations
@@ -89,6 +89,11 @@ def percentile(values: list[float], share: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[share - 1] if len(values) > 1 else 0.0
 
 
+def described(seconds: list[float]) -> str:
+    """Return p50, p95 and how many they are, in words."""
+    return f"{percentile(seconds, 50):.2f} s p50, {percentile(seconds, 95):.2f} s p95 of {len(seconds)}"
+
+
 def main(kills: int, seed: int) -> int:
     drawn, wrong, done, runs, waits_s = random.Random(seed), 0, 0, 0, {way: list[float]() for way in WAYS}
     with tempfile.TemporaryDirectory() as name:
@@ -98,14 +103,11 @@ def main(kills: int, seed: int) -> int:
             found = killed_run(Path(name), min(kills - done, drawn.randint(1, 12)), drawn)
         done, runs, wrong = done + found.kills, runs + 1, wrong + (found.digest != undisturbed)
         end = "the undisturbed bits" if found.digest == undisturbed else found.digest
-        print(f"run {runs}: {found.kills} kills, {end}", flush=True)
         for way, waits in found.waits_s.items():
             waits_s[way] += waits
+        so_far = "; ".join(f"{way}: {described(waits)}" for way, waits in waits_s.items() if waits)
+        print(f"run {runs}: {found.kills} kills, {done} in all, {end}; to the next step {so_far or '-'}", flush=True)
     print(f"{done} kills in {runs} runs; runs that ended with other bits: {wrong}")
-    for way, waits in waits_s.items():
-        if waits:
-            parts = f"{percentile(waits, 50):.2f} s p50, {percentile(waits, 95):.2f} s p95"
-            print(f"{way}: from a kill to the next step {parts} of {len(waits)}")
     return wrong
 
 

@@ -31,7 +31,7 @@ def _loss(model: Any, inputs: np.ndarray, targets: np.ndarray, device: Any) -> T
 
 def trained(
     comm: Communicator, device: Any, shards: int, *, optimizer: str = "adam", micro_batches: int = 1, steps: int = 3,
-    deals: bool = False, **options: Any,
+    deals: bool = False, is_sharded: bool = False, **options: Any,
 ) -> str:  # fmt: skip
     """Return the hash of everything that a training with dropout, batch norm and clipping ends with."""
     nn.manual_seed(7)
@@ -43,6 +43,8 @@ def trained(
     sync, norms, rng = Synchronizer(comm, shards=shards, **options), [], np.random.default_rng(comm.size)
     sync.broadcast_parameters(model)
     stepper = OPTIMIZERS[optimizer](model)
+    if is_sharded:
+        stepper = DistributedOptimizer(stepper, sync)
     for inputs, targets in batches(shards, steps):
         for shard in sync.shards.own:
             with sync.shard(model, shard):
@@ -69,6 +71,25 @@ def test_the_bits_are_the_same_on_any_number_of_ranks(several, device, shards, o
     for count in range(1, several.size + 1):
         with first_ranks(several, count) as part:
             assert part is None or trained(part, device, shards, **given) == expected, count
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("more", [0, 3])
+def test_a_divided_optimizer_has_the_same_bits_on_any_number_of_ranks(several, device, more):
+    shards = several.size + more
+    expected = trained(Communicator(transport="solo"), device, shards)
+    for count in range(1, several.size + 1):
+        with first_ranks(several, count) as part:
+            assert part is None or trained(part, device, shards, is_sharded=True, deals=True) == expected, count
+
+
+def test_a_divided_optimizer_waits_for_all_shards(several, device):
+    model = Linear(INPUTS, CLASSES, device=device)
+    sync = Synchronizer(several, shards=2 * several.size)
+    sync.broadcast_parameters(model)
+    DistributedOptimizer(optim.SGD(model, 0.1), sync)
+    with pytest.raises(ArgumentError, match=r"sync_gradients: expected each of rank 0's shards, .*got none of shard 0"):
+        sync.sync_gradients(model)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -266,7 +287,6 @@ def test_calls_that_weigh_or_mix_ranks_are_refused(device):
         "join": lambda: sync.join(model, lambda: None).__enter__(),
         "average": lambda: sync.average_parameters(model),
         "hook": lambda: sync.register_comm_hook(lambda gradient, comm, out, bucket: None),
-        "sharded": lambda: DistributedOptimizer(optim.SGD(model, 0.1), sync),
     }
     for name, call in refused.items():
         with pytest.raises(ArgumentError, match="shards=2") as caught:

@@ -16,6 +16,7 @@ from clcomm.communicator import Communicator
 from clcomm.engine import BatchNorm1d, Dropout, Generator, Linear, Module
 from clcomm.engine import functional as F
 from clcomm.errors import ArgumentError, CheckpointError
+from clcomm.parallel import SyncBatchNorm
 from clcomm.sync.balance import Balancer
 from clcomm.synchronizer import Synchronizer
 from tests.shard_steps import drawn_counts, first_ranks
@@ -64,13 +65,35 @@ def ends_with(comm: Communicator, options: TrainingOptions) -> tuple[str, float,
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("accumulation", [1, 3])
-def test_runs_on_any_number_of_ranks_end_alike(auto: Communicator, accumulation: int) -> None:
+@pytest.mark.parametrize(("accumulation", "zero"), [(1, 0), (3, 0), (3, 1)])
+def test_runs_on_any_number_of_ranks_end_alike(auto: Communicator, accumulation: int, zero: int) -> None:
     options = replace(OPTIONS, grad_accumulation=accumulation, max_steps=STEPS if accumulation == 1 else 5)
-    expected = ends_with(Communicator(transport="solo"), options)
+    expected, options = ends_with(Communicator(transport="solo"), options), replace(options, zero=zero)
     for ranks in range(2, auto.size + 1):
         with first_ranks(auto, ranks) as part:
             assert part is None or ends_with(part, options) == expected, ranks
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_statistics_of_all_shards_are_the_same_on_any_number_of_ranks(
+    auto: Communicator, monkeypatch: pytest.MonkeyPatch, accumulation: int
+) -> None:
+    options = replace(OPTIONS, grad_accumulation=accumulation, max_steps=STEPS if accumulation == 1 else 5)
+    apart = ends_with(Communicator(transport="solo"), options)
+
+    def found(comm: Communicator) -> tuple[str, float, float]:
+        def synchronised(*given: Any, **named: Any) -> Module:
+            return SyncBatchNorm.convert_sync_batchnorm(Net(*given, **named), comm)
+
+        monkeypatch.setitem(parts_module._KINDS, "mlp", synchronised)
+        return ends_with(comm, options)
+
+    expected = found(Communicator(transport="solo"))
+    assert expected != apart
+    for ranks in range(2, auto.size + 1):
+        with first_ranks(auto, ranks) as part:
+            assert part is None or found(part) == expected, ranks
 
 
 class Drawn(Balancer):
@@ -180,7 +203,7 @@ def test_a_run_with_other_shards_does_not_resume(tmp_path: Path) -> None:
     [
         ("--engine torch", {"engine": "torch"}), ("--sharding contiguous", {"sharding": "contiguous"}),
         ("--uneven-inputs join", {"uneven_inputs": "join"}),
-        ("--compression", {"compression": "fp16"}), ("--zero", {"zero": 1}),
+        ("--compression", {"compression": "fp16"}), ("--zero 2", {"zero": 2}),
     ],
 )  # fmt: skip
 def test_options_that_depend_on_the_number_of_ranks_are_refused(named: str, given: dict[str, object]) -> None:
