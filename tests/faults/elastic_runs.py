@@ -27,13 +27,13 @@ from pathlib import Path
 import numpy as np
 
 from tests.faults.elastic_log import Death, Ends
-from tests.faults.killed_shards import percentile
+from tests.faults.killed_shards import described
 from tests.faults.launch import ROOT, clean_environment
 from tests.faults.pace import Pace
 
 RANKS = 4
 #: How long a run may take on a busy machine before it counts as hung.
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 #: Bars: seconds from a death to the last survivor's next step, at the pace of a machine of its own; and parameters'
 #: distance from those of the same steps on one rank, beside the largest of them, with `--elastic` and Horovod's calls.
 NEXT_STEP_S, SAME_BITS, FLOAT64 = 1.0, 0.0, 1e-10
@@ -222,7 +222,8 @@ def main(kills: int, seed: int, first: int) -> int:
         seconds = ", ".join(f"{each:.2f}" for each in outcome.next_step_s)
         print(
             f"{number}: {run.__name__} {'; '.join(map(str, deaths))}: next step after {seconds or '-'} s (slowed "
-            f"down by {outcome.slowdown:.1f}), {distance:.0e} off: {', '.join(found) or 'as it has to be'}",
+            f"down by {outcome.slowdown:.1f}), {distance:.0e} off: {', '.join(found) or 'as it has to be'}; "
+            f"{done} kills so far, next step {described(waits)}",
             flush=True,
         )  # fmt: skip
         if found:
@@ -231,9 +232,7 @@ def main(kills: int, seed: int, first: int) -> int:
     in_time, runs = sum(wait < NEXT_STEP_S for wait in waits), number - first
     print(
         f"seed {seed}: {runs - failures} of {runs} runs as they have to be, {done} kills; next step after "
-        f"{percentile(waits, 50):.2f} s p50, {percentile(waits, 95):.2f} s p95, {max(waits, default=0.0):.2f} s, "
-        f"longest; in under "
-        f"{NEXT_STEP_S:g} s after {in_time} of {len(waits)}"
+        f"{described(waits)}, {max(waits, default=0.0):.2f} s longest; in under {NEXT_STEP_S:g} s after {in_time}"
     )
     return 0 if not failures and in_time == len(waits) else 1
 

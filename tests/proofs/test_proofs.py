@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -57,27 +56,21 @@ def test_the_bits_of_drawn_models_are_those_of_the_documented_order(ranks):
         assert len(compared["cuts"]) == 14 and min(compared["ways"].values()) > layouts // 8
 
 
-def drawn_with_shards(sample: int, *words: str) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return what `tests.proofs.shards` found in as many cases, or in all, and how many trainings it has to compare."""
-    ranks, cases = (18, SHARDED) if SHARDED else (4, sample)
-    counts = {str(count): cases for count in (2, 3, 4, 8) if count <= ranks}
-    return json.loads(on_ranks(ranks, "shards", cases, *words)), counts
-
-
 @pytest.mark.timeout(LIMIT_S + 30)
 @pytest.mark.parametrize("words", [(), ("torch",)], ids=str)
 def test_drawn_networks_with_logical_shards_have_the_same_bits_on_any_number_of_ranks(words):
     if words:
         pytest.importorskip("torch", reason="PyTorch is not installed")
-    found, counts = drawn_with_shards(3, *words)
+    ranks, cases = (18, SHARDED) if SHARDED else (4, 3)
+    found = json.loads(on_ranks(ranks, "shards", cases, *words))
     assert found["differ"] == []
-    assert found["compared"] == counts
+    assert found["compared"] == {str(count): cases for count in (2, 3, 4, 8) if count <= ranks}
 
 
 @pytest.mark.timeout(LIMIT_S + 30)
 def test_ranks_that_add_their_own_shards_up_first_are_found():
-    found, counts = drawn_with_shards(1, "planted")
-    assert found["differ"] and found["compared"] == counts
+    found = json.loads(on_ranks(3, "shards", 1, "planted"))
+    assert found["differ"] and found["compared"] == {"2": 1, "3": 1}
 
 
 @pytest.mark.timeout(LIMIT_S + 30)
