@@ -100,6 +100,26 @@ class TensorMethods(Generic[AnyTensor]):
 
     mm = bmm = matmul
 
+    def add(self, other: Any) -> AnyTensor:
+        """Return the sum of each two elements."""
+        return self._functional.add(self, other)
+
+    def sub(self, other: Any) -> AnyTensor:
+        """Return the difference of each two elements."""
+        return self._functional.sub(self, other)
+
+    def mul(self, other: Any) -> AnyTensor:
+        """Return the product of each two elements."""
+        return self._functional.mul(self, other)
+
+    def div(self, other: Any) -> AnyTensor:
+        """Return the quotient of each two elements."""
+        return self._functional.div(self, other)
+
+    def long(self) -> AnyTensor:
+        """Return `int`: there are no longer integers."""
+        return self._functional.to_int(self)
+
     def eq(self, other: Any) -> AnyTensor:
         """Return whether each element is equal."""
         return self._functional.equal_to(self, other)

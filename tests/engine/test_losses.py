@@ -161,3 +161,29 @@ def test_wrong_arguments(device, call, message):
     with pytest.raises(ArgumentError) as caught:
         call(lambda *shape: Tensor(np.ones(shape, np.float32), device))
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("loss", ["cross_entropy", "nll_loss"])
+def test_ignored_targets_and_logits_of_places_are_pytorchs_by_default(torch, device, loss, reduction):
+    values, targets = drawn(1, 4, 5, 3, 2), np.random.default_rng(2).integers(0, 5, (4, 3, 2))
+    targets[0], targets[1, 0, 0] = -100, -100
+    ours, theirs = getattr(F, loss), getattr(torch.nn.functional, loss)
+    pair(
+        torch, device, values, targets,
+        lambda x, y: ours(x, y, reduction), lambda x, y: theirs(x, y, reduction=reduction),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("shape", [(6, 5), (4, 5, 3)])
+def test_shares_of_classes_are_pytorchs(torch, device, shape, smoothing, reduction):
+    shares = np.random.default_rng(2).dirichlet(np.ones(5), (shape[0], *shape[2:])).astype(np.float32)
+    shares, weight = np.ascontiguousarray(np.moveaxis(shares, -1, 1)), np.float32([0.5, 1, 2, 0.1, 3])
+    named = {"label_smoothing": smoothing, "reduction": reduction}
+    pair(
+        torch, device, drawn(1, *shape), shares,
+        lambda x, y: F.cross_entropy(x, Tensor(y, device), weight=Tensor(weight, device), **named),
+        lambda x, y: torch.nn.functional.cross_entropy(x, y, weight=torch.tensor(weight), **named),
+    )  # fmt: skip

@@ -88,23 +88,23 @@ class LeakyReLU(Activation):
 
 
 class Softmax(Module):
-    """exp(x) / sum(exp(x)) along `axis`."""
+    """exp(x) / sum(exp(x)) along `dim`."""
 
-    def __init__(self, axis: int = -1):
-        self.axis = axis
+    def __init__(self, dim: int = -1):
+        self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.softmax(x, self.axis)
+        return F.softmax(x, self.dim)
 
 
 class LogSoftmax(Module):
-    """x - log(sum(exp(x))) along `axis`."""
+    """x - log(sum(exp(x))) along `dim`."""
 
-    def __init__(self, axis: int = -1):
-        self.axis = axis
+    def __init__(self, dim: int = -1):
+        self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.log_softmax(x, self.axis)
+        return F.log_softmax(x, self.dim)
 
 
 class ELU(Activation):

@@ -69,7 +69,7 @@ class TransformerEncoderLayer(Module):
         for number in range(1, len(self._attentions) + 2):
             setattr(self, f"norm{number}", LayerNorm(d_model, layer_norm_eps, bias=bias, device=device))
             setattr(self, f"dropout{number}", Dropout(dropout))
-        self.activation = _ACTIVATIONS[activation] if isinstance(activation, str) else activation
+        self.activation: Any = _ACTIVATIONS[activation] if isinstance(activation, str) else activation
 
     def forward(
         self, src: Tensor, src_mask: Mask = None, src_key_padding_mask: Mask = None, is_causal: bool = False

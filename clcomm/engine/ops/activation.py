@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clcomm.engine.autograd import Context, Op
+from clcomm.engine.ops.in_place import overwrite
 from clcomm.engine.tensor import Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
@@ -55,11 +56,13 @@ class TanhOp(Activation):
     kernel_name = "hyperbolic_tangent"
 
 
-def relu(x: Tensor) -> Tensor:
-    """Return max(x, 0) of each element; NaN stays NaN.
+def relu(x: Tensor, inplace: bool = False) -> Tensor:
+    """Return max(x, 0) of each element, in place in x itself; NaN stays NaN.
 
     x: float32 of any shape, which the result has too.
     """
+    if inplace:
+        return overwrite(x, Relu.apply)
     return Relu.apply(float_tensor("relu", x))
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from types import EllipsisType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -277,13 +277,26 @@ def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     return [take(x, (*before, slice(start, start + size))) for start, size in zip(starts, sizes, strict=True)]
 
 
-def pad(x: Tensor, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:
+def pad(
+    x: Tensor, widths: Sequence[tuple[int, int]] | Sequence[int], mode: str | float = "constant", value: float = 0.0
+) -> Tensor:
     """Return x with (before, after) elements of `value` around each dimension; ArgumentError for negative widths.
+
+    A flat sequence of numbers is PyTorch's: before and after of the last dimension, then of the one before it. A number
+    for `mode`, of which "constant" is the only one, is the value.
 
     x: float32 of any shape; the result is before + after longer in each dimension.
     """
     float_tensor("pad", x)
-    pairs = [tuple(each) for each in widths]
+    if isinstance(mode, (int, float)):
+        mode, value = "constant", float(mode)
+    if mode != "constant":
+        raise ArgumentError(f"pad: mode: expected 'constant', got {mode!r}")
+    given: list[Any] = list(widths)
+    if given and all(isinstance(each, (int, np.integer)) for each in given):
+        around = list(zip(given[::2], given[1::2], strict=False))
+        given = [(0, 0)] * (x.ndim - len(around)) + around[::-1] if len(given) % 2 == 0 else [given]
+    pairs = [tuple(each) for each in given]
     if len(pairs) != x.ndim or any(len(pair) != 2 or min(pair) < 0 for pair in pairs):
         raise ArgumentError(f"pad: expected {x.ndim} pairs (before, after) from 0 up, got {list(widths)}")
     shape = tuple([before + n + after for n, (before, after) in zip(x.shape, pairs, strict=True)])

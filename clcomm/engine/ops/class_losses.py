@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops import loss
-from clcomm.engine.ops.reduce import sum_over
+from clcomm.engine.ops.elementwise import add, mul
+from clcomm.engine.ops.reduce import sum, sum_over
+from clcomm.engine.ops.shape import reshape, transpose
+from clcomm.engine.ops.softmax import log_softmax
 from clcomm.engine.targets import note_of
 from clcomm.engine.tensor import Tensor, empty, float_tensor, whole_rows, wrap
 from clcomm.errors import ArgumentError
 
 NONE_IGNORED = -(2**31)
+_IGNORED = -100  # PyTorch's default
 
 
 class ClassLoss(Op):
@@ -101,11 +106,12 @@ def cross_entropy(
     """Return the cross-entropy of logits against integer classes, as PyTorch's.
 
     Args:
-        logits: float32 [rows, classes].
-        targets: a class for each row, in an int32 tensor or an integer array of shape [rows].
+        logits: float32 [rows, classes], or [N, classes, ...].
+        targets: a class for each row, in an int32 tensor or an integer array of shape [rows], or [N, ...]; or float32
+            shares of the classes, in the logits' shape.
         reduction: "mean", weighed by the rows' classes, or "sum", with a result of shape (); "none": [rows].
         weight: float32 [classes]; None: 1.
-        ignore_index: a target whose rows count nothing; None: there is none.
+        ignore_index: a target whose rows count nothing; None: -100 where the host knows that there is one.
         label_smoothing: the share, from 0 to 1, of a uniform distribution in the targets'; Szegedy et al., "Rethinking
             the Inception architecture for computer vision", 2016.
 
@@ -113,6 +119,12 @@ def cross_entropy(
         ArgumentError: shapes, dtypes or the share do not fit, or a target is not a class; for one that only the device
             knows, when the loss, NaN, is read.
     """
+    if isinstance(targets, Tensor) and targets.dtype == np.float32 and targets.shape == logits.shape:
+        return _against_shares(logits, targets, reduction, weight, label_smoothing)
+    if getattr(logits, "ndim", 2) > 2:
+        named = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+        return _of_places(cross_entropy, logits, targets, reduction, named)
+    ignore_index = _ignored(targets) if ignore_index is None else ignore_index
     if weight is None and ignore_index is None and label_smoothing == 0:
         return loss.cross_entropy(logits, targets, reduction)
     check_smoothing(label_smoothing)
@@ -132,8 +144,49 @@ def nll_loss(
 
     log_probabilities: float32 [rows, classes]; the others and the result are as there.
     """
+    if getattr(log_probabilities, "ndim", 2) > 2:
+        return _of_places(
+            nll_loss, log_probabilities, targets, reduction, {"weight": weight, "ignore_index": ignore_index}
+        )
+    ignore_index = _ignored(targets) if ignore_index is None else ignore_index
     settings = _settings("nll_loss", log_probabilities, targets, reduction, weight, ignore_index)
     return NegativeLogLikelihood.apply(log_probabilities, **settings)
+
+
+def _ignored(targets: Tensor | np.ndarray) -> int | None:
+    known = targets.known_values if isinstance(targets, Tensor) else np.asarray(targets)
+    return _IGNORED if known.size and known.dtype.kind in "iu" and known.min() == _IGNORED else None
+
+
+def _of_places(
+    function: Callable[..., Tensor], logits: Tensor, targets: Tensor | np.ndarray, reduction: str, named: dict[str, Any]
+) -> Tensor:
+    """Return a loss of logits [N, classes, ...], with a target for each place."""
+    places = (logits.shape[0], *logits.shape[2:])
+    if tuple(targets.shape) != places:
+        raise ArgumentError(
+            f"{function.__name__}: expected targets of shape {places} for logits {logits.shape}, got {targets.shape}"
+        )
+    rows = reshape(transpose(logits, (0, *range(2, logits.ndim), 1)), (-1, logits.shape[1]))
+    losses = function(rows, targets.reshape(-1), reduction, **named)
+    return reshape(losses, places) if reduction == "none" else losses
+
+
+def _against_shares(
+    logits: Tensor, targets: Tensor, reduction: str, weight: Tensor | None, label_smoothing: float
+) -> Tensor:
+    """Return the cross-entropy against shares of the classes."""
+    loss.check_pair("cross_entropy", logits, targets, reduction)
+    check_smoothing(label_smoothing)
+    if logits.ndim < 2:
+        raise ArgumentError(f"cross_entropy: expected logits [rows, classes, ...], got shape {logits.shape}")
+    shares = add(mul(targets, 1.0 - label_smoothing), label_smoothing / logits.shape[1])
+    if weight is not None:
+        shares = mul(shares, reshape(weight, (-1, *[1] * (logits.ndim - 2))))
+    losses = mul(sum(mul(shares, log_softmax(logits, 1)), 1), -1.0)
+    if reduction == "none":
+        return losses
+    return mul(sum(losses), 1.0 / losses.size) if reduction == "mean" else sum(losses)
 
 
 def check_smoothing(label_smoothing: float) -> None:
