@@ -18,11 +18,12 @@ from clcomm.compression.feedback import COPIES_DIFFER, FlatMemory, checked_entry
 from clcomm.compression.task import PreparedHook, Task
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.layout import FlatLayout
+from clcomm.host.bfloat16 import BFLOAT16, from_bfloat16, to_bfloat16
 
 #: Numbers are transformed in squares of so many rows; of the momentum a step keeps this share.
 _EDGE, _DECAY = 64, np.float32(0.999)
-#: Bytes of a place in a square and its value.
-_SENT = np.dtype([("place", "<u2"), ("value", "<f4")])
+#: A place in a square, and its value.
+_SENT = np.dtype([("place", np.uint16), ("value", BFLOAT16)])
 
 
 class DeMo(PreparedHook):
@@ -130,10 +131,10 @@ def _put_strongest(frequencies: np.ndarray, sent: np.ndarray) -> None:
     """Write the places and values of each row's largest magnitudes, in the order of places."""
     places = np.argpartition(-np.abs(frequencies), sent.shape[1] - 1, axis=1)[:, : sent.shape[1]]
     places.sort(axis=1)
-    sent["place"], sent["value"] = places, np.take_along_axis(frequencies, places, axis=1)
+    sent["place"], sent["value"] = places, to_bfloat16(np.take_along_axis(frequencies, places, axis=1))
 
 
 def _add(sent: np.ndarray, rows: np.ndarray) -> None:
     """Add what a rank has sent to rows of frequencies."""
-    places = sent["place"].astype(np.int64)
-    np.put_along_axis(rows, places, np.take_along_axis(rows, places, axis=1) + sent["value"], axis=1)
+    places, values = sent["place"].astype(np.int64), from_bfloat16(np.ascontiguousarray(sent["value"]))
+    np.put_along_axis(rows, places, np.take_along_axis(rows, places, axis=1) + values, axis=1)

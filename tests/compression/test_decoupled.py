@@ -7,6 +7,7 @@ import pytest
 from scipy.fft import dctn, idctn
 
 from clcomm import Synchronizer
+from clcomm.host.bfloat16 import from_bfloat16, to_bfloat16
 from clcomm.optim import SGD
 from tests.helpers import Recorder
 from tests.sync.test_local_sgd import backward, network
@@ -30,10 +31,10 @@ def train(comm, steps=STEPS, state=None, count=COUNT):
 
 
 def test_all_frequencies_of_one_rank_are_the_sign_of_its_gradients(comm):
-    """What is sent leaves the momentum: with all of it, each step is the sign of the step's mean gradient."""
+    """What is sent leaves the momentum: with all of it a step is the sign of the mean gradient."""
     for own, step in train(comm, count=4096)[2]:
         mean = np.mean(comm.all_gather(own).astype(np.float64), 0)
-        clear = np.abs(mean) > 1e-5 * np.abs(mean).max()
+        clear = np.abs(mean) > 0.05 * np.abs(mean).max()  # what is sent has 8 bits
         assert (np.sign(mean) == step)[clear].all()
 
 
@@ -64,6 +65,7 @@ def test_steps_are_those_of_one_process(comm):
                 rows = found.reshape(len(found), -1)
                 least = np.sort(np.abs(rows), axis=1)[:, -COUNT, None]
                 rows[np.abs(rows) < least] = 0
+                found = from_bfloat16(to_bfloat16(found)).astype(np.float64)
                 rest = momentum - idctn(found, axes=(1, 2), norm="ortho").ravel()[: len(momentum)]
                 momenta[bucket.start, rank] = rest * is_parameter[part]
                 total = total + found
@@ -80,7 +82,7 @@ def test_ranks_stay_alike_and_send_few_bytes(comm):
     sync.check_replicas(model)
     sent = [event.wire_nbytes for event in recorder.events if event.label == "gradients"]
     squares = sum(-(-(bucket.stop - bucket.start) // (4 * 4096)) for bucket in sync.bucket_plan(model))
-    assert comm.size == 1 or sum(sent) == STEPS * squares * COUNT * 6
+    assert comm.size == 1 or sum(sent) == STEPS * squares * COUNT * 4
 
 
 def test_a_run_goes_on_from_its_momentum(comm):
