@@ -96,8 +96,8 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, collective: Collective
 
 def _refuse_batch(operands: Sequence[Any], axes: Sequence[Any], *, collective: Collective) -> NoReturn:
     raise ArgumentError(
-        f"{collective.name}: expected outside of a mapped function, got one in jax.vmap or jax.pmap; call it on the "
-        "whole batch, after the map"
+        f"{collective.name}: expected outside of a mapped function, got one in jax.vmap; call it on the whole "
+        "batch, after the map"
     )
 
 
