@@ -20,7 +20,7 @@ LAYERS = {
         "nn.ConvTranspose1d(4, 6, 3, 2, 1, 1, 2)", "nn.MaxPool1d(3)", "nn.MaxPool1d(3, 2, 1, ceil_mode=True)",
         "nn.AvgPool1d(4, 3)", "nn.AvgPool1d(3, 2, 1, True, False)", "nn.AdaptiveAvgPool1d(5)", "nn.BatchNorm1d(4)",
         "nn.InstanceNorm1d(4)", "nn.Upsample(scale_factor=2)", "nn.Upsample(30, mode='linear')",
-        "nn.Upsample(scale_factor=1.7, mode='nearest')",
+        "nn.Upsample(scale_factor=1.7, mode='nearest')", "nn.Softmax()", "nn.LogSoftmax()",
     ),
     IMAGES: (
         "nn.Conv2d(4, 6, 3, padding='same')", "nn.Conv2d(4, 6, (2, 3), padding='same', dilation=(3, 2))",
@@ -38,12 +38,13 @@ LAYERS = {
         "nn.Upsample(scale_factor=(1.5, 2.3), mode='bilinear')",
         "nn.Upsample(scale_factor=2, mode='bilinear', align_corners=True)",
         "nn.Upsample(scale_factor=1.5, recompute_scale_factor=True)", "nn.Upsample((5, 17), mode='nearest-exact')",
+        "nn.Softmax()",
     ),
     (2, 3, 6, 8): ("nn.PixelUnshuffle(2)",),
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel", "ignore:Implicit dimension choice")
 @pytest.mark.parametrize(("shape", "text"), [(shape, text) for shape, texts in LAYERS.items() for text in texts])
 def test_a_layer_of_the_same_text_is_pytorchs(torch, shape, text):
     theirs = eval(text, {"nn": torch.nn})

@@ -110,7 +110,7 @@ def test_layers_are_their_functions(device):
         MaxPool2d(2): blocks.max((3, 5)),
         AvgPool2d(2): blocks.mean((3, 5)),
         Softmax(1): np.exp(values) / np.exp(values).sum(1, keepdims=True),
-        LogSoftmax(): values - np.log(np.exp(values).sum(-1, keepdims=True)),
+        LogSoftmax(-1): values - np.log(np.exp(values).sum(-1, keepdims=True)),
     }
     for layer, result in expected.items():
         np.testing.assert_allclose(layer(x).numpy(), result, rtol=1e-5, atol=1e-6, err_msg=type(layer).__name__)

@@ -88,9 +88,9 @@ class LeakyReLU(Activation):
 
 
 class Softmax(Module):
-    """exp(x) / sum(exp(x)) along `dim`."""
+    """exp(x) / sum(exp(x)) along `dim`; None: PyTorch's choice, of 0, 1 and 3 dimensions the first, else 1."""
 
-    def __init__(self, dim: int = -1):
+    def __init__(self, dim: int | None = None):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
@@ -98,9 +98,9 @@ class Softmax(Module):
 
 
 class LogSoftmax(Module):
-    """x - log(sum(exp(x))) along `dim`."""
+    """x - log(sum(exp(x))) along `dim`; None: PyTorch's choice, of 0, 1 and 3 dimensions the first, else 1."""
 
-    def __init__(self, dim: int = -1):
+    def __init__(self, dim: int | None = None):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:

@@ -199,11 +199,11 @@ def attention_weights(
     if is_causal:
         attn_mask = np.tri(queries, keys, dtype=bool)
     if attn_mask is None:
-        return softmax(scores)
+        return softmax(scores, -1)
     own = attn_mask if isinstance(attn_mask, Tensor) else _uploaded(name, attn_mask, query.device)
     if own.dtype == FLOAT32:
-        return softmax(add(scores, own))
-    return softmax(masked_fill(scores, equal_to(own, 0) if own.dtype == INT32 else logical_not(own), -math.inf))
+        return softmax(add(scores, own), -1)
+    return softmax(masked_fill(scores, equal_to(own, 0) if own.dtype == INT32 else logical_not(own), -math.inf), -1)
 
 
 def packed_attention(

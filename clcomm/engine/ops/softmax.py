@@ -90,8 +90,8 @@ def logsumexp(x: Tensor, axis: int | Sequence[int] = -1, keepdims: bool = False)
 
 
 @pytorch_names
-def softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """Return exp(x) / sum(exp(x)) along `axis`.
+def softmax(x: Tensor, axis: int | None = None) -> Tensor:
+    """Return exp(x) / sum(exp(x)) along `axis`; None: PyTorch's choice, of 0, 1 and 3 dimensions the first, else 1.
 
     x: float32 of at least one dimension; the result has its shape.
     """
@@ -99,17 +99,19 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
 
 
 @pytorch_names
-def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """Return x - log(sum(exp(x))) along `axis`.
+def log_softmax(x: Tensor, axis: int | None = None) -> Tensor:
+    """Return x - log(sum(exp(x))) along `axis`; None: PyTorch's choice, of 0, 1 and 3 dimensions the first, else 1.
 
     x: float32 of at least one dimension; the result has its shape.
     """
     return _along(LogSoftmaxOp, "log_softmax", x, axis)
 
 
-def _along(op: type[_RowOp], name: str, x: Tensor, axis: int) -> Tensor:
+def _along(op: type[_RowOp], name: str, x: Tensor, axis: int | None) -> Tensor:
     float_tensor(name, x)
     last = x.ndim - 1
+    if axis is None:
+        axis = int(x.ndim not in (0, 1, 3))
     if not -x.ndim <= axis <= last:
         raise ArgumentError(f"{name}: axis {axis} does not fit a tensor of shape {x.shape}")
     if axis in (-1, last):
