@@ -33,6 +33,10 @@ class ModelParameters:
         self.dtype = np.dtype(dtypes[0])
         self._layout, self._flat, self._pull, self._push = layout, flat, pull, push
         self.size = layout.span // self.dtype.itemsize
+        #: 1 for parameters, 0 for the padding between them, which stays zero.
+        self.mask = np.zeros(self.size, self.dtype)
+        for place in layout.ranges:
+            self.mask[place.start // self.dtype.itemsize : place.stop // self.dtype.itemsize] = 1
 
     def read(self) -> np.ndarray:
         """Return the parameters as they are now, in memory that the model may share."""

@@ -76,7 +76,7 @@ class _Sparse(LocalSteps):
         values = codes.from_levels(scales, codes.unpack(packed[:, split:], bits, count), bits)
         rows = np.zeros((len(sent), codes.ROW), np.float32)
         np.put_along_axis(rows, places, values, axis=1)
-        return rows.reshape(-1)[: self.model.size].astype(self.model.dtype)
+        return rows.reshape(-1)[: self.model.size] * self.model.mask  # a zero that is sent is some level
 
     def state(self) -> dict[str, np.ndarray]:
         return {"anchor": self._anchor, "unsent": self._unsent}

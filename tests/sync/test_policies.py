@@ -16,7 +16,8 @@ from tests.sync.test_local_sgd import backward, network
 STEPS = 13
 POLICIES = [
     "local:h=3", "diloco:h=4", "diloco:h=1,lr=1,momentum=0", "streaming:h=4,fragments=3,delay=2,bits=32,alpha=0.25",
-    "streaming:h=4,fragments=2,delay=0,bits=4,alpha=0", "sparseloco:h=3,share=0.1,bits=2", "noloco:h=2,seed=3",
+    "streaming:h=4,fragments=2,delay=0,bits=4,alpha=0", "sparseloco:h=3,share=0.1,bits=2", "sparseloco:h=4,share=1,bits=3",
+    "noloco:h=2,seed=3",
 ]  # fmt: skip
 
 
@@ -145,6 +146,12 @@ def test_ranks_are_alike_after_an_outer_step_of_all(comm, policy):
     sync.align_parameters(model)
     everyone = comm.all_gather_object({name: value.tobytes() for name, value in model.state_dict().items()})
     assert all(each == everyone[0] for each in everyone)
+    space = sync.models.of(model).space
+    padding = space.arrays.params.copy()
+    for place in space.layout.ranges:
+        padding[place.start : place.stop] = 0
+    assert padding.size > space.layout.nbytes
+    assert not padding.any()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
