@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pyopencl as cl
 import pytest
@@ -27,7 +25,7 @@ def value_of(device, monkeypatch, expression, x):
 
 EXPRESSIONS = {
     "exp(x[0])": np.exp, "log(x[0])": np.log, "sqrt(x[0])": np.sqrt, "sin(x[0])": np.sin,
-    "erf(x[0])": np.vectorize(math.erf), "fabs(-x[0])": np.abs,
+    "fabs(-x[0])": np.abs,
     "fmax(x[0], 1.0f)": lambda x: max(x, 1), "fmin((float8)(x[0]), (float8)(1.0f)).s7": lambda x: min(x, 1),
     "min((int)x[0], 1) + max((long)x[0], 5L)": lambda x: min(int(x), 1) + max(int(x), 5),
     "isnan(x[0])": np.isnan, "get_global_size(0) + get_local_id(0)": lambda x: 1,

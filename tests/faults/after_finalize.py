@@ -78,7 +78,7 @@ def calls_of(comm: Communicator) -> dict[str, Callable[[], object]]:
 def calls_of_synchronizer(sync: Synchronizer, model: Linear) -> dict[str, Callable[[], object]]:
     """Return a call of each function that needs other ranks: the Synchronizer's methods and its users."""
 
-    over_shards = Synchronizer(sync.comm, shards=8)
+    over_shards, local = Synchronizer(sync.comm, shards=8), Synchronizer(sync.comm, policy="local:h=1")
     others = [1] * (sync.comm.size - 1)
 
     def join() -> None:
@@ -87,6 +87,8 @@ def calls_of_synchronizer(sync: Synchronizer, model: Linear) -> dict[str, Callab
 
     return {
         "average_parameters": lambda: sync.average_parameters(model),
+        "finish_step": lambda: local.finish_step(model),
+        "align_parameters": lambda: local.align_parameters(model),
         "broadcast_parameters": lambda: sync.broadcast_parameters(model),
         "bucket_plan": lambda: sync.bucket_plan(model, False),
         "check_replicas": lambda: sync.check_replicas(model),

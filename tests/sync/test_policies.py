@@ -16,8 +16,8 @@ from tests.sync.test_local_sgd import backward, network
 STEPS = 13
 POLICIES = [
     "local:h=3", "diloco:h=4", "diloco:h=1,lr=1,momentum=0", "streaming:h=4,fragments=3,delay=2,bits=32,alpha=0.25",
-    "streaming:h=4,fragments=2,delay=0,bits=4,alpha=0", "sparseloco:h=3,share=0.1,bits=2", "sparseloco:h=4,share=1,bits=3",
-    "noloco:h=2,seed=3",
+    "streaming:h=4,fragments=2,delay=0,bits=4,alpha=0", "sparseloco:h=3,share=0.1,bits=2",
+    "sparseloco:h=4,share=1,bits=3", "noloco:h=2,seed=3",
 ]  # fmt: skip
 
 
