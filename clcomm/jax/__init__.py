@@ -156,7 +156,7 @@ def _checked(leaf: Any, op: str = "sum") -> Any:
         array = jax.numpy.asarray(leaf)
     except TypeError:
         raise ArgumentError(f"array: expected an array or a tree of them, got {type(leaf).__name__}") from None
-    if array.dtype not in SUPPORTED:
+    if array.dtype.name not in SUPPORTED:
         raise ArgumentError(f"array: expected a dtype that NumPy has or bfloat16, got {array.dtype}")
     check_op(op, np.empty(0, np.float32 if array.dtype == jax.numpy.bfloat16 else array.dtype))
     return array

@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import ml_dtypes
 import numpy as np
 
 from clcomm.errors import ClcommError
@@ -21,8 +20,8 @@ from clcomm.job.endings import note_wrapped
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 #: The stage of a call in which it computes, and the code of an error.
 _EXECUTE, _INTERNAL = 3, 13
-#: The dtypes of arrays that calls take.
-SUPPORTED = frozenset(map(np.dtype, ("?", *"bhilqBHILQ", *"efdFD", ml_dtypes.bfloat16)))
+#: The names of the dtypes of arrays that calls take.
+SUPPORTED = frozenset((*(np.dtype(each).name for each in "?bhilqBHILQefdFD"), "bfloat16"))
 #: Bounds the memory for arrays at addresses that do not return.
 _KEPT_ARRAYS = 256
 #: Shape and dtype of an array.
@@ -111,7 +110,7 @@ class _Call:
 
 
 def _array_at(address: int | None, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    dtype = BFLOAT16 if dtype == ml_dtypes.bfloat16 else dtype
+    dtype = BFLOAT16 if dtype.name == "bfloat16" else dtype
     nbytes = math.prod(shape) * dtype.itemsize
     if not address or not nbytes:
         return np.empty(shape, dtype)
