@@ -1,12 +1,6 @@
 """JAX on several ranks: collectives that jit and grad know, and the mean of gradients in buckets.
 
-    from clcomm.jax import broadcast, sync
-    ...
-    params = broadcast(params)
-
-    @jax.jit
-    def step(params, opt_state, batch):
-        grads = sync(jax.grad(loss)(params, batch))
+`grads = sync(jax.grad(loss)(params, batch))` within a jitted step is all that a training needs; docs/jax.md has one.
 
 Import it before JAX makes its first array: it sets that programs run in the thread that calls them, in the order of
 the calls, and limits JAX to the rank's share of the cores. Written for JAX 0.10, on the CPU.
