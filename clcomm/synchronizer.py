@@ -352,7 +352,8 @@ class Synchronizer:
     def check_replicas(self, model: object) -> None:
         """Compare the parameters' bits over the ranks; where they differ, act by `on_divergence`. Collective.
 
-        With a DistributedOptimizer its settings too: MismatchError on every rank where they differ.
+        Under a policy, whose ranks are to differ, before the first step alone. With a DistributedOptimizer its settings
+        too: MismatchError on every rank where they differ.
         """
         self.replicas.check(model)
 

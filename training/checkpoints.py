@@ -20,8 +20,8 @@ from training.trainer import Trainer
 #: Settings that a resumed run has to share with the one it goes on from.
 SHARED_SETTINGS = (
     "model", "batch_size", "optimizer", "lr", "momentum", "nesterov", "weight_decay", "schedule", "clip_norm",
-    "grad_accumulation", "augment", "sharding", "uneven_inputs", "seed", "compression", "precision", "loss_scaling",
-    "logical_shards",
+    "grad_accumulation", "augment", "sharding", "uneven_inputs", "seed", "compression", "policy", "precision",
+    "loss_scaling", "logical_shards",
 )  # fmt: skip
 
 

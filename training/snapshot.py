@@ -172,16 +172,17 @@ def _check_compression(checkpoint: Checkpoint, trainer: Trainer, ranks: int) -> 
 
 
 def _restore_compression(checkpoint: Checkpoint, trainer: Trainer, ranks: int) -> None:
-    """Restore what compression held back, if the same ranks hold something back now; collective."""
+    """Restore what compression or a policy kept, if the same ranks keep something now; collective."""
     if not checkpoint.group("sync"):
         return
     holders = [bool(checkpoint.group(f"sync/{rank}")) for rank in range(ranks)]
-    comm, now = trainer.comm, bool(trainer.sync.state_dict(trainer.model))
+    comm, sync = trainer.comm, trainer.sync
+    now = sync.models.settings.policy is not None or bool(sync.state_dict(trainer.model))
     if comm.all_gather_object(now, label=CHECKPOINT) == holders:
-        trainer.sync.load_state_dict(trainer.model, checkpoint.group(f"sync/{comm.rank}"))
+        sync.load_state_dict(trainer.model, checkpoint.group(f"sync/{comm.rank}"))
     elif comm.rank == 0:
         written = f"by {ranks} ranks, this job has {comm.size}" if ranks != comm.size else "on other hosts"
-        _log.warning("checkpoint: was written %s: what compression held back is left out", written)
+        _log.warning("checkpoint: was written %s: what compression or a policy kept is left out", written)
 
 
 def _random_states(checkpoint: Checkpoint) -> list[dict[str, np.ndarray]]:

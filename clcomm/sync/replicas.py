@@ -78,6 +78,8 @@ class Replicas:
     def check(self, model: object) -> None:
         """See `Synchronizer.check_replicas`."""
         ours = self._models.of(model)
+        if ours.local_steps is not None:
+            return  # ranks differ between a policy's outer steps
         if ours.sharded_update is not None:
             ours.sharded_update.require_same_settings()
         self._guard.check(ours.space, lambda root: self.broadcast(model, root))
