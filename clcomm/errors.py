@@ -99,6 +99,21 @@ def needed(package: str) -> Iterator[None]:
         raise ArgumentError(f"{name} is not installed; do: pip install 'clcomm[{extra}]'") from None
 
 
+def require_version(package: str, wanted: str) -> None:
+    """Raise ArgumentError where the installed package is another version than `wanted`, such as "0.10", begins with."""
+    from importlib.metadata import PackageNotFoundError, version  # here, as it takes long
+
+    try:
+        found = version(package)
+    except PackageNotFoundError:
+        return  # a checkout on the path, whose version is unknown
+    if found.split(".")[:2] != wanted.split("."):
+        extra = _OPTIONAL[package][1]
+        raise ArgumentError(
+            f"{package}: expected version {wanted}, got {found}; do: pip install --upgrade 'clcomm[{extra}]'"
+        )
+
+
 def no_copy(kind: str, instead: str) -> ArgumentError:
     """Return the error for an object that cannot be copied or pickled."""
     return ArgumentError(f"{kind}: expected to stay in its process, got one to be copied or pickled; {instead}")

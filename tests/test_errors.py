@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from clcomm.errors import name_ranks
+from clcomm.errors import ArgumentError, name_ranks, require_version
 from tests.faults.launch import ROOT, clean_environment
 
 
@@ -83,3 +83,19 @@ def test_a_package_that_fails_to_import_is_not_said_to_be_missing(tmp_path, body
     else:
         own = "ImportError libc10" if "libc10" in body else "ModuleNotFoundError No module named 'no_such_dependency'"
         assert all(line.startswith(own) for line in said), said
+
+
+@pytest.mark.parametrize(
+    ("package", "wanted", "others"), [("jax", "0.10", "0.9.2 0.11.0 1.10"), ("tinygrad", "0.14", "0.13.2")]
+)
+def test_another_version_of_a_package_is_refused(monkeypatch, package, wanted, others):
+    for found in (wanted, f"{wanted}.3"):
+        monkeypatch.setattr("importlib.metadata.version", lambda _, found=found: found)
+        require_version(package, wanted)
+    for found in others.split():
+        monkeypatch.setattr("importlib.metadata.version", lambda _, found=found: found)
+        with pytest.raises(ArgumentError) as caught:
+            require_version(package, wanted)
+        assert str(caught.value) == (
+            f"{package}: expected version {wanted}, got {found}; do: pip install --upgrade 'clcomm[{package}]'"
+        )

@@ -4,33 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
 from clcomm.adapters.adapter import CopyingAdapter
-from clcomm.errors import ArgumentError, needed
+from clcomm.errors import ArgumentError, needed, require_version
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.parameters import ParameterSpec
 from clcomm.host.bfloat16 import BFLOAT16, from_bfloat16, to_bfloat16
 
-_VERSION = "0.10"
-
-
-def require_version() -> None:
-    """Raise ArgumentError where the installed JAX is another version than this module was written for."""
-    try:
-        found = version("jax")
-    except PackageNotFoundError:
-        return  # a checkout on the path, whose version is unknown
-    if found.split(".")[:2] != _VERSION.split("."):
-        raise ArgumentError(f"jax: expected version {_VERSION}, got {found}; do: pip install --upgrade 'clcomm[jax]'")
-
-
 with needed("jax"):
     import jax
-require_version()
+require_version("jax", "0.10")
 
 #: Narrow dtypes have too few bits for a sum over ranks.
 _FLAT_DTYPES = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}

@@ -8,32 +8,16 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from clcomm.errors import ArgumentError, needed
-
-_VERSION = "0.14"
-
-
-def require_version() -> None:
-    """Raise ArgumentError where the installed tinygrad is another version than this module was written for."""
-    try:
-        found = version("tinygrad")
-    except PackageNotFoundError:
-        return  # a checkout on the path, whose version is unknown
-    if found.split(".")[:2] != _VERSION.split("."):
-        raise ArgumentError(
-            f"tinygrad: expected version {_VERSION}, got {found}; do: pip install --upgrade 'clcomm[tinygrad]'"
-        )
-
+from clcomm.errors import ArgumentError, needed, require_version
 
 with needed("tinygrad"):
     import tinygrad  # noqa: F401
-require_version()
+require_version("tinygrad", "0.14")
 
 from tinygrad import Device, Tensor, dtypes  # noqa: E402
 from tinygrad.device import Buffer, BufferSpec  # noqa: E402

@@ -9,13 +9,13 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.policies import codes
-from clcomm.policies.outer import Nesterov
+from clcomm.policies.outer import DiLoCo, Nesterov
 from clcomm.policies.parameters import ModelParameters
-from clcomm.policies.policy import OUTER, LocalSteps, Policy
+from clcomm.policies.policy import OUTER, LocalSteps
 
 
 @dataclass(frozen=True)
-class StreamingDiLoCo(Policy):
+class StreamingDiLoCo(DiLoCo):
     """DiLoCo in `fragments`, one after the other within `h` steps, each sent during `delay` further steps.
 
     Each rank then mixes its own parameters, by the share `alpha`, with those of the outer step. bits: of each number of
@@ -25,8 +25,6 @@ class StreamingDiLoCo(Policy):
     """
 
     name = "streaming"
-    lr: float = 0.7
-    momentum: float = 0.9
     fragments: int = 4
     delay: int = 1
     alpha: float = 0.5
@@ -34,8 +32,6 @@ class StreamingDiLoCo(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("lr", self.lr > 0, "a positive learning rate")
-        self.require("momentum", 0 <= self.momentum < 1, "a share from 0 to below 1")
         self.require("fragments", 1 <= self.fragments <= self.h, "a number from 1 to h")
         self.require("delay", 0 <= self.delay < self.h, "a number of steps from 0 to below h")
         self.require("alpha", 0 <= self.alpha < 1, "a share from 0 to below 1")

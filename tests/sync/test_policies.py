@@ -106,6 +106,87 @@ class Simulated:
             self.write(rank, self.anchors[rank])
 
 
+def flat_of(model):
+    """Return a model's parameters at their places in the flat space, and the elements at which each begins."""
+    layout, state = model.flat_space().layout, model.state_dict()
+    flat = np.zeros(layout.span // 4, np.float32)
+    for place in layout.ranges:
+        flat[place.start // 4 : place.stop // 4] = state[place.name].ravel()
+    return flat
+
+
+def put(model, flat):
+    layout = model.flat_space().layout
+    model.load_state_dict({place.name: layout.view(flat.view(np.uint8), place.name) for place in layout.ranges})
+
+
+def own_step(models, optimizers, step):
+    for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+        backward(model, rank, 2 * step)
+        backward(model, rank, 2 * step + 1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_sparseloco_sends_the_largest_in_two_bits_and_keeps_the_rest(comm):
+    """Number by number: 41 of each 4,096, at the nearest of four levels; 0.95 of what was not sent is added later."""
+    models = [network() for _ in range(comm.size)]
+    optimizers, anchor = [Adam(model, 0.01) for model in models], flat_of(models[0])
+    unsent = [np.zeros_like(anchor) for _ in models]
+    for step in range(9):
+        own_step(models, optimizers, step)
+        if step % 3 < 2:
+            continue
+        total = np.zeros_like(anchor)
+        for rank, model in enumerate(models):
+            unsent[rank] = np.float32(0.95) * unsent[rank] + (anchor - flat_of(model))
+            for start in range(0, len(anchor), 4096):
+                chunk = unsent[rank][start : start + 4096]
+                largest = np.abs(chunk).max()
+                for at in sorted(range(len(chunk)), key=lambda at, chunk=chunk: -abs(chunk[at]))[:41]:
+                    level = min((-1, -1 / 3, 1 / 3, 1), key=lambda level: abs(level * largest - chunk[at]))
+                    if chunk[at]:
+                        total[start + at] += np.float32(level * largest)
+                        chunk[at] -= np.float32(level * largest)
+        anchor -= total / np.float32(comm.size)
+        for model in models:
+            put(model, anchor)
+    ours = flat_of(train(comm, "sparseloco:h=3,share=0.01", 9)[0])
+    near = np.abs(ours - anchor) <= 1e-5
+    assert near.mean() > 0.998, near.mean()  # at the border of two levels a number may be at either
+    assert np.abs(anchor - flat_of(network())).max() > 0.01
+
+
+def test_streaming_sends_fragments_in_turn_and_mixes_them_later(comm):
+    """Two fragments, at steps 2, 4, 6, ... in turn; each arrives one step later, and a quarter stays a rank's own."""
+    models = [network() for _ in range(comm.size)]
+    optimizers, anchor = [Adam(model, 0.01) for model in models], flat_of(models[0])
+    velocity, sent = np.zeros_like(anchor), {}
+    layout = models[0].flat_space().layout
+    middle = next(place.start for place in layout.ranges if place.start >= layout.span / 2)
+    bounds = 0, middle // 4, layout.span // 4
+    for step in range(1, STEPS + 1):
+        own_step(models, optimizers, step - 1)
+        for number, turn in enumerate((0, 2)):
+            part = slice(bounds[number], bounds[number + 1])
+            if step % 4 == turn:
+                ways = [anchor[part] - flat_of(model)[part] for model in models]
+                total = ways[0]
+                for way in ways[1:]:
+                    total = total + way
+                sent[number] = step + 1, total / np.float32(comm.size)
+            if number in sent and step == sent[number][0]:
+                mean = sent.pop(number)[1]
+                velocity[part] = np.float32(0.9) * velocity[part] + mean
+                anchor[part] -= np.float32(0.7) * (mean + np.float32(0.9) * velocity[part])
+                for model in models:
+                    flat = flat_of(model)
+                    flat[part] = np.float32(0.25) * flat[part] + np.float32(0.75) * anchor[part]
+                    put(model, flat)
+    ours = flat_of(train(comm, "streaming:h=4,fragments=2,delay=1,bits=32,alpha=0.25")[0])
+    assert np.abs(ours - flat_of(models[comm.rank])).max() <= 2e-5
+
+
 @pytest.mark.parametrize("policy", ["local:h=3", "diloco:h=4", "diloco:h=1,lr=1,momentum=0", "noloco:h=2,seed=3"])
 def test_the_course_is_that_of_one_process(comm, policy):
     model = train(comm, policy)[0]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
-from clcomm.engine.nn.init import Generator, layer_values
+from clcomm.engine.nn.init import Generator, layer_parameters
 from clcomm.engine.nn.layers import require_positive
 from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.one_dimension import Size, one
-from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
@@ -46,9 +45,9 @@ class Conv2d(Module):
         _check_sizes(in_channels, out_channels, min(height, width), groups)
         _check_mode(padding_mode)
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        weight_values, bias_values = layer_values((out_channels, in_channels // groups, height, width), bias, rng)
-        self.weight = Parameter(weight_values, device)
-        self.bias = None if bias_values is None else Parameter(bias_values, self.weight.device)
+        self.weight, self.bias = layer_parameters(
+            (out_channels, in_channels // groups, height, width), bias, device, rng
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
@@ -88,9 +87,7 @@ class ConvTranspose2d(Module):
         self.stride, self.padding, self.output_padding = stride, padding, output_padding
         self.groups, self.dilation = groups, dilation
         shape = in_channels, out_channels // groups, height, width
-        weight_values, bias_values = layer_values(shape, bias, rng, out_channels)
-        self.weight = Parameter(weight_values, device)
-        self.bias = None if bias_values is None else Parameter(bias_values, self.weight.device)
+        self.weight, self.bias = layer_parameters(shape, bias, device, rng, out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.conv_transpose2d(
@@ -120,9 +117,7 @@ class Conv1d(Module):
         _check_sizes(in_channels, out_channels, length, groups)
         _check_mode(padding_mode)
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        weight_values, bias_values = layer_values((out_channels, in_channels // groups, length), bias, rng)
-        self.weight = Parameter(weight_values, device)
-        self.bias = None if bias_values is None else Parameter(bias_values, self.weight.device)
+        self.weight, self.bias = layer_parameters((out_channels, in_channels // groups, length), bias, device, rng)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.conv1d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
@@ -151,9 +146,7 @@ class ConvTranspose1d(Module):
         self.stride, self.padding, self.output_padding = stride, padding, output_padding
         self.groups, self.dilation = groups, dilation
         shape = in_channels, out_channels // groups, length
-        weight_values, bias_values = layer_values(shape, bias, rng, out_channels)
-        self.weight = Parameter(weight_values, device)
-        self.bias = None if bias_values is None else Parameter(bias_values, self.weight.device)
+        self.weight, self.bias = layer_parameters(shape, bias, device, rng, out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.conv_transpose1d(

@@ -10,6 +10,8 @@ import math
 
 import numpy as np
 
+from clcomm.engine.device import Device
+from clcomm.engine.parameter import Parameter
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
@@ -97,16 +99,17 @@ def uniform_values(shape: Shape, bound: float, rng: Generator | None) -> np.ndar
     return (_generator if rng is None else rng).uniform(shape, -bound, bound)
 
 
-def layer_values(
-    weight_shape: Shape, bias: bool, rng: Generator | None, outputs: int | None = None
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the initial weight and bias of a Linear or Conv2d layer, drawn in this order.
+def layer_parameters(
+    weight_shape: Shape, bias: bool, device: Device | str | None, rng: Generator | None, outputs: int | None = None
+) -> tuple[Parameter, Parameter | None]:
+    """Return the weight and bias of a linear layer or a convolution with initial values, drawn in this order.
 
     The weight is kaiming_uniform with a = sqrt(5) (He et al., 2015), the bias uniform within 1 / sqrt(fan_in).
 
     Args:
-        weight_shape: [out, in] or [out, in, height, width].
-        bias: whether the layer has a bias.
+        weight_shape: [out, in], or [out, in, height, width] and the like.
+        bias: whether the layer has a bias; else it is None.
+        device: where they are; None: `default_device()`.
         rng: the source; None: the one that `manual_seed` seeds.
         outputs: the size of the bias; None: weight_shape[0].
     """
@@ -114,11 +117,11 @@ def layer_values(
     fan_in = math.prod(weight_shape[1:])
     gain = math.sqrt(2.0 / (1.0 + 5.0))
     bound = math.sqrt(3.0) * gain / math.sqrt(fan_in)
-    weight = rng.uniform(weight_shape, -bound, bound)
+    weight = Parameter(rng.uniform(weight_shape, -bound, bound), device)
     if not bias:
         return weight, None
-    bias_bound = 1.0 / math.sqrt(fan_in)
-    return weight, rng.uniform(weight_shape[:1] if outputs is None else (outputs,), -bias_bound, bias_bound)
+    bound = 1.0 / math.sqrt(fan_in)
+    return weight, Parameter(rng.uniform((outputs or weight_shape[0],), -bound, bound), weight.device)
 
 
 _PLAIN = ("linear", "conv1d", "conv2d", "conv3d", "sigmoid")

@@ -7,7 +7,7 @@ import numpy as np
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.nn.activations import Activation
-from clcomm.engine.nn.init import Generator, layer_values, normal_values
+from clcomm.engine.nn.init import Generator, layer_parameters, normal_values
 from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.dropout import check_probability
 from clcomm.engine.parameter import Parameter
@@ -42,9 +42,7 @@ class Linear(Module):
         rng: Generator | None = None,
     ):
         require_positive(in_features=in_features, out_features=out_features)
-        weight_values, bias_values = layer_values((out_features, in_features), bias, rng)
-        self.weight = Parameter(weight_values, device)
-        self.bias = None if bias_values is None else Parameter(bias_values, self.weight.device)
+        self.weight, self.bias = layer_parameters((out_features, in_features), bias, device, rng)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
