@@ -328,7 +328,7 @@ def test_gradients_that_nobody_needs_are_not_computed(
         ((2, 3, 4, 4), (1, 3, 1), {}, "conv2d: weight: expected 4 dimensions"),
         ((2, 3, 4, 4), (1, 2, 1, 1), {}, "conv2d: x: expected 2 channels"),
         ((2, 3, 4, 4), (1, 3, 5, 5), {}, "conv2d: weight: expected a kernel no larger than the image"),
-        ((2, 3, 4, 4), (1, 3, 1, 1), {"stride": 0}, "conv2d: stride: expected a whole number from 1 up, or two of them, got 0"),
+        ((2, 3, 4, 4), (1, 3, 1, 1), {"stride": 0}, "conv2d: stride: expected a whole number from 1 up, or two"),
         ((2, 3, 4, 4), (1, 3, 1, 1), {"padding": -1}, "conv2d: padding: expected a whole number from 0 up"),
         ((2, 3, 4, 4), (1, 3, 1, 1), {"padding": (1, 2, 3)}, "conv2d: padding: expected a whole number from 0 up"),
         ((2, 3, 4, 4), (2, 3, 1, 1), {"bias": (3,)}, "conv2d: bias: expected shape (2,)"),
