@@ -73,6 +73,8 @@ class TextOptions(TrainingOptions):
             raise ArgumentError("--tp: expected no --logical-shards with it, as its sums follow its own ranks")
         if self.tp > 1 and self.audit_every:
             raise ArgumentError("--tp: expected no --audit-every with it, as no other rank has a rank's part")
+        if self.tp > 1 and self.policy != "none":
+            raise ArgumentError("--tp: expected no --policy with it, as its codes look at a rank's numbers alone")
         if self.sample and not self.prompt:
             raise ArgumentError("--prompt: expected at least one character, got none")
 

@@ -306,6 +306,7 @@ def _flat_space_of(sync: Synchronizer, model: Any) -> FlatSpace:
     refused = {
         "a DistributedOptimizer": ours.sharded_update is not None,
         "compression, algorithm, combination or hook": sync.models.settings.hook is not None,
+        "policy": sync.models.settings.policy is not None,
         "layers that ranks divide": ranks.part is not None or ranks.stages is not None,
         "layers with a RandomStream of their own": any(
             isinstance(getattr(layer, "stream", None), RandomStream) for _, layer in model.named_modules()

@@ -163,6 +163,7 @@ class GradScaler:
 
     def _refuse_settings(self) -> None:
         settings = self.sync.models.settings
+        settings.refuse_policy("sync", "no loss scaling")
         if settings.check_finite:
             raise ArgumentError(
                 "sync: expected check_finite False with loss scaling, which skips steps with NaN or Inf, got True"

@@ -7,7 +7,7 @@ from clcomm.errors import ArgumentError
 from clcomm.sync.adasum import AdasumHook
 from clcomm.sync.algorithm_hook import AlgorithmHook
 from clcomm.sync.bucket_plan import hook_name
-from clcomm.sync.model_ranks import ModelRanks, refuse_mixing
+from clcomm.sync.model_ranks import is_divided, refuse_mixing
 from clcomm.sync.shared_space import SharedSpace
 
 #: What the ranks' gradients can become.
@@ -38,8 +38,7 @@ def refuse_hook(hook: CommHook, space: SharedSpace) -> None:
     if isinstance(hook, AdasumHook):
         refuse_mixing(space, "combination='adasum'", "whose backward adds up gradients of several ranks")
     reason = getattr(hook, "refuses_parts", "")
-    ranks = ModelRanks.of(space) if reason else None
-    if ranks is not None and ranks.anywhere(ranks.part is not None and ranks.part.ranks > 1):
+    if reason and is_divided(space):
         raise ArgumentError(
             f"model: expected one that tensor-parallel ranks do not divide with {hook_name(hook)}, as {reason}, "
             "got one that they do"

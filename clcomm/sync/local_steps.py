@@ -12,7 +12,7 @@ from clcomm.policies.parameters import ModelParameters
 from clcomm.policies.policy import LocalSteps, Policy, load_state, saved_state
 from clcomm.stats.now import count_step
 from clcomm.sync.known_models import KnownModels
-from clcomm.sync.model_ranks import refuse_mixing
+from clcomm.sync.model_ranks import ModelRanks, is_divided, refuse_mixing
 from clcomm.sync.model_sync import ModelSync
 from clcomm.sync.replicas import Replicas
 
@@ -43,6 +43,11 @@ class PolicySteps:
         ours.require_unchanged()
         if ours.local_steps is None:
             refuse_mixing(ours.space, "policy", "whose backward adds up gradients of ranks that differ")
+            if is_divided(ours.space) or ModelRanks.of(ours.space).stages is not None:
+                raise ArgumentError(
+                    "policy: expected a model that each rank has whole, as codes and clipping look at a rank's numbers "
+                    "alone, got one that tensor-parallel ranks or stages divide"
+                )
             if not ours.has_started:
                 self._replicas.check_start(ours)
             self._start(ours)

@@ -82,6 +82,12 @@ def refuse_mixing(space: SharedSpace, call: str, reason: str) -> None:
         raise ArgumentError(f"{call}: expected a model without SyncBatchNorm, {reason}, got one with it")
 
 
+def is_divided(space: SharedSpace) -> bool:
+    """Return whether tensor-parallel ranks divide a model, in any stage; collective over the stages."""
+    ranks = ModelRanks.of(space)
+    return ranks.anywhere(ranks.part is not None and ranks.part.ranks > 1)
+
+
 def sum_of_squares(part: np.ndarray) -> float:
     """Return the sum of an array's squares, computed in float64."""
     total = 0.0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
-from clcomm import Communicator, DistributedDataParallel, Synchronizer
+from clcomm import Communicator, DistributedDataParallel, GradScaler, Synchronizer, clip_grad_norm
+from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.errors import ArgumentError, MismatchError
 from clcomm.optim import Adam
 from clcomm.policies import codes
@@ -329,6 +332,16 @@ def test_forgotten_calls_are_named(comm):
         sync.sync_gradients(model)
     with pytest.raises(ArgumentError, match=r"^samples: expected None with policy='diloco'"):
         sync.sync_gradients(model, samples=3)
+
+
+def test_what_looks_at_the_mean_gradients_is_refused(comm):
+    model, sync, optimizer = train(comm, "diloco:h=2", 0)
+    done = nullcontext()
+    for use in (lambda: GradScaler(sync), lambda: clip_grad_norm(sync, model, 1.0), lambda: sync.join(model, print)):
+        with pytest.raises(ArgumentError, match="with policy='diloco', under which ranks take steps"), use() or done:
+            pass
+    with pytest.raises(ArgumentError, match=r"^sync: expected no DistributedOptimizer with policy='diloco'"):
+        DistributedOptimizer(optimizer, sync)
 
 
 def test_ranks_of_other_policies_are_refused_on_every_rank(several):

@@ -142,6 +142,7 @@ def test_what_no_other_rank_can_compute_is_refused(several: Communicator, device
     refused = {
         "a model of clcomm.engine": (Synchronizer(several), small_model()),
         "no compression": (Synchronizer(several, compression="fp16"), linear()),
+        "no policy": (Synchronizer(several, policy="diloco"), linear()),
         "no layers with a RandomStream": (Synchronizer(several), Sequential(linear(), dropout)),
         "a model without SyncBatchNorm": (Synchronizer(several), mixing),
     }

@@ -102,14 +102,22 @@ def uniform_values(shape: Shape, bound: float, rng: Generator | None) -> np.ndar
 def layer_parameters(
     weight_shape: Shape, bias: bool, device: Device | str | None, rng: Generator | None, outputs: int | None = None
 ) -> tuple[Parameter, Parameter | None]:
-    """Return the weight and bias of a linear layer or a convolution with initial values, drawn in this order.
+    """Return the weight and bias, or None, of `layer_values` on a device; None: `default_device()`."""
+    weight_values, bias_values = layer_values(weight_shape, bias, rng, outputs)
+    weight = Parameter(weight_values, device)
+    return weight, None if bias_values is None else Parameter(bias_values, weight.device)
+
+
+def layer_values(
+    weight_shape: Shape, bias: bool, rng: Generator | None, outputs: int | None = None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the initial weight and bias of a Linear or Conv2d layer, drawn in this order.
 
     The weight is kaiming_uniform with a = sqrt(5) (He et al., 2015), the bias uniform within 1 / sqrt(fan_in).
 
     Args:
-        weight_shape: [out, in], or [out, in, height, width] and the like.
-        bias: whether the layer has a bias; else it is None.
-        device: where they are; None: `default_device()`.
+        weight_shape: [out, in] or [out, in, height, width].
+        bias: whether the layer has a bias.
         rng: the source; None: the one that `manual_seed` seeds.
         outputs: the size of the bias; None: weight_shape[0].
     """
@@ -117,11 +125,11 @@ def layer_parameters(
     fan_in = math.prod(weight_shape[1:])
     gain = math.sqrt(2.0 / (1.0 + 5.0))
     bound = math.sqrt(3.0) * gain / math.sqrt(fan_in)
-    weight = Parameter(rng.uniform(weight_shape, -bound, bound), device)
+    weight = rng.uniform(weight_shape, -bound, bound)
     if not bias:
         return weight, None
-    bound = 1.0 / math.sqrt(fan_in)
-    return weight, Parameter(rng.uniform((outputs or weight_shape[0],), -bound, bound), weight.device)
+    bias_bound = 1.0 / math.sqrt(fan_in)
+    return weight, rng.uniform(weight_shape[:1] if outputs is None else (outputs,), -bias_bound, bias_bound)
 
 
 _PLAIN = ("linear", "conv1d", "conv2d", "conv3d", "sigmoid")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from clcomm import Mesh, Synchronizer
 from clcomm.engine import LayerNorm, Linear, MultiheadAttention, Sequential, Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.nn import Module
@@ -127,3 +128,16 @@ def test_a_model_that_uses_the_weight_of_a_divided_layer_itself_is_refused(sever
     with pytest.raises(ArgumentError, match=f"linear: expected the layer to be called.*{several.size} ranks") as caught:
         model(x)
     one_line(caught)
+
+
+@pytest.mark.parametrize("policy", ["diloco:h=2", "sparseloco:h=2"])
+def test_a_policy_refuses_a_divided_model_on_all_ranks(several, policy):
+    n, dev = several.size, device()
+    mesh = Mesh(several, dp=1, tp=n)
+    model = Sequential(Linear(4, 4 * n, device=dev), Linear(4 * n, 4, device=dev))
+    parallelize_module(model, mesh["tp"], {"0": ColumnParallel(), "1": RowParallel()})
+    sync = Synchronizer(mesh["dp"], policy=policy)
+    sync.broadcast_parameters(model)
+    model(Tensor(np.ones((2, 4), np.float32), dev)).sum().backward()
+    with pytest.raises(ArgumentError, match=r"^policy: expected a model that each rank has whole"):
+        sync.sync_gradients(model)
