@@ -7,15 +7,14 @@ from argparse import ArgumentTypeError
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from clcomm.compression import StatefulHook, parse_compression
 from clcomm.console.option_types import number, whole_number
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.precision import PRECISIONS
-from clcomm.policies.choose import parse_policy
 from clcomm.sync.divergence import ON_DIVERGENCE
 from clcomm.trace.part_file import DEFAULT_LIMIT
 from clcomm.units import parse_size
 from training.data.choose import CHOICES as DATA_CHOICES
+from training.option_conflicts import refuse_conflicts, refuse_other_sums
 from training.option_fields import Options, option_group, size
 
 ENGINES = ("native", "netcl", "torch")
@@ -152,21 +151,10 @@ class JobOptions(Options):
         if self.nesterov and (self.optimizer != "sgd" or self.momentum <= 0):
             raise ArgumentError("--nesterov: needs --optimizer sgd and a --momentum above 0")
         if self.zero_stage and self.engine != "native":
-            raise ArgumentError(f"{self._sharded_by}: needs --engine native, got {self.engine}")
+            raise ArgumentError(f"{self.sharded_by}: needs --engine native, got {self.engine}")
         if self.engine == "netcl" and self.model not in _OF_NETCL:
             raise ArgumentError(f"--model {self.model}: needs --engine native or torch, got netcl")
-        parse_compression(self.compression)
-        if parse_policy(self.policy) is not None:
-            self._refuse_with_policy()
-        if self.split_tensors and self.compression != "none":
-            raise ArgumentError("--split-tensors: expected no --compression with it, which needs whole tensors")
-        if self.zero_stage:
-            self._refuse_buckets()
-        self._refuse_precision()
-        if self.uneven_inputs == "join" and self.overlap == "on":
-            raise ArgumentError("--uneven-inputs join: expected no --overlap on with it; use one of the two")
-        if self.balance == "auto":
-            self._refuse_with_balance()
+        refuse_conflicts(self)
         if self.target_accuracy is not None and not self.eval:
             raise ArgumentError("--target-accuracy: needs the evaluation that --no-eval leaves out")
         if self.trace:
@@ -178,69 +166,14 @@ class JobOptions(Options):
         return self.zero or int(self.sharded_optimizer)
 
     @property
-    def _sharded_by(self) -> str:
+    def sharded_by(self) -> str:
+        """The option that divides the update."""
         return f"--zero {self.zero}" if self.zero else "--sharded-optimizer"
-
-    def _refuse_buckets(self) -> None:
-        """Raise ArgumentError if an option is given that a sharded update does not have."""
-        given = {
-            "--overlap on": self.overlap == "on",
-            "--compression": self.compression != "none",
-            "--no-bucketing": self.no_bucketing and self.zero_stage == 1,
-            "--first-bucket-size": self.first_bucket_size is not None and self.zero_stage == 1,
-            "--split-tensors": self.split_tensors,
-            "--uneven-inputs join": self.uneven_inputs == "join" and self.zero_stage > 1,
-        }
-        self._refuse(self._sharded_by, given)
-
-    def _refuse_with_balance(self) -> None:
-        """Raise ArgumentError if an option is given that needs every rank to have as many samples."""
-        given = {
-            "--overlap on": self.overlap == "on",
-            "--sharding contiguous": self.sharding == "contiguous",
-            f"{self._sharded_by}": self.zero_stage > 1,
-        }
-        self._refuse("--balance auto", given)
-
-    def _refuse_with_policy(self) -> None:
-        """Raise ArgumentError if an option is given that works on the gradients of all ranks."""
-        given = {
-            "--compression": self.compression != "none",
-            "--overlap on": self.overlap == "on",
-            f"{self._sharded_by}": bool(self.zero_stage),
-            "--balance auto": self.balance == "auto",
-            "--uneven-inputs join": self.uneven_inputs == "join",
-            "--check-finite": self.check_finite,
-            "--check-replicas": bool(self.check_replicas),
-            f"--precision {self.precision}": self.precision != "float32",
-            "--loss-scaling": self.loss_scaling,
-            f"--clip-norm with --engine {self.engine}": self.clip_norm is not None and self.engine != "native",
-        }
-        self._refuse("--policy", given)
-
-    @staticmethod
-    def _refuse(option: str, given: dict[str, bool]) -> None:
-        """Raise ArgumentError for the first option that is given, as another excludes it."""
-        for name in (name for name, is_given in given.items() if is_given):
-            raise ArgumentError(f"{option}: expected no {name} with it; use one of the two")
 
     @property
     def scales_losses(self) -> bool:
         """Whether the loss is scaled: with --loss-scaling, and with --precision fp16."""
         return self.loss_scaling or self.precision == "fp16"
-
-    def _refuse_precision(self) -> None:
-        """Raise ArgumentError if an option is given that stored precisions or loss scaling do not have."""
-        scales = "--loss-scaling" if self.loss_scaling else f"--precision {self.precision}"
-        if self.engine != "native" and (self.precision != "float32" or self.scales_losses):
-            raise ArgumentError(f"{scales}: needs --engine native, got {self.engine}")
-        if self.scales_losses and self.check_finite:
-            raise ArgumentError(f"{scales}: expected no --check-finite with it, as steps with NaN or Inf are skipped")
-        if self.scales_losses and isinstance(parse_compression(self.compression), StatefulHook):
-            raise ArgumentError(
-                f"{scales}: expected --compression none, fp16 or bf16 with it, as residuals are at the scale of their "
-                f"step, got {self.compression}"
-            )
 
     @property
     def learning_rate(self) -> float:
@@ -313,18 +246,13 @@ class TrainingOptions(JobOptions):
         super().check()
         if self.elastic and (self.zero_stage or self.sharding != "interleaved"):
             raise ArgumentError(
-                f"--elastic: needs --sharding interleaved and no {self._sharded_by if self.zero_stage else '--zero'}"
+                f"--elastic: needs --sharding interleaved and no {self.sharded_by if self.zero_stage else '--zero'}"
             )
         if self.elastic and self.trace:
             raise ArgumentError(
                 "--elastic: expected no --trace with it, which is one file of all ranks; use one of the two"
             )
-        if self.logical_shards:
-            places = {"--sharding contiguous": self.sharding != "interleaved"}
-            self._refuse("--logical-shards", self._sums_of_ranks | places | {f"--zero {self.zero}": self.zero > 1})
-        if self.audit_every:
-            more = {"--balance auto": self.balance == "auto", "--zero": bool(self.zero_stage)}
-            self._refuse("--audit-every", self._sums_of_ranks | more)
+        refuse_other_sums(self)
         if self.otlp and not self.otlp.startswith(("http://", "https://")):
             raise ArgumentError(
                 f"--otlp: expected a collector's address such as http://localhost:4318, got {self.otlp!r}"
@@ -337,16 +265,6 @@ class TrainingOptions(JobOptions):
             raise ArgumentError("--resume: expected a file, here or with --checkpoint")
         if self.checkpoint_every and not self.checkpoint:
             raise ArgumentError("--checkpoint-every: needs --checkpoint FILE to say where")
-
-    @property
-    def _sums_of_ranks(self) -> dict[str, bool]:
-        """Whether options are given whose gradients depend on more than a batch, its place and the order of ranks."""
-        return {
-            f"--engine {self.engine}": self.engine != "native",
-            "--uneven-inputs join": self.uneven_inputs != "pad",
-            "--compression": self.compression != "none",
-            "--policy": self.policy != "none",
-        }
 
     @property
     def exports(self) -> bool:

@@ -39,6 +39,6 @@ class ComparisonOptions(JobOptions):
     def check(self) -> None:
         super().check()
         if self.zero_stage:
-            raise ArgumentError(f"{self._sharded_by}: expected none in a comparison of buckets, as it has no buckets")
+            raise ArgumentError(f"{self.sharded_by}: expected none in a comparison of buckets, as it has no buckets")
         if self.plot:
             require_matplotlib("--plot")
