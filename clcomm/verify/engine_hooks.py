@@ -109,6 +109,7 @@ def watch_synchronizer(module: ModuleType, watcher: Watcher) -> None:
     @wraps(synchronise)
     def synchronised(sync: Any, *args: Any, **kwargs: Any) -> None:
         watcher.record.hides_gradients |= sync.shards is not None
+        watcher.record.averages_parameters |= sync.models.settings.policy is not None
         if not sync.models.is_paused:
             watcher.synchronised()
         synchronise(sync, *args, **kwargs)

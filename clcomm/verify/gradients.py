@@ -166,7 +166,9 @@ def _unsynchronised(job: JobRecord, number: int, step: _Gradients, others: Seque
     own = [name for name in apart if step.is_own(name)]
     name = (own or apart)[0]
     if any(rank.averages_parameters for rank in job.ranks):
-        return note("gradients", "each rank steps with its own, and the parameters are averaged: local SGD", "")
+        return note(
+            "gradients", "each rank steps with its own, and parameters are exchanged: local SGD, or a policy", ""
+        )
     if not own:
         return wrong("apart", f"{name} differs between ranks at step {number}, and is no rank's own gradient", name)
     trained = {name for other in others for name in other.differing}

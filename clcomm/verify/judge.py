@@ -187,6 +187,8 @@ def _parts_after(job: JobRecord, index: int) -> bool:
 
 
 def _replicas(job: JobRecord) -> Iterator[Finding]:
+    if any(rank.averages_parameters for rank in job.ranks):
+        return  # they are to differ between exchanges
     rows = [*job.steps()]
     for number, steps in rows:
         for hashes, when in (([step.before for step in steps], "before"), ([step.after for step in steps], "after")):

@@ -97,7 +97,7 @@ class RankRecord:
     refusal: str = ""
     #: Whether gradients are reduced within the optimizer's step or apart for each logical shard, so that none is seen.
     hides_gradients: bool = False
-    #: Whether the program averages parameters, as local SGD does.
+    #: Whether the program exchanges parameters in place of gradients, as local SGD and policies do.
     averages_parameters: bool = False
     #: Whether the program lets ranks run out of batches at different steps, by PyTorch's Join or Horovod's join.
     joins: bool = False

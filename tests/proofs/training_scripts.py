@@ -32,7 +32,7 @@ RIGHT = {
             "schedule", "unused-everywhere", "joined"),
     "hvd": ("plain", "accumulation", "half", "clipped", "sync-batch-norm", "frozen", "tied", "dropout", "joined"),
     "native": ("plain", "accumulation", "zero-1", "zero-2", "zero-3", "bf16", "clipped", "weighted", "sync-batch-norm",
-               "frozen", "overlapped", "half", "dropout", "shards", "joined"),
+               "frozen", "overlapped", "half", "dropout", "shards", "joined", "diloco"),
 }  # fmt: skip
 #: Mistakes after which ranks wait for each other, so that their job can run nothing else.
 HANGS = ("skipped-step", "unused")
@@ -288,6 +288,7 @@ def _native(case: Case) -> None:
     settings |= {"overlap": True} if case.has("overlapped") else {}
     settings |= {"compression": "fp16"} if case.has("half") else {}
     settings |= {"shards": case.size + 1} if case.has("shards") else {}
+    settings |= {"policy": "diloco:h=3"} if case.has("diloco") else {}
     sync = clcomm.Synchronizer(comm, **settings)
     parts = [first, last] if case.has("left-out") else [model]
     optimizer: Any
@@ -342,6 +343,7 @@ def _native(case: Case) -> None:
             synchronise(len(y))
         for each in () if case.has("zero-grad") else (optimizer, *others):
             each.zero_grad()
+        sync.finish_step(model)
 
 
 TRAININGS: dict[str, Callable[[Case], None]] = {

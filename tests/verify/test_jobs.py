@@ -34,6 +34,13 @@ def test_an_example_trains_as_one_process_would(tmp_path):
     assert out.splitlines()[-1] == "clcomm verify: nothing to complain of, 6 ok"
 
 
+def test_a_policy_is_noted_and_not_blamed(tmp_path):
+    code, out, _ = verify(tmp_path, "--json", "-m", "tests.proofs.training_scripts", "native", "mlp", "diloco", "3")
+    found = json.loads(out)["findings"]
+    assert code == 0 and not [each for each in found if each["level"] == "problem"]
+    assert any("parameters are exchanged: local SGD, or a policy" in str(each) for each in found)
+
+
 def test_a_rank_that_skips_a_step_ends_by_its_cause(tmp_path):
     words = ["--json", "--timeout", "20", "-m", "tests.proofs.training_scripts", "native", "mlp", "skipped-step", "3"]
     code, out, err = verify(tmp_path, *words)
