@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from clcomm.compression import StatefulHook, parse_compression
 from clcomm.errors import ArgumentError
 from clcomm.policies.choose import parse_policy
 
-if TYPE_CHECKING:
-    from training.options import JobOptions, TrainingOptions
+#: A `training.options.JobOptions` or `TrainingOptions`, which import this file.
+JobOptions = TrainingOptions = Any
 
 
 def refuse_conflicts(options: JobOptions) -> None:
