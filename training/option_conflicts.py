@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from clcomm.compression import StatefulHook, parse_compression
 from clcomm.errors import ArgumentError
 from clcomm.policies.choose import parse_policy
 
 #: A `training.options.JobOptions` or `TrainingOptions`, which import this file.
-JobOptions = TrainingOptions = Any
+JobOptions: TypeAlias = Any
+TrainingOptions: TypeAlias = Any
 
 
 def refuse_conflicts(options: JobOptions) -> None:
