@@ -136,8 +136,8 @@ class ExitReporter:
         if self._alone and (status is None or os.WIFSIGNALED(status)):
             return False
         line = f"clcomm: {self._suspect or line}\n"
-        if status == 0 and not RANKS_MAY_DIE:
-            write_while_collected(line, others)
+        if not RANKS_MAY_DIE and (self._suspect or status == 0 or record[STATE] == FINALIZED):
+            write_while_collected(line, others if status == 0 else [handle, *others])
         else:
             os.write(2, line.encode())
         record[REPORTED] = 1
@@ -161,15 +161,15 @@ class ExitReporter:
 
 
 def write_while_collected(line: str, others: list[int]) -> None:
-    """Report an exit with code 0 so that the job's exit code is another: that of the ranks that the launcher kills.
+    """Report an exit so that the job's exit code is not 0, but that of a rank that failed or that the launcher kills.
 
-    MPICH's launcher (src/pm/hydra/proxy: pmip.c, pmip_cb.c) gives the ranks that it kills code 0, and replaces it by
-    their own only while a rank's output is open and has events. This process has a rank's stderr: once the others are
-    dead it writes the line word by word, until the launcher has collected one of them.
+    MPICH's launcher (src/pm/hydra/proxy: pmip.c, pmip_cb.c) gives the ranks that it kills, or finds dead when it is to
+    kill them, code 0, and replaces it by their own only while a rank's output is open and has events. This process has
+    a rank's stderr: once they are dead it writes the line word by word, until the launcher has collected one of them.
 
     Args:
         line: the report.
-        others: the pidfds of the host's other ranks.
+        others: the pidfds of the host's ranks that end with another code than 0.
     """
     deadline = time.monotonic() + KILLED_S
     running = list(others)
