@@ -30,6 +30,7 @@ from clcomm import Communicator, Synchronizer, clip_grad_norm, optim
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import CrossEntropyLoss, Device, Module, Sequential, Tensor, nn
 from clcomm.engine.random_stream import RandomStream
+from clcomm.engine.rehearsal import Rehearsal
 from clcomm.job.endings import run
 from clcomm.parallel import SyncBatchNorm
 from clcomm.sync.balance import Balancer
@@ -103,9 +104,12 @@ class Case:
         return Sequential(*layers, *after, nn.Linear(width, classes, rng=start, **on))
 
     def _normalised(self, comm: Communicator, device: Device, classes: int = CLASSES) -> Module:
-        """Return it with batch norm over all shards, or each of them, as drawn."""
-        model = self.model(device, classes)
-        return SyncBatchNorm.convert_sync_batchnorm(model, comm) if self.over_shards else model
+        """Return it with batch norm over all shards, or each of them, as drawn.
+
+        Rehearsals exchange nothing, as not all ranks take part: there it is a plain one.
+        """
+        model, over_shards = self.model(device, classes), self.over_shards and not isinstance(device, Rehearsal)
+        return SyncBatchNorm.convert_sync_batchnorm(model, comm) if over_shards else model
 
     def batch(self, step: int, shard: int, part: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the inputs and targets of a micro-batch."""
