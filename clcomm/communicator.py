@@ -232,6 +232,23 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
         """The collective that this rank is in: call, sequence number, begin (perf_counter); None: in none."""
         return self.runner.current
 
+    def unfinished(self) -> list[tuple[Call, int]]:
+        """Return the collectives that this rank has begun, in the background too: call and sequence number."""
+        return self.runner.unfinished()
+
+    def dump_operations(self, folder: str) -> None:
+        """Write this rank's last collectives to a folder: rank-N.json, and of several ranks trace_N for `torchfrtrace`.
+
+        Not collective; every rank of interest calls it, for instance after a MismatchError (docs/robustness.md).
+
+        Args:
+            folder: an existing one, without such files.
+
+        Raises:
+            OutputError: a file exists or cannot be written.
+        """
+        self.lifetime.dump_operations(folder, self.unfinished())
+
     @property
     def sequence(self) -> int:
         """Number of collectives that have begun, the same on every rank between two of them."""

@@ -94,6 +94,10 @@ class InFlightTimes:
         """Record a started all-reduce; `notify` is called with its event once a call finds it complete."""
         self._started.append(_StartedCall(call, sequence, began_s, pending, notify))
 
+    def unfinished(self) -> list[tuple[Call, int]]:
+        """Return the started all-reduces that no call has found complete, with their numbers."""
+        return [(each.call, each.sequence) for each in self._started.copy()]
+
     def add_call(self, begin_s: float, end_s: float, *, is_hidden: bool = False) -> None:
         """Record a call that has returned; is_hidden: the rank's device was computing meanwhile."""
         if not is_hidden:
@@ -118,7 +122,7 @@ class InFlightTimes:
             call.operation, call.label, call.nbytes, end - turn, call.transport, started.sequence, pending.failed, None,
             call.bucket, turn, None if pending.waits is None else sum(stop - begin for begin, stop in waits),
             min(end - turn, sum(stop - begin for begin, stop in exposed)), last_rank, late_s, turn - started.began_s,
-            exposed, waits,
+            exposed, waits, shape=call.extent, dtype=call.dtype_name,
         )  # fmt: skip
 
 

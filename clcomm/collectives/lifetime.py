@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
 from clcomm.collectives.parts import Parts
 from clcomm.collectives.runner import CollectiveRunner
 from clcomm.collectives.world import World
+from clcomm.errors import OutputError
 from clcomm.job.exits import hook_job
 from clcomm.job.figures import Watched
 from clcomm.job.job import OpenCommunicator, this_job
 from clcomm.job.time_limits import Limits
 from clcomm.stats.events import Observer
+from clcomm.stats.flight_recorder import FlightRecorder
 from clcomm.transport import mpi_runtime
 from clcomm.transport.mpi_resources import MpiResources
 
 if TYPE_CHECKING:
     from clcomm.job.collective_watchdog import Watchdog
+    from clcomm.job.dump import Unfinished
 
 _ABANDON = "abandon()"
 
@@ -50,10 +54,12 @@ class Lifetime:
         self.parts = Parts()
         self.resources: MpiResources | None = None
         self.watchdog: Watchdog | None = None
+        self._recorder = FlightRecorder()
 
     def begin(self, owner: Owner) -> None:
         """Begin with the Communicator that is now complete, and that this object does not keep alive."""
         self._owner, world = weakref.ref(owner), self._world
+        owner.add_observer(self._recorder)
         if world.comm is not None:
             held = [each for each in (world.shared, world.base) if each is not None]
             everyone = this_job().communicators
@@ -82,11 +88,24 @@ class Lifetime:
             self.watchdog.limits = self.limits
         elif world.base.world_size > 1 and world.status_page is not None and self.limits:
             from clcomm.job.collective_watchdog import Watchdog
-            from clcomm.stats.flight_recorder import FlightRecorder
 
-            recorder = FlightRecorder()
-            owner.add_observer(recorder)
-            self.watchdog = Watchdog(owner, world.status_page, self.limits, recorder, world.elsewhere, self.resources)
+            self.watchdog = Watchdog(
+                owner, world.status_page, self.limits, self._recorder, world.elsewhere, self.resources
+            )
+
+    def dump_operations(self, folder: str, unfinished: Unfinished) -> None:
+        """See `Communicator.dump_operations`."""
+        from clcomm.job.dump import Dump  # here, as few programs need it
+
+        base = self._world.base
+        try:
+            Dump(base.rank, base.world_size, self._recorder, self.resources).write(
+                folder, unfinished, threading.get_ident()
+            )
+        except OSError as error:
+            raise OutputError(
+                f"folder: expected a writable one without files of an earlier dump, got {folder!r}: {error}"
+            ) from error
 
     @property
     def collectives_begun(self) -> int:

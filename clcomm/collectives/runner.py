@@ -63,6 +63,7 @@ class CollectiveRunner:
         self.pending = world.pending
         self.unraised: Exception | None = None
         self._sent = 0, 0  # messages and their bytes in the collective that runs, where they are counted
+        self._broken: tuple[Call, int] | None = None  # the last call that an error has ended
         self._refusal = ""  # the reason for which `refuse` ends the others' collective; "" if none
         self.calls: dict[Arguments, Call] = {}
         self._rendezvous: Rendezvous = world.rendezvous
@@ -198,12 +199,27 @@ class CollectiveRunner:
                 raise misaligned(call.dtype)
             return move(*args)
         except DifferentOperations:
+            self._broken = call, sequence
             raise self._disagreement(call, sequence) from None
         except (UnpicklingError, EOFError):
             mpi_failures.require_live_ranks()  # MPI gives what a dead rank was to send as garbage, without an error
             raise
+        except BaseException:
+            self._broken = call, sequence
+            raise
         finally:
             self.current = None
+
+    def unfinished(self) -> list[tuple[Call, int]]:
+        """Return the calls that have begun and neither ended nor been reported, with their numbers.
+
+        The last that an error ended is one of them until the next counted one: observers do not hear of those that
+        have no number.
+        """
+        found = self.notifier.in_flight.unfinished() + [each[:2] for each in (self.current,) if each is not None]
+        if self._broken is not None and self._broken[1] + 1 >= self.sequence:
+            found.append(self._broken)
+        return found
 
     def _disagreement(self, call: Call, sequence: int, how: str = "") -> Exception:
         """Return the error that every rank raises, and set the same sequence number on all; collective.
@@ -249,6 +265,7 @@ class CollectiveRunner:
         event = tuple.__new__(Collective, (  # a named tuple of all its fields, made in half the time
             call.operation, call.label, call.nbytes, seconds, call.transport, sequence, failed, None, call.bucket,
             begin, wait_s, None, last_rank, late_s, 0.0, (), (), "", 0, messages, message_nbytes,
+            call.extent, call.dtype_name,
         ))  # fmt: skip
         self.notifier.notify(event)
 

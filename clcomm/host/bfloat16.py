@@ -15,6 +15,11 @@ def dtype_name(dtype: np.dtype) -> str:
     return "bfloat16" if dtype == BFLOAT16 else str(dtype)
 
 
+def itemsize_of(name: str) -> int:
+    """Return the bytes of an element of the dtype with this name, one of `dtype_name`."""
+    return (BFLOAT16 if name == "bfloat16" else np.dtype(name)).itemsize
+
+
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
     """Return float32 values as bfloat16, rounded to nearest, ties to even; NaN stays NaN."""
     with np.errstate(all="ignore"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import re
 import threading
 import weakref
@@ -18,10 +17,11 @@ from time import perf_counter, perf_counter_ns, sleep
 
 from clcomm.errors import RankNames
 from clcomm.job import endings
+from clcomm.job.dump import Dump
 from clcomm.job.figures import Figures, Watched
 from clcomm.job.forced_end import end_by_force_later
 from clcomm.job.other_hosts import DUMP, PROGRESS, OtherHosts
-from clcomm.job.source_location import place_of_thread, stack_of_thread
+from clcomm.job.source_location import place_of_thread
 from clcomm.job.stall_message import LEFT, describe, is_lowest, left_while_awaited
 from clcomm.job.status_page import RankStatus, StatusPage
 from clcomm.job.time_limits import Limits
@@ -225,16 +225,16 @@ class Watchdog:
             sleep(0.02)
 
     def _dump(self, folder: str) -> None:
-        """Write this rank's flight recorder to the folder, once, and its summary to the terminal."""
+        """Write this rank's last operations to the folder, once, and their summary to the terminal."""
         if self._has_dumped:
             return
         self._has_dumped = True
         own = next(line for line in self._page.read() if line.rank == self._page.own)
+        watched = self._watched()
         try:
-            self._recorder.dump(
-                folder, own.rank, host=os.uname().nodename, pid=os.getpid(), collective=own.text, place=own.place,
-                stack=stack_of_thread(self._program),
-            )  # fmt: skip
+            unfinished = () if watched is None else watched.unfinished()
+            dump = Dump(own.rank, self._ranks, self._recorder, self._resources)
+            dump.write(folder, unfinished, self._program, own.text, own.place)
         except OSError as error:
             endings.print_line(f"clcomm: {self._names([own.rank])}: its last operations could not be written: {error}")
         endings.print_line(f"clcomm: {self._names([own.rank])}, last operations: {self._recorder.summary()}")

@@ -41,6 +41,9 @@ class Watched(Protocol):
     def sequence(self) -> int:
         """The number of its last collective."""
 
+    def unfinished(self) -> list[tuple[Call, int]]:
+        """Return the collectives that it has begun, with their numbers."""
+
     def communicated(self) -> float:
         """Return the seconds spent in collectives."""
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from clcomm.stats.fr_trace import Frame
+
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
 
@@ -27,6 +29,16 @@ def stack_of_thread(thread: int) -> list[str]:
     with _no_collection():
         frame = sys._current_frames().get(thread)
         return [] if frame is None else [line.rstrip() for line in traceback.format_stack(frame)]
+
+
+def frames_of_thread(thread: int) -> list[Frame]:
+    """Return a thread's frames outside clcomm, innermost first."""
+    with _no_collection():
+        return [
+            Frame(each.f_code.co_name, each.f_code.co_filename, each.f_lineno)
+            for each in _outwards(sys._current_frames().get(thread))
+            if not each.f_code.co_filename.startswith(_OURS)
+        ]
 
 
 def place_of_frame(frame: FrameType | None) -> str:

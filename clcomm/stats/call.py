@@ -53,6 +53,16 @@ class Call:
     is_aligned: bool = True
 
     @cached_property
+    def extent(self) -> tuple[int, ...] | None:
+        """The array's shape; None where ranks may differ in it, or there is none."""
+        return self.shape if self.shape is not None or self.count < 0 else (self.count,)
+
+    @cached_property
+    def dtype_name(self) -> str:
+        """The dtype's name; "": none."""
+        return "" if self.dtype is None else dtype_name(self.dtype)
+
+    @cached_property
     def tag(self) -> int:
         """A 62-bit hash, equal on two ranks whose calls match."""
         alike: tuple[object, ...]

@@ -60,6 +60,9 @@ class Collective(NamedTuple):
     #: How many messages this rank sent to others, and their bytes, in an all-reduce by `clcomm.schedules`; 0 in others.
     messages: int = 0
     message_nbytes: int = 0
+    #: The shape and dtype of this rank's array; None and "" where there is none, or ranks may differ in it.
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
 
 
 #: Phases that copy gradients to the memory in which they are reduced, and back.

@@ -45,10 +45,16 @@ class FlightRecorder:
             more: further fields of the file, JSON-compatible.
         """
         path = os.path.join(folder, f"rank-{rank}.json")
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with open(descriptor, "w") as file:
-            json.dump({"schema": SCHEMA, "rank": rank, **more, "operations": self.operations()}, file, indent=1)
+        content = {"schema": SCHEMA, "rank": rank, **more, "operations": self.operations()}
+        write_private(path, json.dumps(content, indent=1).encode())
         return path
+
+
+def write_private(path: str, content: bytes) -> None:
+    """Write a new file that its owner alone can read; OSError where it exists or cannot be written."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
 
 
 def new_dump_folder() -> str:

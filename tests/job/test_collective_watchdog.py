@@ -25,6 +25,7 @@ NO_LOOKING = Limits(1000.0, math.inf)  # the tests look by themselves
 class Watched:
     current = interrupt = None
     size = 3
+    unfinished = staticmethod(list)
 
 
 @pytest.fixture

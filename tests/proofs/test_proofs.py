@@ -18,6 +18,7 @@ import pytest
 from clcomm.costs.traffic import traffic
 from clcomm.schedules import ALGORITHMS
 from tests.faults.launch import ROOT, memory_environment, mpiexec
+from tests.proofs import hangs
 
 LAYOUTS = int(os.environ.get("CLCOMM_PROOF_LAYOUTS", "0"))
 SHARDED = int(os.environ.get("CLCOMM_PROOF_SHARDED", "0"))
@@ -103,3 +104,11 @@ def test_ranks_that_come_at_random_times_leave_no_trace(ranks, sums):
     for rank, (memory, mapped, descriptors) in enumerate(grown):
         assert memory < SPARE_BYTES, f"rank {rank} grew by {memory} bytes"
         assert mapped <= 0 and descriptors <= 0, f"rank {rank}: {mapped} files in /dev/shm, {descriptors} descriptors"
+
+
+@pytest.mark.timeout(hangs.LIMIT_S * 2)
+@pytest.mark.parametrize("at", range(len(hangs.APIS) * len(hangs.FAULTS)))
+def test_pytorchs_analyser_names_what_clcomm_names_of_a_hang(torch, at):
+    case = hangs.draw(at + 1, int(SEED))[at]
+    own, other = hangs.verdicts(case)
+    assert isinstance(own, hangs.Verdict) and own.is_that_of(other), (case, own, other)
