@@ -27,6 +27,8 @@ _TEXTS = {
     "policy": ("diloco:h=9", "local"),
     "image_shape": ("1x2x2", "3x2x2"),
     "zero": ("1", "2"),
+    "link": ("1Gbit/s,2us", "2Gbit/s,2us"),
+    "strategy": ("dp", "zero3"),
 }
 
 

@@ -34,6 +34,7 @@ COMMANDS: tuple[Listed | Command, ...] = (
     Listed("algorithms", "show what all-reduce algorithms send: messages, bytes, a drawing"),
     Listed("tune", "fit latency and bandwidth, recommend a bucket size, predict scaling"),
     Listed("report", "show a run's figures: tables, charts, a page"),
+    Listed("forecast", "forecast a run's step on more ranks and another network"),
     Listed("compare", "compare runs' reports: settings, speed, communication, bytes, accuracy"),
     Listed("replay", "compute a step of a run again in one process, or find where two runs part"),
     Listed("trace", "write the timeline of a job that was ended, from its parts"),

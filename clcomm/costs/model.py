@@ -214,6 +214,17 @@ class Cluster:
     def all_reduce_s(self, nbytes: float, ranks: int, hosts: int) -> float:
         return self.parts(nbytes, ranks, hosts).total_s
 
+    def message_within(self, ranks: int) -> Cost:
+        """Return the cost of a message between two ranks of a host while all of its `ranks` send one.
+
+        As in `_within`: a rank that sums polls ranks - 1 others, a message waits for one; ranks + 1 arrays pass the
+        memory there, here each rank reads one and writes one.
+        """
+        if ranks == 1:
+            return Cost(0.0, 0.0)
+        cost = self._within(ranks)
+        return Cost(cost.alpha_s / (ranks - 1), cost.beta_s_per_byte * 2 * ranks / (ranks + 1))
+
     def _within(self, ranks: int) -> Cost:
         """Return the cost on one host: as measured, else scaled from the largest measured number of ranks.
 

@@ -18,7 +18,7 @@ _LEAST_SIZES, _LEAST_SPREAD, _LEAST_CALLS = 4, 4, 10
 #: Student's t for 95% on both sides, by degrees of freedom from 1 up; the last, slightly too large, for all beyond.
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 #: The median error from which a fit is unreliable.
-_DOUBTFUL = 0.3
+DOUBTFUL = 0.3
 #: Predictions within this ratio count as equal.
 ALIKE = 1.05
 
@@ -67,7 +67,7 @@ def own_costs(rows: list[Row]) -> Costs | str:
         found = fit(points)
     except ArgumentError as error:
         return str(error)
-    if found.median_error > _DOUBTFUL:
+    if found.median_error > DOUBTFUL:
         share = f"{found.median_error:.0%}"
         return f"time does not follow size: half of the buckets differ from the fit by {share} or more"
     if found.cost.beta_s_per_byte <= _slope_error(found):

@@ -203,7 +203,7 @@ class _ExchangedAllReduce(PreparedAllReduce):
         for exchange in self._exchanges:
             self._comm.Alltoallv(exchange.sent, exchange.received)
             exchange.fold()
-            self._comm.Allgatherv(exchange.shard, exchange.gathered)
+            exchange.gather()
 
 
 class _StartedExchange:
@@ -243,6 +243,14 @@ class _ShardExchange:
         self.shard = [rows[0], byte]
         self.gathered = [out, counts, starts, byte]
         self._background = transport.background
+        # MPICH's Allgatherv sends in pieces of 32 KiB and waits out the link's latency after each, these two do not.
+        to_all = [rows[0], [own * itemsize] * world_size, [0] * world_size, byte]
+        #: Sends this rank's shard, folded, to all.
+        self.gather = (
+            partial(transport.comm.Allgather, self.shard, [out, byte])
+            if len(set(counts)) == 1
+            else partial(transport.comm.Alltoallv, to_all, self.gathered)
+        )
 
     def scatter(self) -> Request:
         """Begin to receive this rank's shard from all ranks: the first phase in the background."""
