@@ -15,6 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="a file of --report, or those of a run's ranks")
     output.add_arguments(parser)
     parser.add_argument(
+        "--what-if", action="store_true", help="add what steps would take without a rank's delay, waits for data, ..."
+    )
+    parser.add_argument(
         "--serve", type=whole_number(0, 65535), nargs="?", const=0, metavar="PORT",
         help="instead of a file: the page of a running job, which updates itself; for this user on this host",
     )  # fmt: skip
@@ -33,14 +36,14 @@ def run(options: argparse.Namespace) -> int:
     found = read_runs(options.files)
     for problem in found.problems:
         print(f"clcomm: left out {problem}", file=sys.stderr)
-    output.write_report(build(found), form, options.output)
+    output.write_report(build(found, options.what_if), form, options.output)
     return 1 if found.problems else 0
 
 
 def _serve(options: argparse.Namespace) -> int:
     """Serve a running job's page; raises NoJobError (exit code 1) where there is none."""
-    if options.files or options.format or options.output:
-        raise ArgumentError("--serve: shows a running job, as a page; leave out FILE, --format and -o")
+    if options.files or options.format or options.output or options.what_if:
+        raise ArgumentError("--serve: shows a running job, as a page; leave out FILE, --format, -o and --what-if")
     from clcomm.report.live import serve
     from clcomm.top.watch import choose
 
@@ -58,6 +61,7 @@ COMMAND = Command(
     (
         ("clcomm report run.json", "where the time went, on the terminal"),
         ("clcomm report run.json -o run.html", "the same as a page"),
+        ("clcomm report run.json --what-if", "and what steps would take without what slows them"),
         ("clcomm report --serve", "the page of the job that runs here, until Ctrl-C"),
     ),
 )

@@ -94,7 +94,9 @@ def _computing(analysis: Analysis, name: str, seconds: float) -> str:
         return name
     kernels_s = statistics.mean(values)
     if 2 * kernels_s < seconds:
-        return f"Python and launches in {name}, with {milliseconds(kernels_s)} of kernels a step"
+        batch = analysis.run.figures["batch_size"]
+        remedy = f"; a larger batch than {batch} shares them among more samples" if batch else ""
+        return f"Python and launches in {name}, with {milliseconds(kernels_s)} of kernels a step{remedy}"
     return f"the kernels of {name}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from clcomm.report import charts, provenance, run_costs, sentences, tables
+from clcomm.report import charts, provenance, run_costs, sentences, tables, what_if
 from clcomm.report.analysis import Analysis
 from clcomm.report.chart_kinds import Chart
 from clcomm.report.documents import Record
@@ -39,16 +39,20 @@ class Report:
     subtitle: str = ""
 
 
-def build(run: Run) -> Report:
-    """Return the report of a run."""
+def build(run: Run, what_if_too: bool = False) -> Report:
+    """Return the report of a run; with what its steps would take without what slows them, if asked."""
     analysis = Analysis(run)
     found = [*(make(analysis) for make in tables.ALL), provenance.provenance_table(run)]
+    headline = sentences.headline(analysis)
+    if what_if_too:
+        found.insert(0, what_if.table(analysis))
+        headline += [line for line in [what_if.sentence(analysis)] if line]
     drawn = [make(analysis) for make in charts.ALL]
     return Report(
         sentences.title(analysis),
         {name: value for name, value in run.figures.items() if not isinstance(value, list)},
         sentences.tiles(analysis),
-        sentences.headline(analysis),
+        headline,
         [table.filled() for table in found if table.rows],
         [chart for chart in drawn if chart is not None],
         left_out(analysis),

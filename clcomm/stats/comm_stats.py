@@ -362,6 +362,10 @@ class CommStats:
             found = result.phases.get((name, label, bucket)) or result.phases.get((name, label, -1))
             if found is not None:
                 found[:3] = [max(0, mine - theirs) for mine, theirs in zip(found[:3], counts, strict=False)]
+        for rank, (last, ns, _) in earlier.late.items():
+            mine = result.late.pop(rank, [0, 0, 0])
+            if mine[0] > last:
+                result.late[rank] = [mine[0] - last, max(0, mine[1] - ns), mine[2]]
         return result
 
 

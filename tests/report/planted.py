@@ -93,16 +93,20 @@ def planted(name: str, comm: Communicator) -> Iterator[Callable[[Any], None]]:
         yield change
 
 
-def sentences_of(name: str, comm: Communicator) -> list[str]:
-    """Return the sentences of a run's report; collective."""
-    given: dict[str, Any] = {"eval": False, **PLANTS[name.partition("@")[0]]}
+def run_of(names: str, comm: Communicator) -> Run:
+    """Return a short run's figures, as its report's file has them; with several plants between "+". Collective."""
+    given: dict[str, Any] = {"eval": False}
+    for name in names.split("+"):
+        given.update(PLANTS[name.partition("@")[0]])
     options = TrainingOptions(data="synthetic", model="mlp", max_steps=32, quiet=True, overlap="off", **given)
-    with planted(name, comm) as change:
+    with ExitStack() as stack:
+        changes = [stack.enter_context(planted(name, comm)) for name in names.split("+")]
         made = session.Session(options, comm)
-        change(made)
+        for change in changes:
+            change(made)
         result = made.run()
     run = checked_run(json.loads(json.dumps(result.as_report(options, comm, made.splits.name))))
-    return build(Run({name: value for name, value in run.items() if name != "ranks"}, run["ranks"])).headline
+    return Run({name: value for name, value in run.items() if name != "ranks"}, run["ranks"])
 
 
 def main() -> None:
@@ -111,7 +115,7 @@ def main() -> None:
     for number in range(int(rounds)):
         for name in names:
             comm.stats.reset()
-            found = sentences_of(name, comm)
+            found = build(run_of(name, comm)).headline
             if comm.rank == 0:
                 print(json.dumps({"round": number, "plant": name, "sentences": found}), flush=True)
 

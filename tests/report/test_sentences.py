@@ -157,3 +157,15 @@ def test_what_moving_costs_has_at_most_three_digits_in_its_unit():
         call, call_unit, kib, kib_unit = found.groups()
         assert float(call) * seconds[call_unit] == pytest.approx(alpha_s, rel=5e-3)
         assert float(kib) * seconds[kib_unit] == pytest.approx(1024 * beta_s, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "ending"), [(8, "; a larger batch than 8 shares them among more samples"), (None, "")]
+)
+def test_launches_that_outlast_the_kernels_say_what_a_batch_has_to_do_with_it(tmp_path, batch_size, ending):
+    whole = document(batch_size=batch_size)
+    for record in whole["ranks"]:
+        record["kernel_step_s"] = 1e-3
+    report = build(read_runs(written(tmp_path, [whole])))
+    what = f"Python and launches in forward and backward, with 1 ms of kernels a step{ending}: 4 ms, "
+    assert sum(what in line for line in report.headline) == 1
