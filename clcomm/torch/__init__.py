@@ -17,8 +17,9 @@ from clcomm.torch.interruptions import GroupTimeoutError
 from clcomm.torch.launch import prepare_environment
 from clcomm.torch.memory import communicator, empty, share
 from clcomm.torch.process_group import ClcommProcessGroup
+from clcomm.torch.regroup import group_of_store
 
-__all__ = ["ClcommProcessGroup", "GroupTimeoutError", "communicator", "empty", "share"]
+__all__ = ["ClcommProcessGroup", "GroupTimeoutError", "communicator", "empty", "group_of_store", "share"]
 
 if torch.distributed.is_available() and "CLCOMM" not in backend_plugins:
     torch.distributed.Backend.register_backend(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import uuid
 
 from clcomm.errors import LaunchError
 from clcomm.launch.variables import torch_variables
 from clcomm.tensors.private_torch import default_backends
 from clcomm.transport import mpi_communicators, mpi_runtime
 
+_launch = ""
 _INSTEAD = "start it with `clcomm run -n N script.py` or `mpiexec -n N python script.py`"
 
 
@@ -28,6 +30,18 @@ def prepare_environment() -> None:
         world = None
     for name, value in torch_variables(world).items():
         os.environ.setdefault(name, value)
+    global _launch
+    _launch = mpi_communicators.from_first(world, lambda: uuid.uuid4().hex)
+
+
+def own_place() -> tuple[str, int]:
+    """Return what this launch is known by, the same on all of its ranks and no other's, and this rank's number."""
+    if is_torchrun():
+        raise LaunchError(f"torchrun: expected ranks of MPI for backend 'clcomm', got torchrun's; {_INSTEAD}")
+    try:
+        return _launch, mpi_runtime.world().Get_rank()
+    except ImportError:
+        return _launch, 0
 
 
 def is_torchrun() -> bool:

@@ -83,13 +83,22 @@ class ClcommProcessGroup(ProcessGroup):
 
             group._recording = JobRecording.wanted(group.communicator)
             return group
+        tag = zlib.crc32(options.group_id.encode()) & 0x7FFF
+        return cls.of_ranks(ranks, tag, options.store, options.group_id, limit_s)
+
+    @classmethod
+    def of_ranks(cls, ranks: Sequence[int], tag: int, store: object, name: str, limit_s: float) -> ClcommProcessGroup:
+        """Return a group of some of the world's ranks, in this order; collective over them.
+
+        tag: sets apart groups that threads make at one time. limit_s: the time-out of a collective.
+        """
         if len(ranks) == 1:
             comm = Communicator(transport="solo")
         else:
-            members = mpi_communicators.of_ranks(ranks, zlib.crc32(options.group_id.encode()) & 0x7FFF)
+            members = mpi_communicators.of_ranks(ranks, tag)
             comm = Communicator(members, timeout_s=limit_s)
             members.Free()
-        return cls(comm, options.store, options.group_id)
+        return cls(comm, store, name)
 
     @property
     def communicator(self) -> Communicator:
