@@ -22,7 +22,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("clcomm/sync", "clcomm/summary", "clcomm/optim"),
     ("clcomm/zero", "clcomm/launch", "clcomm/top"),
     ("clcomm/report", "clcomm/lizardist", "clcomm/parallel", "clcomm/devices", "clcomm/doctor", "clcomm/verify"),
-    ("clcomm/commands", "clcomm/horovod", "clcomm/torch", "clcomm/netcl", "clcomm/tinygrad", "clcomm/jax", "models"),
+    (
+        *("clcomm/commands", "clcomm/horovod", "clcomm/torch", "clcomm/netcl", "clcomm/tinygrad", "clcomm/jax"),
+        *("clcomm/as_torch", "models"),
+    ),
     ("training/data", "training/engines"),
     ("training/comparison",),
     ("examples", "benchmarks"),

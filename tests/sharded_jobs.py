@@ -7,7 +7,7 @@ import numpy as np
 from clcomm import Synchronizer
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import CrossEntropyLoss, Device, Generator, Linear, Tensor
-from clcomm.optim import SGD, Adam, AdamW, RMSProp
+from clcomm.optim import SGD, Adadelta, Adagrad, Adam, AdamW, RMSProp
 from models import MLP
 from tests.helpers import cpu_device
 
@@ -16,6 +16,8 @@ KINDS = {
     "momentum": lambda model: SGD(model, 0.05, momentum=0.9, nesterov=True),
     "adam": lambda model: Adam(model, 2e-3),
     "adamw": lambda model: AdamW(model, 2e-3),
+    "adadelta": lambda model: Adadelta(model, 0.5),
+    "adagrad": lambda model: Adagrad(model, 0.02, lr_decay=0.1),
     "rmsprop": lambda model: RMSProp(model, 1e-3, momentum=0.9, centered=True),
 }
 

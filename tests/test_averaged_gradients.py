@@ -122,7 +122,7 @@ def _halved(p: Any) -> np.ndarray:
 
 def _launch_copy(p: Any, kept: Any) -> None:
     half, device = Tensor(_halved(p), p.device), p.device
-    device.launch(device.kernel("elementwise", "copy"), *device.grid(half.size), p.grad, half, half.size)
+    device.launch(device.kernel("elementwise", "copy"), *device.grid(half.numel()), p.grad, half, half.numel())
 
 
 def _netcl_write(p: Any, kept: Any) -> None:

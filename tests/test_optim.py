@@ -9,7 +9,7 @@ import pytest
 
 from clcomm.engine import Device, FlatSpace, Linear, Parameter, Sequential, Tensor
 from clcomm.errors import ArgumentError
-from clcomm.optim import SGD, Adam, AdamW, RMSProp
+from clcomm.optim import SGD, Adadelta, Adagrad, Adam, AdamW, RMSProp
 from tests.helpers import cpu_device
 
 CASES = [
@@ -25,6 +25,10 @@ CASES = [
     (RMSProp, "RMSprop", {"lr": 0.02, "alpha": 0.9, "weight_decay": 0.1, "momentum": 0.5}),
     (RMSProp, "RMSprop", {"centered": True}),
     (RMSProp, "RMSprop", {"lr": 0.005, "momentum": 0.9, "centered": True}),
+    (Adadelta, "Adadelta", {}),
+    (Adadelta, "Adadelta", {"lr": 0.5, "rho": 0.95, "eps": 1e-5, "weight_decay": 0.1}),
+    (Adagrad, "Adagrad", {}),
+    (Adagrad, "Adagrad", {"lr": 0.05, "lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.2}),
 ]
 SHAPES = [(7,), (3, 5), (130,), (1,)]
 
@@ -134,7 +138,7 @@ def test_averaged_gradients_are_used_after_a_synchronisation(device):
 
 
 def test_nan_in_a_gradient_shows_in_its_parameter_alone(device):
-    for make in (SGD, Adam, AdamW, RMSProp):
+    for make in (SGD, Adam, AdamW, RMSProp, Adadelta, Adagrad):
         a, b = Parameter([1.0, 1.0], device), Parameter([1.0], device)
         optimizer = make([a, b], lr=0.1)
         a.grad, b.grad = Tensor([np.nan, 1.0], device), Tensor([1.0], device)
@@ -332,6 +336,8 @@ def test_a_state_of_nonsense_changes_nothing(device, make, options):
     (Adam, {"betas": (0.9, 1.0)}, r"betas\[1\]: expected a number from 0 to below 1, got 1.0"),
     (Adam, {"eps": -1e-8}, "eps: expected a number of at least 0"),
     (AdamW, {"weight_decay": -1}, "weight_decay: expected a number of at least 0"),
+    (Adadelta, {"rho": 1.5}, "rho: expected a number from 0 to 1, got 1.5"),
+    (Adagrad, {"lr_decay": -1.0}, "lr_decay: expected a number of at least 0"),
     (RMSProp, {"alpha": -0.5}, "alpha: expected a number of at least 0"),
 ])  # fmt: skip
 def test_hyper_parameters_outside_their_range(device, make, options, message):

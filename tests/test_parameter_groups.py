@@ -11,7 +11,7 @@ from clcomm import Synchronizer
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import CrossEntropyLoss, Parameter, Tensor
 from clcomm.errors import ArgumentError
-from clcomm.optim import SGD, Adam, AdamW, RMSProp
+from clcomm.optim import SGD, Adadelta, Adagrad, Adam, AdamW, RMSProp
 from models import MLP
 from tests.sharded_jobs import SHAPE, cpu
 
@@ -20,6 +20,8 @@ CASES = {
     "sgd": (SGD, {"lr": 0.1}, [{}, {"lr": 0.02, "weight_decay": 0.1}, {"momentum": 0.9, "nesterov": True}]),
     "adam": (Adam, {}, [{"betas": (0.5, 0.9)}, {"lr": 0.05}, {"weight_decay": 0.3, "eps": 1e-3}]),
     "adamw": (AdamW, {"lr": 0.01}, [{}, {"weight_decay": 0.0}, {"lr": 0.1, "weight_decay": 0.2}]),
+    "adadelta": (Adadelta, {}, [{"rho": 0.5}, {"lr": 0.05, "eps": 1e-3}, {"weight_decay": 0.3}]),
+    "adagrad": (Adagrad, {}, [{"lr_decay": 0.5}, {"lr": 0.05}, {"weight_decay": 0.3}]),
     "rmsprop": (RMSProp, {}, [{"centered": True}, {"momentum": 0.5, "alpha": 0.9}, {"lr": 0.1, "weight_decay": 0.1}]),
 }
 SIZES = [7, 130, 1, 300, 5, 64]  # of the parameters; number i is in group i % 3

@@ -111,7 +111,7 @@ def _forward_backward(forward_fn: ForwardFn, device: Device, params: list[Parame
     def forward_backward(*shard: Tensor) -> Tensor:
         result = forward_fn(device, *shard, params)
         loss, tape = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-        if not isinstance(loss, Tensor) or loss.size != 1:
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"shape {loss.shape}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ArgumentError(f"forward_fn: expected a loss of one element, or (loss, tape), got {got}")
         if loss.device is not device:

@@ -1,11 +1,10 @@
 """The native engine: tensors, automatic differentiation and modules on OpenCL devices."""
 
-from clcomm.engine import functional, nn
+from clcomm.engine import creation, functional, nn
 from clcomm.engine.autograd import Op, no_grad
 from clcomm.engine.device import Device, default_device, set_default_device
 from clcomm.engine.flat import FlatSpace
 from clcomm.engine.nn import *  # noqa: F403 - the names in its __all__
-from clcomm.engine.parameter import Parameter
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.replay import Replay
 from clcomm.engine.tensor import Tensor, from_dlpack
@@ -19,10 +18,10 @@ __all__ = [
     "DeviceError",
     "FlatSpace",
     "Op",
-    "Parameter",
     "RandomStream",
     "Replay",
     "Tensor",
+    "creation",
     "default_device",
     "from_dlpack",
     "functional",

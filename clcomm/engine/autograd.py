@@ -154,14 +154,14 @@ class Op:
         return result
 
 
-def backward(root: Tensor, gradient: Tensor | float | None = None) -> None:
+def backward(root: Tensor, gradient: Tensor | float | None = None, retain_graph: bool = False) -> None:
     if not root._requires_grad:
         raise ArgumentError("backward: this tensor needs no gradient (no leaf with requires_grad, or no_grad() is on)")
     seed = _seed(root, gradient)
     number = next(_backwards)
     outer, _modes.backward = _modes.backward, number
     try:
-        _backpropagate(root, seed)
+        _backpropagate(root, seed, retain_graph)
     finally:
         _modes.backward = outer
     for end in tuple(root.device.backward_ends):
@@ -170,7 +170,7 @@ def backward(root: Tensor, gradient: Tensor | float | None = None) -> None:
             root.device.on_host(action)
 
 
-def _backpropagate(root: Tensor, seed: Tensor) -> None:
+def _backpropagate(root: Tensor, seed: Tensor, retain_graph: bool) -> None:
     if root._node is None:
         _accumulate(root, seed)
         _run_hooks(root)
@@ -182,7 +182,7 @@ def _backpropagate(root: Tensor, seed: Tensor) -> None:
     root._node.grad = seed
     with no_grad():
         for node in nodes:
-            _run_node(node, uses)
+            _run_node(node, uses, retain_graph)
 
 
 def _seed(root: Tensor, gradient: Tensor | float | None) -> Tensor:
@@ -190,7 +190,7 @@ def _seed(root: Tensor, gradient: Tensor | float | None) -> Tensor:
         if float_tensor("backward: gradient", gradient).shape != root.shape:
             raise ArgumentError(f"backward: expected a gradient of shape {root.shape}, got {gradient.shape}")
         return gradient
-    if gradient is None and root.size != 1:
+    if gradient is None and root.numel() != 1:
         raise ArgumentError(f"backward: a tensor of shape {root.shape} needs gradient=; only one element does not")
     value = constant(root.device, 1.0 if gradient is None else float(gradient))
     if root.shape == ():
@@ -208,7 +208,10 @@ def _nodes_before(root: Any) -> tuple[list[Context], dict[int, int]]:
     while waiting:
         node = waiting.pop()
         if node.inputs is None:
-            raise ArgumentError("backward: this graph ran backward before and released its tensors; run forward again")
+            raise ArgumentError(
+                "backward: this graph ran backward before and released its tensors; run forward "
+                "again, or use retain_graph=True before"
+            )
         nodes.append(node)
         for x, producer, needed in zip(node.inputs, node.producers, node.needs, strict=True):
             if needed:
@@ -242,8 +245,8 @@ def _require_unwritten(node: Context) -> None:
             )
 
 
-def _run_node(node: Context, uses: dict[int, int]) -> None:
-    """Run one node's backward, pass its gradients on, and release the saved tensors."""
+def _run_node(node: Context, uses: dict[int, int], retain_graph: bool) -> None:
+    """Run one node's backward, pass its gradients on, and release the saved tensors unless they are to be retained."""
     inputs = node.inputs
     grads = node.op.backward(node, node.grad) if node.grad is not None else (None,) * len(inputs)
     for x, producer, grad, needed in zip(inputs, node.producers, grads, node.needs, strict=True):
@@ -262,7 +265,11 @@ def _run_node(node: Context, uses: dict[int, int]) -> None:
             uses[id(x)] -= 1
             if not uses[id(x)]:
                 _run_hooks(x)
-    node.inputs = node.grad = node.mask = None
+    node.grad = None
+    if retain_graph:
+        node.owns_grad = node.is_masked = False
+        return
+    node.inputs = node.mask = None
     node.saved = ()
 
 
@@ -294,7 +301,7 @@ def _add_to_node(node: Node, grad: Tensor) -> None:
 
 
 def _add_into(total: Tensor, grad: Tensor) -> None:
-    device, size = total.device, total.size
+    device, size = total.device, total.numel()
     device.launch(device.kernel("elementwise", "add_into"), *device.grid(size), total.buffer, grad.buffer, size)
 
 

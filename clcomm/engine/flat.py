@@ -183,14 +183,14 @@ class FlatSpace(FlatBuffers):
         """Return a buffer with a stored parameter's values as float32."""
         assert self.storage is not None
         values = self.device.allocate(parameter.nbytes)
-        self.storage.expand(self.params, values, self._places[parameter].start // 4, parameter.size)
+        self.storage.expand(self.params, values, self._places[parameter].start // 4, parameter.numel())
         return values
 
     def narrow(self, parameter: Parameter, values: np.ndarray) -> None:
         """Store a parameter's values, float32; waits for the queue."""
         assert self.storage is not None
         given = self.device.upload(np.ascontiguousarray(values, np.float32))
-        self.storage.narrow(self.params, given, self._places[parameter].start // 4, 0, parameter.size)
+        self.storage.narrow(self.params, given, self._places[parameter].start // 4, 0, parameter.numel())
         self.device.finish()
 
     # -- shards

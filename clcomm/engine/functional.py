@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from clcomm.engine.ops.activation import gelu, leaky_relu, relu, sigmoid, silu, tanh
+from clcomm.engine.ops.arrangement import dot, flip, meshgrid, narrow, outer, pad, repeat, roll, unbind
 from clcomm.engine.ops.attention import (
     attention_weights,
     multi_head_attention,
@@ -13,7 +14,7 @@ from clcomm.engine.ops.attention import (
 )
 from clcomm.engine.ops.batch_norm import batch_norm, group_norm
 from clcomm.engine.ops.batched_matmul import matmul
-from clcomm.engine.ops.blocks import concat, pad, split, stack
+from clcomm.engine.ops.blocks import concat, split, stack
 from clcomm.engine.ops.casts import to_float
 from clcomm.engine.ops.class_losses import cross_entropy, nll_loss
 from clcomm.engine.ops.comparisons import (
@@ -37,39 +38,30 @@ from clcomm.engine.ops.comparisons import (
 )
 from clcomm.engine.ops.composed import (
     binary_cross_entropy,
+    cosine_similarity,
     elu,
+    glu,
     hardsigmoid,
     hardswish,
     hardtanh,
     huber_loss,
     kl_div,
     l1_loss,
+    logsigmoid,
     mish,
+    normalize,
     prelu,
     relu6,
     rms_norm,
     softplus,
+    threshold,
 )
 from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool, conv_transpose2d
 from clcomm.engine.ops.dropout import dropout
 from clcomm.engine.ops.einsum import einsum
 from clcomm.engine.ops.elementwise import add, div, mul, sub
-from clcomm.engine.ops.functions import (
-    abs,
-    clamp,
-    cos,
-    erf,
-    exp,
-    log,
-    maximum,
-    minimum,
-    pow,
-    rsqrt,
-    sin,
-    sqrt,
-    square,
-)
-from clcomm.engine.ops.in_place import overwrite
+from clcomm.engine.ops.functions import abs, clamp, cos, erf, exp, log, maximum, minimum, pow, rsqrt, sin, sqrt, square
+from clcomm.engine.ops.in_place import assign, overwrite
 from clcomm.engine.ops.indexing import embedding, gather, index_select, take
 from clcomm.engine.ops.layer_norm import layer_norm
 from clcomm.engine.ops.loss import binary_cross_entropy_with_logits, mse_loss, smooth_l1_loss
@@ -94,6 +86,7 @@ from clcomm.engine.ops.ordered import (
 from clcomm.engine.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from clcomm.engine.ops.reduce import broadcast_to, mean, sum
 from clcomm.engine.ops.resampling import adaptive_max_pool2d, interpolate, pixel_shuffle, pixel_unshuffle
+from clcomm.engine.ops.rounding import ceil, floor, floor_divide, log1p, remainder, round, sign, trunc
 from clcomm.engine.ops.shape import clone, flatten, reshape, squeeze, swap_dimensions, transpose, unsqueeze
 from clcomm.engine.ops.softmax import log_softmax, logsumexp, softmax
 from clcomm.engine.ops.variance import var
@@ -110,6 +103,7 @@ __all__ = [
     "argmax",
     "argmin",
     "argsort",
+    "assign",
     "attention_weights",
     "avg_pool1d",
     "avg_pool2d",
@@ -118,6 +112,7 @@ __all__ = [
     "binary_cross_entropy_with_logits",
     "broadcast_to",
     "cat",
+    "ceil",
     "chunk",
     "clamp",
     "clone",
@@ -128,9 +123,11 @@ __all__ = [
     "conv_transpose1d",
     "conv_transpose2d",
     "cos",
+    "cosine_similarity",
     "cross_entropy",
     "cumsum",
     "div",
+    "dot",
     "dropout",
     "einsum",
     "elu",
@@ -139,8 +136,12 @@ __all__ = [
     "erf",
     "exp",
     "flatten",
+    "flip",
+    "floor",
+    "floor_divide",
     "gather",
     "gelu",
+    "glu",
     "greater_or_equal",
     "greater_than",
     "group_norm",
@@ -158,11 +159,13 @@ __all__ = [
     "less_than",
     "linear",
     "log",
+    "log1p",
     "log_softmax",
     "logical_and",
     "logical_not",
     "logical_or",
     "logical_xor",
+    "logsigmoid",
     "logsumexp",
     "masked_fill",
     "matmul",
@@ -171,16 +174,20 @@ __all__ = [
     "max_pool2d",
     "maximum",
     "mean",
+    "meshgrid",
     "min",
     "minimum",
     "mish",
     "mse_loss",
     "mul",
     "multi_head_attention",
+    "narrow",
     "nll_loss",
     "norm",
+    "normalize",
     "not_equal_to",
     "one_hot",
+    "outer",
     "overwrite",
     "packed_attention",
     "pad",
@@ -191,11 +198,16 @@ __all__ = [
     "prod",
     "relu",
     "relu6",
+    "remainder",
+    "repeat",
     "reshape",
     "rms_norm",
+    "roll",
+    "round",
     "rsqrt",
     "scaled_dot_product_attention",
     "sigmoid",
+    "sign",
     "silu",
     "sin",
     "smooth_l1_loss",
@@ -213,6 +225,7 @@ __all__ = [
     "swap_dimensions",
     "take",
     "tanh",
+    "threshold",
     "to_bool",
     "to_float",
     "to_int",
@@ -220,6 +233,8 @@ __all__ = [
     "transpose",
     "tril",
     "triu",
+    "trunc",
+    "unbind",
     "unsqueeze",
     "var",
     "where",

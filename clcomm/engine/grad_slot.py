@@ -166,7 +166,7 @@ class GradSlot:
     def make_own(self) -> None:
         """Fill `local` with this rank's own gradient, zeros if there is none."""
         if self.state == NONE:
-            device, size = self.local.device, self.local.size
+            device, size = self.local.device, self.local.numel()
             device.launch(device.kernel("elementwise", "fill"), *device.grid(size), self.local, 0.0, size)
         else:
             self.for_update()

@@ -100,11 +100,6 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
     # -- shape
 
     @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the elements in the device's memory."""
         return math.prod(self.shape) * _ELEMENT_BYTES
@@ -140,7 +135,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
 
     def item(self) -> float | int:
         """Return the value of a tensor of one element as a Python number; waits for the queue."""
-        if self.shape and self.size != 1:
+        if self.shape and self.numel() != 1:
             raise ArgumentError(f"item: expected a tensor of one element, got shape {self.shape}")
         # A subclass's buffer may be another after it was asked for.
         value = self.device.read_one(self.buffer, self.dtype) if type(self) is Tensor else None
@@ -175,6 +170,10 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         return getattr(self, "_bounds", _NONE_KNOWN)
 
     # -- copies
+
+    @staticmethod
+    def _on(values: object, device: Device | str) -> Tensor:
+        return Tensor(values, device)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Tensor:
         """Return a leaf with memory of its own on the same device, without gradient and hooks."""
@@ -265,17 +264,18 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
 
         return remove
 
-    def backward(self, gradient: Tensor | float | None = None) -> None:
+    def backward(self, gradient: Tensor | float | None = None, retain_graph: bool = False) -> None:
         """Add the gradients of this tensor to the `grad` of every leaf from which it was computed.
 
         Args:
             gradient: the gradient of this tensor itself: a tensor of its shape, or a number for every element; None: 1,
                 for a tensor of one element.
+            retain_graph: whether operations keep their tensors, for another backward().
 
         Raises:
             ArgumentError: no leaf needs a gradient, `gradient` does not fit, or the graph ran backward before.
         """
-        Tensor._backward(self, gradient)
+        Tensor._backward(self, gradient, retain_graph)
 
     def detach(self) -> Tensor:
         """Return a tensor on the same memory that is not on the tape."""
@@ -332,8 +332,8 @@ def empty(device: Device, shape: Shape, dtype: np.dtype = FLOAT32) -> Tensor:
 
 def copy_into(target: Tensor, source: Tensor) -> None:
     """Queue a copy of the elements of one tensor to another of the same size; ArgumentError for another size."""
-    device, size = target.device, target.size
-    if source.size != size:
+    device, size = target.device, target.numel()
+    if source.numel() != size:
         raise ArgumentError(f"copy: expected {size} elements, as {target.shape} has, got {source.shape}")
     device.launch(device.kernel("elementwise", "copy"), *device.grid(size), target.buffer, source.buffer, size)
 

@@ -1,98 +1,34 @@
-"""A tensor's methods; each calls the function of the same name."""
+"""A tensor's methods that compute; each calls the function of the same name."""
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+import math
+from typing import Any
 
 import numpy as np
 
-AnyTensor = TypeVar("AnyTensor")  # Tensor, whose module imports this one
-Result = TypeVar("Result", covariant=True)
+from clcomm.engine.tensor_in_place import InPlaceMethods
+from clcomm.engine.tensor_shapes import AnyTensor
 
 
-class Functions(Protocol[Result]):
-    def __getattr__(self, name: str) -> Callable[..., Result]: ...
-
-
-class TensorMethods(Generic[AnyTensor]):
+class TensorMethods(InPlaceMethods[AnyTensor]):
     """The methods of Tensor, which derives from this class."""
 
     __slots__ = ()
-
-    _functional: Functions[AnyTensor]  # which imports this file and sets it
-
-    def reshape(self, *shape: int | Sequence[int]) -> AnyTensor:
-        """Return the same elements in another shape, one dimension of which may be -1; shares memory."""
-        return self._functional.reshape(self, _sizes(shape))
-
-    def flatten(self, start_dim: int = 0) -> AnyTensor:
-        """Return the tensor with the dimensions from `start_dim` on merged into one."""
-        return self._functional.flatten(self, start_dim)
-
-    def transpose(self, *axes: int | Sequence[int]) -> AnyTensor:
-        """Return the tensor with two dimensions swapped, as PyTorch's `transpose(0, 1)`.
-
-        More or fewer numbers, or a sequence, are the new order of all dimensions, reversed by default, as in NumPy.
-        """
-        if len(axes) == 2 and all(isinstance(axis, (int, np.integer)) for axis in axes):
-            return self._functional.swap_dimensions(self, *_sizes(axes))
-        return self._functional.transpose(self, _sizes(axes) or None)
-
-    def permute(self, *axes: int | Sequence[int]) -> AnyTensor:
-        """Return the tensor with its dimensions in the order of `axes`."""
-        return self._functional.transpose(self, _sizes(axes))
-
-    @property
-    def T(self) -> AnyTensor:
-        """The tensor with its dimensions reversed."""
-        return self._functional.transpose(self, None)
-
-    def view(self, *shape: int | Sequence[int]) -> AnyTensor:
-        """Return `reshape`, which shares memory as PyTorch's view does."""
-        return self._functional.reshape(self, _sizes(shape))
-
-    def expand(self, *shape: int | Sequence[int]) -> AnyTensor:
-        """Return the tensor repeated along dimensions of size 1 and new ones in front; -1 keeps a size."""
-        return self._functional.broadcast_to(self, _sizes(shape))
 
     def clone(self) -> AnyTensor:
         """Return a copy through which gradients pass."""
         return self._functional.clone(self)
 
-    def dim(self) -> int:
-        """Return the number of dimensions."""
-        return self.ndim  # type: ignore[attr-defined,no-any-return]
-
-    def numel(self) -> int:
-        """Return the number of elements."""
-        return self.size  # type: ignore[attr-defined,no-any-return]
-
     def tolist(self) -> Any:
         """Return the values as nested lists of Python numbers; waits for the queue."""
         return self.numpy().tolist()  # type: ignore[attr-defined]
-
-    def contiguous(self) -> AnyTensor:
-        """Return the tensor itself, as all are contiguous."""
-        return self  # type: ignore[return-value]
 
     def requires_grad_(self, requires_grad: builtins.bool = True) -> AnyTensor:
         """Set `requires_grad`; return the tensor."""
         self.requires_grad = requires_grad  # type: ignore[misc]
         return self  # type: ignore[return-value]
-
-    def view_as(self, other: Any) -> AnyTensor:
-        """Return the elements in the shape of another tensor."""
-        return self._functional.reshape(self, other.shape)
-
-    def expand_as(self, other: Any) -> AnyTensor:
-        """Return the tensor repeated to the shape of another one."""
-        return self._functional.broadcast_to(self, other.shape)
-
-    def t(self) -> AnyTensor:
-        """Return a matrix transposed."""
-        return self._functional.transpose(self, None)
 
     def matmul(self, other: AnyTensor) -> AnyTensor:
         """Return the product of matrices. See `functional.matmul`."""
@@ -256,30 +192,6 @@ class TensorMethods(Generic[AnyTensor]):
         """Return each element to the power of a number. See `functional.pow`."""
         return self._functional.pow(self, *args, **named)
 
-    def squeeze(self, *args: Any, **named: Any) -> AnyTensor:
-        """Return the tensor without dimensions of size 1. See `functional.squeeze`."""
-        return self._functional.squeeze(self, *args, **named)
-
-    def unsqueeze(self, *args: Any, **named: Any) -> AnyTensor:
-        """Return the tensor with one more dimension, of size 1. See `functional.unsqueeze`."""
-        return self._functional.unsqueeze(self, *args, **named)
-
-    def gather(self, *args: Any, **named: Any) -> AnyTensor:
-        """Return the elements at indices along a dimension. See `functional.gather`."""
-        return self._functional.gather(self, *args, **named)
-
-    def index_select(self, *args: Any, **named: Any) -> AnyTensor:
-        """Return the slices at indices along a dimension. See `functional.index_select`."""
-        return self._functional.index_select(self, *args, **named)
-
-    def tril(self, *args: Any, **named: Any) -> AnyTensor:
-        """Return the tensor with zeros above a diagonal. See `functional.tril`."""
-        return self._functional.tril(self, *args, **named)
-
-    def triu(self, *args: Any, **named: Any) -> AnyTensor:
-        """Return the tensor with zeros below a diagonal. See `functional.triu`."""
-        return self._functional.triu(self, *args, **named)
-
     def max(self, *args: Any, **named: Any) -> Any:
         """Return the largest element, or (values, indices) along a dimension. See `functional.max`."""
         return self._functional.max(self, *args, **named)
@@ -296,16 +208,66 @@ class TensorMethods(Generic[AnyTensor]):
         """Return (values, indices) of the largest along a dimension. See `functional.topk`."""
         return self._functional.topk(self, *args, **named)
 
-    def chunk(self, *args: Any, **named: Any) -> Any:
-        """Return parts along a dimension. See `functional.chunk`."""
-        return self._functional.chunk(self, *args, **named)
+    def neg(self) -> AnyTensor:
+        """Return -x of each element."""
+        return self._functional.mul(self, -1)
 
-    def split(self, *args: Any, **named: Any) -> Any:
-        """Return parts along a dimension. See `functional.split`."""
-        return self._functional.split(self, *args, **named)
+    def reciprocal(self) -> AnyTensor:
+        """Return 1 / x of each element."""
+        return self._functional.div(1.0, self)
 
+    def log1p(self) -> AnyTensor:
+        """Return log(1 + x) of each element."""
+        return self._functional.log1p(self)
 
-def _sizes(given: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
-    if len(given) == 1 and not isinstance(given[0], (int, np.integer)):
-        return tuple(int(n) for n in given[0])
-    return tuple(int(n) for n in given)  # type: ignore[arg-type]
+    def floor(self) -> AnyTensor:
+        """Return the next whole number below each element."""
+        return self._functional.floor(self)
+
+    def ceil(self) -> AnyTensor:
+        """Return the next whole number above each element."""
+        return self._functional.ceil(self)
+
+    def round(self) -> AnyTensor:
+        """Return the nearest whole number, the even one of two."""
+        return self._functional.round(self)
+
+    def trunc(self) -> AnyTensor:
+        """Return each element without its fraction."""
+        return self._functional.trunc(self)
+
+    def sign(self) -> AnyTensor:
+        """Return 1, 0 or -1 of each element."""
+        return self._functional.sign(self)
+
+    def isnan(self) -> AnyTensor:
+        """Return whether each element is NaN."""
+        return self._functional.not_equal_to(self, self)
+
+    def isinf(self) -> AnyTensor:
+        """Return whether each element is infinite."""
+        return self._functional.equal_to(self._functional.abs(self), math.inf)
+
+    def isfinite(self) -> AnyTensor:
+        """Return whether each element is neither infinite nor NaN."""
+        return self._functional.less_than(self._functional.abs(self), math.inf)
+
+    def dot(self, other: AnyTensor) -> AnyTensor:
+        """Return the sum of the products of each two elements, of two tensors of one dimension."""
+        return self._functional.dot(self, other)
+
+    def outer(self, other: AnyTensor) -> AnyTensor:
+        """Return all products of an element and one of the other tensor's, both of one dimension."""
+        return self._functional.outer(self, other)
+
+    def maximum(self, other: AnyTensor) -> AnyTensor:
+        """Return the larger of each two elements."""
+        return self._functional.maximum(self, other)
+
+    def minimum(self, other: AnyTensor) -> AnyTensor:
+        """Return the smaller of each two elements."""
+        return self._functional.minimum(self, other)
+
+    def nonzero(self) -> AnyTensor:
+        """Return the indices of all elements that are not 0, [number, dimensions]; read to the host."""
+        return self.new_tensor(np.argwhere(self.numpy()))  # type: ignore[attr-defined]

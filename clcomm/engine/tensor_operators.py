@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from numbers import Real
 from typing import Any
 
-from clcomm.engine.tensor_methods import AnyTensor, TensorMethods
+from clcomm.engine.tensor_methods import TensorMethods
+from clcomm.engine.tensor_shapes import AnyTensor
 from clcomm.errors import ArgumentError
 
 
@@ -61,7 +62,20 @@ class TensorOperators(TensorMethods[AnyTensor]):
         return self._functional.overwrite(self, lambda x: x / other)
 
     def __neg__(self) -> AnyTensor:
-        return self._functional.mul(self, -1.0)
+        return self._functional.mul(self, -1)
+
+    def __floordiv__(self, other: AnyTensor | float) -> AnyTensor:
+        return self._functional.floor_divide(self, other)
+
+    def __rfloordiv__(self, other: float) -> AnyTensor:
+        return self._functional.floor_divide(other, self)
+
+    def __rmod__(self, other: float) -> AnyTensor:
+        return self._functional.remainder(other, self)
+
+    def __mod__(self, other: AnyTensor | float) -> AnyTensor:
+        """Return the rest of a division, with the divisor's sign. See `functional.remainder`."""
+        return self._functional.remainder(self, other)
 
     def __matmul__(self, other: AnyTensor) -> AnyTensor:
         return self._functional.matmul(self, other)

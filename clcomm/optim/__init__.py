@@ -5,7 +5,7 @@ parameters do not change.
 """
 
 from clcomm.optim import lr_scheduler
-from clcomm.optim.algorithms import SGD, Adam, AdamW, RMSProp
+from clcomm.optim.algorithms import SGD, Adadelta, Adagrad, Adam, AdamW, RMSProp, RMSprop
 from clcomm.optim.optimizer import Optimizer
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "RMSProp", "lr_scheduler"]
+__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Optimizer", "RMSProp", "RMSprop", "lr_scheduler"]

@@ -113,3 +113,49 @@ class RMSProp(Optimizer):
         buffers = (square, *[state[name] if name in names else square for name in ("mean", "velocity")])
         numbers = (hyper["lr"], hyper["alpha"], hyper["eps"], hyper["weight_decay"], hyper["momentum"])
         return "rmsprop", (*buffers, *numbers, int(hyper["centered"]))
+
+
+#: PyTorch's spelling.
+RMSprop = RMSProp
+
+
+class Adadelta(Optimizer):
+    """Adadelta (Zeiler, 2012), like torch.optim.Adadelta."""
+
+    def __init__(self, params: Params, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0):
+        super().__init__(params, lr=lr, rho=rho, eps=eps, weight_decay=weight_decay)
+
+    @classmethod
+    def _buffers_for(cls, hyper: Mapping[str, float]) -> tuple[str, ...]:
+        if hyper["rho"] > 1:
+            raise ArgumentError(f"rho: expected a number from 0 to 1, got {hyper['rho']!r}")
+        return "square", "moved"
+
+    def _kernel_call(self, hyper: Mapping[str, float], steps: int) -> tuple[str, tuple[object, ...]]:
+        numbers = (hyper["lr"], hyper["rho"], hyper["eps"], hyper["weight_decay"])
+        return "adadelta", (self._state["square"], self._state["moved"], *numbers)
+
+
+class Adagrad(Optimizer):
+    """Adagrad (Duchi et al., 2011), like torch.optim.Adagrad."""
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+    ):
+        initial = {"initial_accumulator_value": initial_accumulator_value}
+        super().__init__(params, lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, **initial, eps=eps)
+
+    @classmethod
+    def _buffers_for(cls, hyper: Mapping[str, float]) -> tuple[str, ...]:
+        return ("square",)
+
+    def _kernel_call(self, hyper: Mapping[str, float], steps: int) -> tuple[str, tuple[object, ...]]:
+        lr = hyper["lr"] / (1.0 + (steps - 1) * hyper["lr_decay"])
+        numbers = (lr, hyper["eps"], hyper["weight_decay"], hyper["initial_accumulator_value"])
+        return "adagrad", (self._state["square"], *numbers)

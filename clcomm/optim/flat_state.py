@@ -78,7 +78,7 @@ class FlatState:
             for parameter, place in zip(space.parameters, space.layout.ranges, strict=True):
                 if parameter in places:
                     begin = places[parameter].start // ITEM
-                    moved[place.start // ITEM :][: parameter.size] = values[begin : begin + parameter.size]
+                    moved[place.start // ITEM :][: parameter.numel()] = values[begin : begin + parameter.numel()]
             new._buffers[name] = space.device.upload(moved)
         return new
 

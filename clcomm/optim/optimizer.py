@@ -131,8 +131,9 @@ class Optimizer:
         groups = [{**group, PARAMS: [others[each] for each in group[PARAMS]]} for group in self.param_groups]
         return type(self)(groups, **self._defaults)
 
-    def zero_grad(self) -> None:
-        """Drop all gradients."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients; a missing one counts as zeros, so that `set_to_none`, PyTorch's, makes no difference."""
+
         self.space.zero_grad()
         if self._checked_revision != self.space.device.revision:  # unfreezing may have moved parameters
             for space in {space for p in self._members.values() if (space := space_of(p))}:

@@ -136,8 +136,8 @@ class Exchange:
         if self.size == 1:
             return _copied(part, out)
         shape = (*part.shape[:axis], part.shape[axis] * self.size, *part.shape[axis + 1 :])
-        block = _padded(part.size)
-        blocks, own, run = self._once(("gather", block, part.size, label), self._prepare_gather)
+        block = _padded(part.numel())
+        blocks, own, run = self._once(("gather", block, part.numel(), label), self._prepare_gather)
         self.device.on_host(self._fence, "gathered")
         copy_into(own.alias(part.shape), part)
         self.device.on_host(run)
@@ -162,8 +162,8 @@ class Exchange:
     def _sum_part(self, x: Tensor, axis: int, label: str) -> Tensor:
         """Return this rank's part along `axis` of the sum of all ranks' x, valid until the next exchange."""
         sizes, whole, part = self._strides(x.shape, axis)
-        block = _padded(x.size // self.size)
-        own, total, run = self._once(("sum_part", block, x.size, label), self._prepare_sum_part)
+        block = _padded(x.numel() // self.size)
+        own, total, run = self._once(("sum_part", block, x.numel(), label), self._prepare_sum_part)
         self.device.on_host(self._fence, "rows")
         copy_part(sizes, own, Block(0, (block, *part[1:])), x, Block(0, whole))
         self.device.on_host(run)

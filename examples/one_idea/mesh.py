@@ -30,7 +30,7 @@ ddp.finish_grad_sync()  # the mean along dp; along tp each rank has gradients of
 
 if comm.rank == 0:
     print(mesh)
-own = sum(parameter.size for parameter in ddp.parameters())
+own = sum(parameter.numel() for parameter in ddp.parameters())
 alike = np.allclose(outputs.numpy(), whole.numpy(), rtol=1e-5, atol=1e-6)
-print(f"rank {comm.rank} at {mesh.coordinates}: {own} of {sum(p.size for p in network().parameters())} parameters; "
+print(f"rank {comm.rank} at {mesh.coordinates}: {own} of {sum(p.numel() for p in network().parameters())} parameters; "
       f"outputs of the whole model: {alike}")  # fmt: skip

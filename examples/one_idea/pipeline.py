@@ -30,7 +30,7 @@ for start in 6 * [*range(0, 1600, 80)]:
     optimizer.step()
     optimizer.zero_grad()
 
-own = sum(parameter.size for parameter in pipeline.module.parameters())
+own = sum(parameter.numel() for parameter in pipeline.module.parameters())
 print(f"rank {comm.rank}: stage of {own} parameters, loss {losses[0]:.2f} at first, {losses[-1]:.2f} at last")
 if comm.rank == 0:
     print(pipeline.schedule.drawing())

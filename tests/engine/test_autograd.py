@@ -8,10 +8,11 @@ import weakref
 import numpy as np
 import pytest
 
-from clcomm.engine import Op, Parameter, Tensor, no_grad
+from clcomm.engine import Op, Parameter, Tensor, nn, no_grad
 from clcomm.engine import functional as F
 from clcomm.engine.autograd import is_recording
 from clcomm.errors import ArgumentError
+from tests.engine.values import drawn
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_second_backward_says_what_to_do(leaf):
     loss = (leaf * leaf).sum()
     loss.backward()
     with pytest.raises(
-        ArgumentError, match="this graph ran backward before and released its tensors; run forward again"
+        ArgumentError, match="this graph ran backward before and released its tensors; run forward again, or"
     ):
         loss.backward()
 
@@ -218,3 +219,21 @@ def test_same_bits_each_time(device):
         (F.tanh(x * y) / (1.0 + x * x)).mean().backward()
         results.append(x.grad.numpy().tobytes() + y.grad.numpy().tobytes())
     assert results[0] == results[1]
+
+
+def test_a_retained_graph_runs_backward_again(device):
+    layers = [nn.Conv2d(2, 4, 3, 1, 1, device=device), nn.ReLU(), nn.MaxPool2d(2), nn.BatchNorm2d(4, device=device),
+              nn.Flatten(), nn.Linear(36, 8, device=device), nn.GELU(), nn.LayerNorm(8, device=device)]  # fmt: skip
+    model = nn.Sequential(*layers)
+    x = Tensor(drawn(0, 3, 2, 6, 6), device, requires_grad=True)
+    y = model(x)
+    shared = y * y + F.softmax(y, -1)
+    loss = F.cross_entropy(shared, np.array([1, 0, 7])) + shared.mean()
+    loss.backward(retain_graph=True)
+    once = [each.grad.numpy() for each in (x, *model.parameters())]
+    for each in (x, *model.parameters()):
+        each.grad = None
+    loss.backward()
+    assert all(np.array_equal(a, each.grad.numpy()) for a, each in zip(once, (x, *model.parameters()), strict=True))
+    with pytest.raises(ArgumentError, match="ran backward before"):
+        loss.backward()

@@ -300,7 +300,7 @@ def test_refuses(model, device):
 #: Tensors that share a parameter's memory, and that a program may keep when it drops the model.
 KEPT = {
     "detached": lambda p: p.detach(),
-    "in another shape": lambda p: p.alias((p.size,)),
+    "in another shape": lambda p: p.alias((p.numel(),)),
     "reshaped on the tape": lambda p: p.reshape(-1),
     "detached twice": lambda p: p.reshape(-1).detach(),
     "as in another parameter": lambda p: _parameter_on(p.detach()),

@@ -75,17 +75,40 @@ IDIOMS = (
     "nn.Dropout(0.0)(x)", "nn.Dropout(0.5).eval()(x)", "nn.AdaptiveAvgPool1d(2)(b)", "nn.MaxPool1d(2)(b)",
     "nn.AvgPool1d(2, 1)(b)", "nn.Upsample(scale_factor=2)(b)", "nn.PReLU()(x)", "nn.Unflatten(1, (2, 2))(x)",
     "nn.Softplus(beta=2)(x)", "nn.Hardtanh(-0.1, 0.2)(x)", "nn.CosineSimilarity()(x, y)", "nn.Threshold(0, 1)(x)",
+    "c - 1", "1 - c", "c * c", "-c", "c + 0.5", "c + x[:, 0]", "5 // c.add(1)", "c % 2", "x // 2", "x % 0.3",
+    "x % -0.3", "c.sum()", "c.max()", "c.min()", "m.expand(2, 3, 4)", "F.cat([c, c])", "F.stack([c, c], 1)",
+    "c.repeat(2)", "c.view(-1, 1).expand(3, 2)", "c.split(2)", "c.chunk(2)", "b.size(-1)", "b.numel()", "x.size()[0]",
+    "x.repeat(2, 3)", "v.repeat(2, 1)", "x.flip(0, 1)", "x.flip([1])", "x.roll(-1, 1)", "x.roll(5)",
+    "x.roll((1, 2), (0, 1))", "b.unbind(1)[2]", "x.narrow(1, 1, 2)", "b.flatten(0, 1)", "b.flatten(1, 2)", "x.ceil()",
+    "x.trunc()", "x.sign()", "x.abs().log1p()", "x.reciprocal()", "(x / 0).isinf()", "(x / 0).isnan()", "v.outer(v)",
+    "v.unsqueeze(0).mm(x.t())", "x.maximum(y)", "x.type_as(y)", "x.to(y)", "c.type_as(x)", "x.new_ones(2, 3)",
+    "x.new_full((2,), 7.0)", "x.var(1, unbiased=False)", "x.std(unbiased=False)", "x[:, [0, 2]]", "x[:, [-1]]",
+    "x[1:, c]", "b[:, [0, 2], 1]", "F.normalize(x, p=1, dim=0)", "F.normalize(b, dim=-1)",
+    "F.cosine_similarity(x, y, dim=0)", "F.glu(x, 1)", "F.threshold(x, 0.0, -1.0)",
+    "F.pad(b[None], (1, 1, 2, 1), mode='reflect')", "F.meshgrid(v, v, indexing='ij')[1]",
+    "F.pad(b[None], (2, 1, 0, 1), mode='replicate')", "F.pad(b, (2, 1), mode='circular')", "F.pad(c, (1, 1), value=7)",
+    "nn.ReflectionPad2d(1)(b[None])", "nn.ReplicationPad2d((1, 0, 2, 1))(b[None])", "nn.ZeroPad2d(1)(b[None])",
+    "nn.LogSigmoid()(x)", "nn.GLU()(x)", "nn.ReflectionPad1d(2)(b)", "nn.ConstantPad2d(1, 3.5)(b[None])",
+    "nn.CosineSimilarity(dim=0)(x, y)", "x.clone().add_(1)", "x.clone().mul_(2).sub_(y)", "x.clone().fill_(2)",
+    "x.clone().zero_()", "x.clone().clamp_(-0.2, 0.2)", "x.clone().masked_fill_(m, 1.0)", "x.clone().copy_(y)",
+    "(x * 1).div_(3)", "(x * 2).add_(y, alpha=0.5)",
 )  # fmt: skip
 #: Raise an error, as what they need is not here; all others have PyTorch's values.
 REFUSED = {
-    "x.var(dim=1, unbiased=False)", "x.size(0)", "x.size()", "c / 2", "c // 2", "c + 1", "c * 2", "i % 2", "x % 2",
-    "x.round()", "x.floor()", "x.neg()", "x.repeat(2, 1)", "x.flip(0)", "x.roll(1, 0)", "x.median()", "x.isnan()",
-    "x.isfinite()", "x.type()", "x.unbind(0)", "x.unfold(1, 2, 1)", "x.scatter(1, c.view(-1, 1), 1.0)", "x.nonzero()",
-    "v.dot(v)", "x.new_zeros(3)", "x.sum(dtype=None)", "x.cpu()", "x.data", "F.normalize(x, dim=1)",
-    "F.cosine_similarity(x, y)", "F.logsigmoid(x)", "F.threshold(x, 0.1, 20)", "F.glu(x)",
-    "F.cross_entropy(x.unsqueeze(2).expand(3, 4, 2), c.unsqueeze(1).expand(3, 2))", "nn.Unflatten(1, (2, 2))(x)",
-    "nn.CosineSimilarity()(x, y)", "nn.Threshold(0, 1)(x)",
-}  # fmt: skip
+    "x.median()",
+    "x.type()",
+    "x.unfold(1, 2, 1)",
+    "x.scatter(1, c.view(-1, 1), 1.0)",
+    "x.sum(dtype=None)",
+    "F.pad(c, (1, 1), value=7)",
+}
+
+#: Assignments: x, of which they are made, is no leaf.
+ASSIGNED = (
+    "x[0] = 1.0", "x[:, 1] = y[:, 0]", "x[m] = -1.0", "x[c] = 2.0", "x[1:, ::2] = y[1:, ::2]", "x[..., -1] *= 3",
+    "x[:, [0, 2]] = 0.0", "x[0, 1] = y[2, 2]", "x[x < 0] = 0.0", "x[:2] += y[:2]", "x[[0, 2]] = y[[1, 1]]", "x[:] = v",
+    "x[1] = v", "x += v", "x *= y", "x[None] = 5.0",
+)  # fmt: skip
 
 
 def values(given):
@@ -128,7 +151,7 @@ class _Functional:
 
 @pytest.mark.filterwarnings("ignore")
 def test_no_idiom_has_other_values_than_pytorchs(torch):
-    assert len(IDIOMS) == len(set(IDIOMS)) > 290
+    assert len(IDIOMS) == len(set(IDIOMS)) > 370
     silent, refused = [], set()
     for text in IDIOMS:
         error, ours = outcome(text, nn, F, Tensor)
@@ -148,3 +171,37 @@ def test_no_idiom_has_other_values_than_pytorchs(torch):
 
 def _is_close(ours, theirs):
     return ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("text", ASSIGNED)
+def test_assignments_have_pytorchs_values_and_gradients(torch, text):
+    found = []
+    for make in (Tensor, torch.tensor):
+        names = {name: make(drawn(number, 3, 4)) for number, name in enumerate(("leaf", "y"))}
+        for each in names.values():
+            each.requires_grad = True
+        names.update(v=make(drawn(5, 4)), c=make(np.array([2, 0, 1])), m=make(drawn(7, 3, 4) > 0))
+        names["x"] = names["leaf"] * 1.5
+        exec(text, names)
+        (names["x"] * make(drawn(9, 3, 4))).sum().backward()
+        found.append([names["x"].detach().numpy(), *[names[n].grad for n in ("leaf", "y")]])
+    for ours, theirs in zip(*found, strict=True):
+        ours, theirs = [None if each is None else np.asarray(each if isinstance(each, np.ndarray) else each.numpy())
+                        for each in (ours, theirs)]  # fmt: skip
+        assert (theirs is None) or np.allclose(0 if ours is None else ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_assignments_to_integers_and_what_they_refuse():
+    c = Tensor(np.arange(6).reshape(2, 3))
+    c[0, 1] = 9
+    c[:, 2] = Tensor([7, 8])
+    assert c.tolist() == [[0, 9, 7], [3, 4, 8]]
+    x, leaf = Tensor(np.zeros((2, 3))), Tensor(np.zeros(3), requires_grad=True)
+    for assign, said in (
+        (lambda: x.__setitem__(0, np.ones(3)), "expected a number or a Tensor, got ndarray"),
+        (lambda: x.__setitem__(0, Tensor(np.ones(2))), r"expected a value of shape \(3,\), got \(2,\)"),
+        (lambda: x.__setitem__(2, 1.0), "index 2 is out of bounds"),
+        (lambda: leaf.__setitem__(0, 1.0), "got a leaf that needs a gradient"),
+    ):
+        with pytest.raises(ClcommError, match=said):
+            assign()

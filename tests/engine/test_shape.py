@@ -54,5 +54,5 @@ def test_wrong_axes(device):
         x.permute(0, 0)
     with pytest.raises(ArgumentError, match=r"transpose: expected two dimensions of shape \(2, 3\), got 0 and 2"):
         x.transpose(0, 2)
-    with pytest.raises(ArgumentError, match="flatten: start_dim 2"):
+    with pytest.raises(ArgumentError, match="flatten: dimensions 2 to -1 do not fit"):
         x.flatten(2)

@@ -20,7 +20,7 @@ from clcomm.host.arrays import aligned_empty
 def test_values_survive_the_round_trip(device, shape):
     values = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
     tensor = Tensor(values, device)
-    assert (tensor.shape, tensor.size, tensor.nbytes, tensor.ndim) == (shape, values.size, values.nbytes, len(shape))
+    assert (tensor.shape, tensor.numel(), tensor.nbytes, tensor.ndim) == (shape, values.size, values.nbytes, len(shape))
     assert tensor.numpy().tobytes() == values.tobytes()
 
 

@@ -65,7 +65,9 @@ def test_a_residual_network(tmp_path):
 def test_a_language_model(options, places, tmp_path):
     model = GPT(**{"vocabulary": 11, "context": 15, "layers": 3, "width": 12, "heads": 3, "seed": 3} | options)
     for parameter in model.parameters():  # the initial ones are so small that attention is nearly even
-        parameter.copy_from(np.random.default_rng(parameter.size).standard_normal(parameter.shape).astype(np.float32))
+        parameter.copy_from(
+            np.random.default_rng(parameter.numel()).standard_normal(parameter.shape).astype(np.float32)
+        )
     assert_computes_the_same(model, (places,), tmp_path / "model.onnx", tokens=11)
 
 

@@ -20,6 +20,12 @@ void __attribute__((overloadable, convergent)) barrier(cl_mem_fence_flags);
     REAL READS_NOTHING sin(REAL);       \
     REAL READS_NOTHING cos(REAL);       \
     REAL READS_NOTHING pow(REAL, REAL); \
+    REAL READS_NOTHING log1p(REAL);     \
+    REAL READS_NOTHING floor(REAL);     \
+    REAL READS_NOTHING ceil(REAL);      \
+    REAL READS_NOTHING rint(REAL);      \
+    REAL READS_NOTHING trunc(REAL);     \
+    REAL READS_NOTHING fmod(REAL, REAL); \
     REAL READS_NOTHING fabs(REAL);      \
     REAL READS_NOTHING fmin(REAL, REAL); \
     REAL READS_NOTHING fmax(REAL, REAL); \

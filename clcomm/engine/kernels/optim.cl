@@ -45,6 +45,36 @@ __kernel void adam(__global float *restrict p, __global const float *restrict g,
     }
 }
 
+/* Adadelta (Zeiler, 2012). */
+__kernel void adadelta(__global float *restrict p, __global const float *restrict g, __global float *restrict square,
+                       __global float *restrict moved, float lr, float rho, float eps, float weight_decay, int first,
+                       int count) {
+    p += first, g += first, square += first, moved += first;
+    FOR_LANES(i, count) {
+        const lanes before = load_lanes(p + i, LANES, 0.0f);
+        const lanes d = load_lanes(g + i, LANES, 0.0f) + weight_decay * before;
+        const lanes s = rho * load_lanes(square + i, LANES, 0.0f) + (1.0f - rho) * d * d;
+        const lanes m = load_lanes(moved + i, LANES, 0.0f);
+        const lanes by = sqrt(m + eps) / sqrt(s + eps) * d;
+        store_lanes(s, square + i, LANES);
+        store_lanes(rho * m + (1.0f - rho) * by * by, moved + i, LANES);
+        store_lanes(before - lr * by, p + i, LANES);
+    }
+}
+
+/* Adagrad (Duchi et al., 2011); `initial` is what the sum of squares begins with. */
+__kernel void adagrad(__global float *restrict p, __global const float *restrict g, __global float *restrict square,
+                      float lr, float eps, float weight_decay, float initial, int first, int count) {
+    p += first, g += first, square += first;
+    FOR_LANES(i, count) {
+        const lanes before = load_lanes(p + i, LANES, 0.0f);
+        const lanes d = load_lanes(g + i, LANES, 0.0f) + weight_decay * before;
+        const lanes s = load_lanes(square + i, LANES, 0.0f) + d * d;
+        store_lanes(s, square + i, LANES);
+        store_lanes(before - lr * d / (sqrt(s + initial) + eps), p + i, LANES);
+    }
+}
+
 /* RMSProp (Hinton, 2012). `mean` is used when centered, `velocity` with momentum; else they may be any buffer. */
 __kernel void rmsprop(__global float *restrict p, __global const float *restrict g, __global float *restrict square,
                       __global float *mean, __global float *velocity, float lr, float alpha, float eps,

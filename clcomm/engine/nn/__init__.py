@@ -1,14 +1,18 @@
 """Layers, losses and the base class of models."""
 
+from clcomm.engine import functional  # noqa: F401 - as nn.functional
 from clcomm.engine.nn import init, utils  # noqa: F401 - as nn.init and nn.utils
 from clcomm.engine.nn.activations import (
     ELU,
     GELU,
+    GLU,
+    CosineSimilarity,
     Hardsigmoid,
     Hardswish,
     Hardtanh,
     Identity,
     LeakyReLU,
+    LogSigmoid,
     LogSoftmax,
     Mish,
     PReLU,
@@ -19,12 +23,13 @@ from clcomm.engine.nn.activations import (
     Softmax,
     Softplus,
     Tanh,
+    Threshold,
 )
 from clcomm.engine.nn.attention import MultiheadAttention
 from clcomm.engine.nn.containers import ModuleDict, ModuleList, ParameterList
 from clcomm.engine.nn.convolutions import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
 from clcomm.engine.nn.init import Generator, manual_seed
-from clcomm.engine.nn.layers import Dropout, Dropout2d, Embedding, EmbeddingBag, Flatten, Linear
+from clcomm.engine.nn.layers import Dropout, Dropout2d, Embedding, EmbeddingBag, Flatten, Linear, Unflatten
 from clcomm.engine.nn.losses import (
     BCELoss,
     BCEWithLogitsLoss,
@@ -46,6 +51,14 @@ from clcomm.engine.nn.norms import (
     LayerNorm,
     RMSNorm,
 )
+from clcomm.engine.nn.paddings import (
+    ConstantPad2d,
+    ReflectionPad1d,
+    ReflectionPad2d,
+    ReplicationPad1d,
+    ReplicationPad2d,
+    ZeroPad2d,
+)
 from clcomm.engine.nn.pools import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -61,15 +74,18 @@ from clcomm.engine.nn.pools import (
 from clcomm.engine.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from clcomm.engine.nn.sequential import Sequential
 from clcomm.engine.nn.transformer import (
+    Transformer,
     TransformerDecoder,
     TransformerDecoderLayer,
     TransformerEncoder,
     TransformerEncoderLayer,
 )
+from clcomm.engine.parameter import Parameter
 
 __all__ = [
     "ELU",
     "GELU",
+    "GLU",
     "GRU",
     "LSTM",
     "RNN",
@@ -82,10 +98,12 @@ __all__ = [
     "BCEWithLogitsLoss",
     "BatchNorm1d",
     "BatchNorm2d",
+    "ConstantPad2d",
     "Conv1d",
     "Conv2d",
     "ConvTranspose1d",
     "ConvTranspose2d",
+    "CosineSimilarity",
     "CrossEntropyLoss",
     "Dropout",
     "Dropout2d",
@@ -108,6 +126,7 @@ __all__ = [
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "LogSigmoid",
     "LogSoftmax",
     "MSELoss",
     "MaxPool1d",
@@ -119,6 +138,7 @@ __all__ = [
     "MultiheadAttention",
     "NLLLoss",
     "PReLU",
+    "Parameter",
     "ParameterList",
     "PixelShuffle",
     "PixelUnshuffle",
@@ -126,6 +146,10 @@ __all__ = [
     "RNNCell",
     "ReLU",
     "ReLU6",
+    "ReflectionPad1d",
+    "ReflectionPad2d",
+    "ReplicationPad1d",
+    "ReplicationPad2d",
     "Sequential",
     "SiLU",
     "Sigmoid",
@@ -133,10 +157,14 @@ __all__ = [
     "Softmax",
     "Softplus",
     "Tanh",
+    "Threshold",
+    "Transformer",
     "TransformerDecoder",
     "TransformerDecoderLayer",
     "TransformerEncoder",
     "TransformerEncoderLayer",
+    "Unflatten",
     "Upsample",
+    "ZeroPad2d",
     "manual_seed",
 ]

@@ -177,3 +177,41 @@ class PReLU(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.prelu(x, self.weight)
+
+
+class LogSigmoid(Module):
+    """log(1 / (1 + exp(-x)))"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.logsigmoid(x)
+
+
+class Threshold(Activation):
+    """x above the threshold, else the value."""
+
+    def __init__(self, threshold: float, value: float, inplace: bool = False):
+        super().__init__(inplace)
+        self.threshold, self.value = threshold, value
+
+    def of(self, x: Tensor) -> Tensor:
+        return F.threshold(x, self.threshold, self.value)
+
+
+class GLU(Module):
+    """The first half along a dimension times the sigmoid of the second."""
+
+    def __init__(self, dim: int = -1):
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.glu(x, self.dim)
+
+
+class CosineSimilarity(Module):
+    """The cosine of the angle between x1 and x2 along a dimension."""
+
+    def __init__(self, dim: int = 1, eps: float = 1e-8):
+        self.dim, self.eps = dim, eps
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:  # type: ignore[override]
+        return F.cosine_similarity(x1, x2, self.dim, self.eps)

@@ -45,6 +45,7 @@ class Conv2d(Module):
         _check_sizes(in_channels, out_channels, min(height, width), groups)
         _check_mode(padding_mode)
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        self.in_channels, self.out_channels = in_channels, out_channels
         self.weight, self.bias = layer_parameters(
             (out_channels, in_channels // groups, height, width), bias, device, rng
         )
@@ -87,6 +88,7 @@ class ConvTranspose2d(Module):
         self.stride, self.padding, self.output_padding = stride, padding, output_padding
         self.groups, self.dilation = groups, dilation
         shape = in_channels, out_channels // groups, height, width
+        self.in_channels, self.out_channels = in_channels, out_channels
         self.weight, self.bias = layer_parameters(shape, bias, device, rng, out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -117,6 +119,7 @@ class Conv1d(Module):
         _check_sizes(in_channels, out_channels, length, groups)
         _check_mode(padding_mode)
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        self.in_channels, self.out_channels = in_channels, out_channels
         self.weight, self.bias = layer_parameters((out_channels, in_channels // groups, length), bias, device, rng)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -146,6 +149,7 @@ class ConvTranspose1d(Module):
         self.stride, self.padding, self.output_padding = stride, padding, output_padding
         self.groups, self.dilation = groups, dilation
         shape = in_channels, out_channels // groups, length
+        self.in_channels, self.out_channels = in_channels, out_channels
         self.weight, self.bias = layer_parameters(shape, bias, device, rng, out_channels)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
 __all__ = [
-    "calculate_gain", "constant_", "kaiming_normal_", "kaiming_uniform_", "normal_", "ones_", "uniform_",
+    "calculate_gain", "constant_", "kaiming_normal_", "kaiming_uniform_", "normal_", "ones_", "orthogonal_", "uniform_",
     "xavier_normal_", "xavier_uniform_", "zeros_",
 ]  # fmt: skip
 
@@ -35,6 +35,7 @@ class Generator:
         if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool):
             raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
         self._engine = np.random.RandomState(int(seed) & 0xFFFFFFFF)
+        self._spare: list[float] = []  # the second of a pair of normal values of which one was asked for
 
     def uniform(self, shape: Shape, low: float, high: float) -> np.ndarray:
         """Return float32 values, uniform on [low, high): those of `torch.empty(shape).uniform_(low, high)`."""
@@ -61,13 +62,34 @@ class Generator:
             result[-_NORMAL_BLOCK:] = _box_muller(self.uniform((_NORMAL_BLOCK,), 0.0, 1.0))
         return result.reshape(shape)
 
+    def integers(self, shape: Shape, low: int, high: int) -> np.ndarray:
+        """Return int64 values from low below high, less than 2**32 apart: those of `torch.randint`."""
+        draws = self._engine.randint(0, 1 << 32, size=math.prod(shape), dtype=np.uint32)
+        return (low + draws.astype(np.int64) % (high - low)).reshape(shape)
+
+    def permutation(self, count: int) -> np.ndarray:
+        """Return the numbers below `count` in a random order, that of `torch.randperm`."""
+        order = np.arange(count)
+        draws = self._engine.randint(0, 1 << 32, size=max(count - 1, 0), dtype=np.uint32).astype(np.int64)
+        for place, other in enumerate((np.arange(count - 1) + draws % np.arange(count, 1, -1)).tolist()):
+            order[place], order[other] = order[other], order[place]
+        return order
+
+    def next_seed(self) -> int:
+        """Return a number of 63 bits for another generator: that of `torch.empty((), dtype=torch.int64).random_()`."""
+        high, low = map(int, self._engine.randint(0, 1 << 32, size=2, dtype=np.uint32))
+        return (high << 32 | low) & (1 << 63) - 1
+
     def _normal_pairs(self, count: int) -> np.ndarray:
-        pairs = -(-count // 2)
+        spare, self._spare = self._spare[:count], self._spare[count:]
+        pairs = (count - len(spare) + 1) // 2
         draws = self._engine.randint(0, 1 << 32, size=4 * pairs, dtype=np.uint32).astype(np.uint64).reshape(-1, 2)
         unit = (draws[:, 0] << np.uint64(32) | draws[:, 1]) & np.uint64((1 << 53) - 1)
         first, second = (unit * 2.0**-53).reshape(pairs, 2).T
         radius, angle = np.sqrt(-2 * np.log1p(-second)), 2 * np.pi * first
-        return np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).reshape(-1)[:count]
+        values = [*spare, *np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).reshape(-1)]
+        self._spare += values[count:]
+        return np.array(values[:count])
 
 
 _NORMAL_BLOCK = 16
@@ -81,6 +103,11 @@ def _box_muller(uniform: np.ndarray) -> np.ndarray:
 
 
 _generator = Generator()
+
+
+def default_generator() -> Generator:
+    """Return the generator that `manual_seed` seeds."""
+    return _generator
 
 
 def manual_seed(seed: int) -> None:
@@ -192,6 +219,21 @@ def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Generator | No
 def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Fill a tensor with normal values for layers of its size; return it. Source: Glorot and Bengio, 2010."""
     return normal_(tensor, 0.0, gain * math.sqrt(2.0 / sum(_fans(tensor))), generator)
+
+
+def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
+    """Write `gain` times a matrix of orthonormal rows or columns, the first dimension being its rows.
+
+    Source: Saxe et al., "Exact solutions to the nonlinear dynamics of learning in deep linear neural networks", 2014.
+    Raises ArgumentError for fewer than two dimensions.
+    """
+    if tensor.ndim < 2:
+        raise ArgumentError(f"orthogonal_: expected two or more dimensions, got shape {tensor.shape}")
+    drawn = normal_values((tensor.shape[0], math.prod(tensor.shape[1:])), generator).astype(np.float64)
+    is_wide = drawn.shape[0] < drawn.shape[1]
+    matrix, triangle = np.linalg.qr(drawn.T if is_wide else drawn)
+    matrix = matrix * np.sign(np.diag(triangle))
+    return _filled(tensor, (gain * (matrix.T if is_wide else matrix)).reshape(tensor.shape))
 
 
 def kaiming_uniform_(

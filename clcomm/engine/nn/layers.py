@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from clcomm.engine import functional as F
@@ -12,7 +14,7 @@ from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.dropout import check_probability
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.random_stream import RandomStream
-from clcomm.engine.tensor import Tensor
+from clcomm.engine.tensor import FLOAT32, Tensor
 from clcomm.errors import ArgumentError
 
 
@@ -29,6 +31,7 @@ class Linear(Module):
     Args:
         bias: whether the layer has a bias.
         device: where its parameters are; by default `default_device()`.
+        dtype: float32 or None.
         rng: the source of the initial values; by default the one that `manual_seed` seeds.
     """
 
@@ -37,15 +40,30 @@ class Linear(Module):
         in_features: int,
         out_features: int,
         bias: bool = True,
-        *,
         device: Device | str | None = None,
+        dtype: object = None,
+        *,
         rng: Generator | None = None,
     ):
         require_positive(in_features=in_features, out_features=out_features)
+        if dtype not in (None, FLOAT32):
+            raise ArgumentError(f"dtype: expected float32, got {dtype!r}")
+        self.in_features, self.out_features = in_features, out_features
         self.weight, self.bias = layer_parameters((out_features, in_features), bias, device, rng)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+
+class Unflatten(Module):
+    """One dimension as several, of which one may be -1."""
+
+    def __init__(self, dim: int, unflattened_size: Sequence[int]):
+        self.dim, self.unflattened_size = dim, tuple(unflattened_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = self.dim % max(x.ndim, 1)
+        return F.reshape(x, (*x.shape[:at], *self.unflattened_size, *x.shape[at + 1 :]))
 
 
 class Embedding(Module):
@@ -76,6 +94,7 @@ class Embedding(Module):
         if padding_idx is not None:
             values[padding_idx] = 0
         self.padding_idx = padding_idx
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.weight = Parameter(values, device)
 
     def forward(self, indices: Tensor) -> Tensor:

@@ -243,7 +243,7 @@ class Module:
 
     def parameter_count(self) -> int:
         """Return the number of trainable values."""
-        return sum(p.size for _, p in self.named_parameters() if p.requires_grad)
+        return sum(p.numel() for _, p in self.named_parameters() if p.requires_grad)
 
     def train(self, mode: bool = True) -> Module:
         """Set `training` on this module and all inside it; return the module."""
@@ -257,7 +257,15 @@ class Module:
 
     # -- gradients
 
-    def zero_grad(self) -> None:
+    def to(self, *wanted: object) -> Module:
+        """Return the module, which stays on its device; ArgumentError for another one, and for another type."""
+        for tensor in (*self.parameters(), *self.buffers()):
+            if tensor.detach().to(*wanted).device is not tensor.device:
+                raise ArgumentError(f"to: expected {tensor.device}, where the module is; make it on another device")
+            break
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of all parameters."""
         for _, parameter in self.named_parameters():
             parameter.grad = None

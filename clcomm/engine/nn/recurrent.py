@@ -202,7 +202,7 @@ class _OneStep(_Weights):
                 f"{name}: expected 1 or 2 dimensions, the last of {self.input_size}, got shape {x.shape}"
             )
         shape = (*x.shape[:-1], self.hidden_size)
-        rows = x.size // self.input_size
+        rows = x.numel() // self.input_size
         states = self._states(hx, shape)
         if states is not None:
             states = [F.reshape(each, (rows, self.hidden_size)) for each in states]

@@ -6,11 +6,13 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.nn.attention import Mask, MultiheadAttention
 from clcomm.engine.nn.containers import ModuleList
-from clcomm.engine.nn.init import Generator
+from clcomm.engine.nn.init import Generator, xavier_uniform_
 from clcomm.engine.nn.layers import Dropout, Linear
 from clcomm.engine.nn.module import Module
 from clcomm.engine.nn.norms import LayerNorm
@@ -149,3 +151,61 @@ class TransformerDecoder(_Stack):
         """Return the last layer's tokens."""
         masks = tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask
         return self._run(tgt, memory, *masks, bool(tgt_is_causal), memory_is_causal)
+
+
+class Transformer(Module):
+    """An encoder and a decoder with a norm each, whose matrices are xavier_uniform; arguments as of their layers.
+
+    Args:
+        num_encoder_layers: layers of the encoder, and `num_decoder_layers` of the decoder.
+        custom_encoder: stands for the encoder, and `custom_decoder` for the decoder.
+    """
+
+    def __init__(
+        self,
+        d_model: int = 512,
+        nhead: int = 8,
+        num_encoder_layers: int = 6,
+        num_decoder_layers: int = 6,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Callable[[Tensor], Tensor] = F.relu,
+        custom_encoder: Module | None = None,
+        custom_decoder: Module | None = None,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        *,
+        device: Device | str | None = None,
+        rng: Generator | None = None,
+    ):
+        settings = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias)
+
+        def stack(own: Module | None, kind: Any, layer: Any, count: int) -> Module:
+            if own is not None:
+                return own
+            norm = LayerNorm(d_model, layer_norm_eps, bias=bias, device=device)
+            return kind(layer(*settings, device=device, rng=rng), count, norm)  # type: ignore[no-any-return]
+
+        self.encoder = stack(custom_encoder, TransformerEncoder, TransformerEncoderLayer, num_encoder_layers)
+        self.decoder = stack(custom_decoder, TransformerDecoder, TransformerDecoderLayer, num_decoder_layers)
+        self.d_model, self.nhead, self.batch_first = d_model, nhead, batch_first
+        for parameter in self.parameters():
+            if parameter.ndim > 1:
+                xavier_uniform_(parameter, generator=rng)
+
+    def forward(  # type: ignore[override]
+        self, src: Tensor, tgt: Tensor, src_mask: Mask = None, tgt_mask: Mask = None, memory_mask: Mask = None,
+        src_key_padding_mask: Mask = None, tgt_key_padding_mask: Mask = None, memory_key_padding_mask: Mask = None,
+        src_is_causal: bool | None = None, tgt_is_causal: bool | None = None, memory_is_causal: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Return the decoder's tokens."""
+        memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
+        masks = tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask
+        return self.decoder(tgt, memory, *masks, tgt_is_causal, memory_is_causal)
+
+    @staticmethod
+    def generate_square_subsequent_mask(sz: int, device: Device | str | None = None) -> Tensor:
+        """Return [sz, sz] of 0 where a token may attend, and -inf after it."""
+        return Tensor(np.triu(np.full((sz, sz), -np.inf, np.float32), 1), device)

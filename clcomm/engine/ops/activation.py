@@ -23,7 +23,7 @@ class Activation(Op):
 
     @classmethod
     def forward(cls, ctx: Context, x: Tensor, *, settings: tuple[float, ...] = ()) -> Tensor:
-        device, size, y = x.device, x.size, empty(x.device, x.shape)
+        device, size, y = x.device, x.numel(), empty(x.device, x.shape)
         device.launch(device.kernel(cls.source, cls.kernel_name), *device.grid(size), y, x, *settings, size)
         ctx.settings = settings
         ctx.save(y if cls.keeps_result else x)
@@ -32,7 +32,7 @@ class Activation(Op):
     @classmethod
     def backward(cls, ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (kept,) = ctx.saved
-        device, size, dx = grad.device, grad.size, ctx.out(0)
+        device, size, dx = grad.device, grad.numel(), ctx.out(0)
         kernel = device.kernel(cls.source, cls.kernel_name + "_grad")
         device.launch(kernel, *device.grid(size), dx, grad, kept, *ctx.settings, size)
         return (dx,)

@@ -336,7 +336,7 @@ def _problem(
         raise ArgumentError(f"{name}: attn_mask: expected one that needs no gradient; detach() it")
     if own.dtype in (INT32, BOOL):
         flags, own = own, empty(query.device, own.shape)
-        device, size = query.device, own.size
+        device, size = query.device, own.numel()
         device.launch(device.kernel("elementwise", "mask_of_flags"), *device.grid(size), own, flags, size)
     return problem._replace(mask=_in_four(name, own, (*(before or (1,)), sizes.queries, sizes.keys)))
 

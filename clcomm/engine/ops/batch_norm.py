@@ -51,7 +51,7 @@ def _count_batch(batches: Tensor | None, statistics: int) -> None:
 
 def _grid(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (global, local) size of a kernel with a row for each channel of x."""
-    return x.device.row_grid(x.shape[1], x.size // x.shape[1])
+    return x.device.row_grid(x.shape[1], x.numel() // x.shape[1])
 
 
 class BatchNormOp(Op):
@@ -210,7 +210,7 @@ def batch_norm(
     if not training and running is None:
         raise ArgumentError("batch_norm: expected running_mean and running_var where it does not train, got none")
     alone = ranks is None or ranks.size == 1
-    if training and alone and x.size == x.shape[1]:
+    if training and alone and x.numel() == x.shape[1]:
         raise ArgumentError(f"batch_norm: expected more than one element a channel in training, got shape {x.shape}")
     if momentum is None and batches is None and training and running is not None:
         raise ArgumentError("batch_norm: expected batches with momentum None, got none")

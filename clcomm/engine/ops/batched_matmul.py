@@ -71,7 +71,7 @@ def _multiply(a: Tensor, b: Tensor, out: Tensor, turned_a: bool, turned_b: bool)
     """Queue out = op(a) op(b): as one product where one matrix b serves all, else one for each of the batch."""
     count = math.prod(out.shape[:-2])
     if count == math.prod(a.shape[:-2]) and math.prod(b.shape[:-2]) == 1 and (count == 1 or not turned_a):
-        left, whole = _as_one(a), out.alias((out.size // out.shape[-1], out.shape[-1]))
+        left, whole = _as_one(a), out.alias((out.numel() // out.shape[-1], out.shape[-1]))
         multiply(left, b.alias(b.shape[-2:]), whole, transpose_a=turned_a, transpose_b=turned_b)
         return
     key = a.shape, b.shape, out.shape

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from types import EllipsisType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.ops.casts import moved
+from clcomm.engine.ops.casts import moved, of_any_type
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor
@@ -68,7 +68,7 @@ def copy_part(sizes: Shape, out: Tensor, to: Block, x: Tensor, part: Block) -> N
     """Queue a copy of a part of x to a part of out, both of `sizes`; ArgumentError for one that leaves its tensor."""
     for tensor, block in ((out, to), (x, part)):
         before, behind = _reach(sizes, block.strides)
-        if block.first < before or block.first + behind >= tensor.size:
+        if block.first < before or block.first + behind >= tensor.numel():
             raise ArgumentError(f"copy: expected a part within {tensor.shape}, got one of {sizes} at {block}")
     device = x.device
     plan, dims = _plan(sizes, to.strides, part.strides)
@@ -81,7 +81,7 @@ def copy_part(sizes: Shape, out: Tensor, to: Block, x: Tensor, part: Block) -> N
 
 
 def fill(x: Tensor, value: float) -> None:
-    x.device.launch(x.device.kernel("elementwise", "fill"), *x.device.grid(x.size), x.buffer, value, x.size)
+    x.device.launch(x.device.kernel("elementwise", "fill"), *x.device.grid(x.numel()), x.buffer, value, x.numel())
 
 
 class SliceOp(Op):
@@ -99,7 +99,7 @@ class SliceOp(Op):
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         dx = ctx.out(0)
-        if grad.size != dx.size:
+        if grad.numel() != dx.numel():
             fill(dx, 0.0)
         copy_part(grad.shape, dx, ctx.part, grad, _whole(grad.shape))
         return (dx,)
@@ -209,10 +209,11 @@ def _range(entry: object, length: int, dimension: int) -> tuple[int, int, int]:
 
 
 @pytorch_names
+@of_any_type
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Return tensors one after the other along `axis`; their other dimensions are equal. ArgumentError otherwise.
 
-    tensors: float32, at least one; the result's `axis` is as long as all of theirs.
+    tensors: of one type, at least one; the result's `axis` is as long as all of theirs.
     """
     own = _several("concat", tensors)
     first = own[0]
@@ -239,10 +240,11 @@ def _several(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 @pytorch_names
+@of_any_type
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Return tensors of one shape along a new dimension `axis`; ArgumentError for several shapes.
 
-    tensors: float32, at least one; their number is the length of the result's `axis`.
+    tensors: of one type, at least one; their number is the length of the result's `axis`.
     """
     own = _several("stack", tensors)
     shape = own[0].shape
@@ -255,10 +257,11 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 
 @pytorch_names
+@of_any_type
 def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     """Return the parts of x along `axis`: of `sizes`, or all of one size but for a shorter last one.
 
-    x: float32 of at least one dimension; the parts differ from its shape in `axis` alone.
+    x: of any type and at least one dimension; the parts differ from its shape in `axis` alone.
     Raises ArgumentError where the sizes do not add up to the dimension.
     """
     float_tensor("split", x)
@@ -275,31 +278,3 @@ def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     before: tuple[Index, ...] = (slice(None),) * axis
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
     return [take(x, (*before, slice(start, start + size))) for start, size in zip(starts, sizes, strict=True)]
-
-
-def pad(
-    x: Tensor, widths: Sequence[tuple[int, int]] | Sequence[int], mode: str | float = "constant", value: float = 0.0
-) -> Tensor:
-    """Return x with (before, after) elements of `value` around each dimension; ArgumentError for negative widths.
-
-    A flat sequence of numbers is PyTorch's: before and after of the last dimension, then of the one before it. A number
-    for `mode`, of which "constant" is the only one, is the value.
-
-    x: float32 of any shape; the result is before + after longer in each dimension.
-    """
-    float_tensor("pad", x)
-    if isinstance(mode, (int, float)):
-        mode, value = "constant", float(mode)
-    if mode != "constant":
-        raise ArgumentError(f"pad: mode: expected 'constant', got {mode!r}")
-    given: list[Any] = list(widths)
-    if given and all(isinstance(each, (int, np.integer)) for each in given):
-        around = list(zip(given[::2], given[1::2], strict=False))
-        given = [(0, 0)] * (x.ndim - len(around)) + around[::-1] if len(given) % 2 == 0 else [given]
-    pairs = [tuple(each) for each in given]
-    if len(pairs) != x.ndim or any(len(pair) != 2 or min(pair) < 0 for pair in pairs):
-        raise ArgumentError(f"pad: expected {x.ndim} pairs (before, after) from 0 up, got {list(widths)}")
-    shape = tuple([before + n + after for n, (before, after) in zip(x.shape, pairs, strict=True)])
-    if shape == x.shape:
-        return x
-    return Pad.apply(x, starts=tuple([before for before, _ in pairs]), shape=shape, value=float(value))

@@ -72,7 +72,7 @@ def expand(x: Tensor, shape: Shape, scale: float = 1.0, out: Tensor | None = Non
     """Return scale * x broadcast to `shape`, not on the tape; written to `out` if given."""
     out = empty(x.device, shape) if out is None else out
     if x.shape == shape:
-        device, size = x.device, x.size
+        device, size = x.device, x.numel()
         device.launch(device.kernel("elementwise", "affine"), *device.grid(size), out, x, scale, -0.0, size)
     else:
         launch_broadcast("expand", out, x, x, scale)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
 
 import numpy as np
 
 from clcomm.engine.tensor import FLOAT32, Tensor, empty, wrap
+
+Result = TypeVar("Result")
 
 
 def to_float(x: Tensor) -> Tensor:
@@ -17,7 +21,7 @@ def to_float(x: Tensor) -> Tensor:
 def cast(x: Tensor, kernel: str, dtype: np.dtype) -> Tensor:
     """Queue kernel `kernel` of compare.cl, which gives elements another type; the result is not on the tape."""
     out = empty(x.device, x.shape, dtype)
-    x.device.launch(x.device.kernel("compare", kernel), *x.device.grid(x.size), out, x, x.size)
+    x.device.launch(x.device.kernel("compare", kernel), *x.device.grid(x.numel()), out, x, x.numel())
     return out
 
 
@@ -27,3 +31,27 @@ def moved(x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
         return operation(x)
     result = operation(wrap(x.device, x.buffer, x.shape))
     return wrap(result.device, result.buffer, result.shape, x.dtype)
+
+
+def of_any_type(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Let a function that only moves elements take tensors of any one type, alone or in a sequence."""
+
+    @wraps(function)
+    def call(x: Any, *args: Any, **named: Any) -> Any:
+        several = not isinstance(x, Tensor)
+        first = x[0] if several and isinstance(x, (list, tuple)) and x else x
+        if not isinstance(first, Tensor) or first.dtype == FLOAT32:
+            return function(x, *args, **named)
+        dtype = first.dtype
+        if several and any(not isinstance(each, Tensor) or each.dtype != dtype for each in x):
+            return function(x, *args, **named)  # which names the one that is not float32
+        floats = [wrap(each.device, each.buffer, each.shape) for each in (x if several else [x])]
+        result: Any = function(floats if several else floats[0], *args, **named)
+        back = [wrap(each.device, each.buffer, each.shape, dtype) for each in _listed(result)]
+        return back if isinstance(result, list) else back[0]
+
+    return call
+
+
+def _listed(result: Any) -> list[Tensor]:
+    return result if isinstance(result, list) else [result]

@@ -186,7 +186,7 @@ def _against_shares(
     losses = mul(sum(mul(shares, log_softmax(logits, 1)), 1), -1.0)
     if reduction == "none":
         return losses
-    return mul(sum(losses), 1.0 / losses.size) if reduction == "mean" else sum(losses)
+    return mul(sum(losses), 1.0 / losses.numel()) if reduction == "mean" else sum(losses)
 
 
 def check_smoothing(label_smoothing: float) -> None:

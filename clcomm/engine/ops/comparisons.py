@@ -114,7 +114,7 @@ def _launched(sign: str, kernel: str, a: Tensor, b: Tensor) -> Tensor:
     device, shape = a.device, broadcast_shape(sign, a.shape, b.shape)
     out = empty(device, shape, BOOL)
     if a.shape == b.shape:
-        device.launch(device.kernel("compare", kernel), *device.grid(out.size), out, a, b, out.size)
+        device.launch(device.kernel("compare", kernel), *device.grid(out.numel()), out, a, b, out.numel())
     else:
         launch_broadcast(f"{kernel}_broadcast", out, a, b, file="compare")
     return out
@@ -151,7 +151,7 @@ class MaskedFill(Op):
 
 def _masked(x: Tensor, flags: Tensor, where: int, value: float, out: Tensor) -> Tensor:
     kernel = x.device.kernel("compare", "masked")
-    x.device.launch(kernel, *x.device.grid(x.size), out, x, flags, where, value, x.size)
+    x.device.launch(kernel, *x.device.grid(x.numel()), out, x, flags, where, value, x.numel())
     return out
 
 
@@ -164,7 +164,7 @@ class Where(Op):
     def forward(ctx: Context, a: Tensor, b: Tensor, *, flags: Tensor) -> Tensor:
         ctx.flags, device, out = flags, a.device, empty(a.device, flags.shape)
         a, b = [x if x.shape == flags.shape else expand(x, flags.shape) for x in (a, b)]
-        device.launch(device.kernel("compare", "chosen"), *device.grid(out.size), out, flags, a, b, out.size)
+        device.launch(device.kernel("compare", "chosen"), *device.grid(out.numel()), out, flags, a, b, out.numel())
         return out
 
     @staticmethod

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from clcomm.engine.ops.activation import tanh
+from clcomm.engine.ops.activation import sigmoid, tanh
+from clcomm.engine.ops.blocks import split
 from clcomm.engine.ops.comparisons import where
 from clcomm.engine.ops.elementwise import add, div, mul, sub
 from clcomm.engine.ops.functions import Softplus, abs, clamp, exp, log, rsqrt, square
 from clcomm.engine.ops.loss import check_pair, smooth_l1_loss
+from clcomm.engine.ops.names import pytorch_names
+from clcomm.engine.ops.ordered import norm
 from clcomm.engine.ops.reduce import mean, sum
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.tensor import Tensor, float_tensor, whole_rows
@@ -62,6 +65,48 @@ def hardswish(x: Tensor) -> Tensor:
     return mul(x, hardsigmoid(x))
 
 
+def logsigmoid(x: Tensor) -> Tensor:
+    """Return log(1 / (1 + e^-x)) of each element; x: float32 of any shape, which the result has too."""
+    return mul(Softplus.apply(mul(x, -1.0)), -1.0)
+
+
+def threshold(x: Tensor, threshold: float, value: float) -> Tensor:
+    """Return x where it is above the threshold, else the value; x: float32 of any shape, which the result has too."""
+    return where(float_tensor("threshold", x) > threshold, x, float(value))
+
+
+@pytorch_names
+def glu(x: Tensor, axis: int = -1) -> Tensor:
+    """Return the first half of x along a dimension times the sigmoid of the second.
+
+    x: float32. Raises ArgumentError for an odd length. Source: Dauphin et al., "Language Modeling with Gated
+    Convolutional Networks", 2017.
+    """
+    if x.shape[axis] % 2:
+        raise ArgumentError(f"glu: expected an even length of dimension {axis}, got shape {x.shape}")
+    first, second = split(x, x.shape[axis] // 2, axis)
+    return mul(first, sigmoid(second))
+
+
+@pytorch_names
+def normalize(x: Tensor, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> Tensor:
+    """Return x divided by its norm of order p along a dimension, or by eps where the norm is less.
+
+    x: float32, whose shape the result has too.
+    """
+    return div(x, clamp(norm(x, p, axis, keepdims=True), min=eps))
+
+
+@pytorch_names
+def cosine_similarity(x1: Tensor, x2: Tensor, axis: int = 1, eps: float = 1e-8) -> Tensor:
+    """Return the cosine of the angle of x1 and x2 along a dimension, which the result does not have.
+
+    x1, x2: float32 that broadcast; each norm counts as at least eps.
+    """
+    norms = [clamp(norm(x, 2.0, axis, keepdims=True), min=eps) for x in (x1, x2)]
+    return sum(mul(div(x1, norms[0]), div(x2, norms[1])), axis)
+
+
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
     """Return x where it is positive, else x times the weight.
 
@@ -70,7 +115,7 @@ def prelu(x: Tensor, weight: Tensor) -> Tensor:
     channels = x.shape[1] if float_tensor("prelu", x).ndim > 1 else 1
     if float_tensor("prelu: weight", weight).shape not in ((1,), (channels,)):
         raise ArgumentError(f"prelu: weight: expected shape (1,) or ({channels},), got {weight.shape}")
-    slopes = reshape(weight, (weight.size, *[1] * max(x.ndim - 2, 0)))
+    slopes = reshape(weight, (weight.numel(), *[1] * max(x.ndim - 2, 0)))
     return where(x > 0, x, mul(slopes, x))
 
 

@@ -12,7 +12,8 @@ from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
 from clcomm.engine.ops import convolution, convolution_products, convolution_winograd
 from clcomm.engine.ops.activation import relu
-from clcomm.engine.ops.blocks import concat, pad, split, take
+from clcomm.engine.ops.arrangement import pad
+from clcomm.engine.ops.blocks import concat, split, take
 from clcomm.engine.ops.convolution import Geometry
 from clcomm.engine.ops.elementwise import add
 from clcomm.engine.ops.matmul import check_bias, same_device
@@ -267,7 +268,7 @@ def conv_transpose2d(
         groups,
     )
     y = ConvTranspose2dOp.apply(x, weight, geometry=geometry)
-    return y if bias is None else add(y, reshape(bias, (bias.size, 1, 1)))
+    return y if bias is None else add(y, reshape(bias, (bias.numel(), 1, 1)))
 
 
 def conv_relu_pool(x: Tensor, weight: Tensor, bias: Tensor | None = None, padding: int | tuple[int, int] = 0) -> Tensor:

@@ -95,7 +95,7 @@ def pack(x: Tensor) -> Tensor:
     device = x.device
     if not device.is_cpu:
         return x
-    images, features = x.shape[0], x.size // x.shape[0]
+    images, features = x.shape[0], x.numel() // x.shape[0]
     blocks = -(-images // LANES)
     packed = empty(device, (blocks, *x.shape[1:], LANES))
     grid = (-(-features // _PACK_RUN), blocks)
@@ -167,7 +167,7 @@ def weight_gradient(g: Geometry, packed: Tensor, packed_grad: Tensor, dw: Tensor
         rows = max(2, min(rows, _POOLED_ROOM // g.out_width) // 2 * 2)
         inputs, defines = (places,), {**defines, "POOLED": _POOLED_ROOM}
     chunks = -(-g.blocks // chunk)
-    partial = empty(device, (chunks, dw.size, LANES))
+    partial = empty(device, (chunks, dw.numel(), LANES))
     device.launch(
         device.kernel("conv2d_weights", "weight_gradient", **defines),
         (g.groups * -(-g.outputs // tile), chunks), (1, 1),
@@ -184,7 +184,7 @@ def can_fuse_pool(g: Geometry, device: Device) -> bool:
 def convolve_relu_pool(g: Geometry, packed: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> cl.Buffer:
     """Queue y = the 2 x 2 maxima of relu(conv2d(x, weight) + bias); return the buffer of their places."""
     device = y.device
-    places = device.allocate(g.blocks * LANES * y.size // g.images)
+    places = device.allocate(g.blocks * LANES * y.numel() // g.images)
     device.launch(
         device.kernel("conv2d", "convolve_relu_pool", **_build(g, g.channels, g.outputs, device, one_width=True)),
         *_grid(g, g.channels, g.outputs, 0, device),
@@ -305,5 +305,5 @@ def _rows_each(near_cache: int, channels: int, width: int, out_width: int, strid
 
 
 def _add_partials(partial: Tensor, sums: Tensor, chunks: int) -> None:
-    device = sums.device
-    device.launch(device.kernel("pack", "add_partials"), *device.grid(sums.size), partial, sums, sums.size, chunks)
+    device, size = sums.device, sums.numel()
+    device.launch(device.kernel("pack", "add_partials"), *device.grid(size), partial, sums, size, chunks)

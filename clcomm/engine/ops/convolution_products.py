@@ -84,7 +84,7 @@ def data_gradient(g: Geometry, grad: Tensor, weight: Tensor, dx: Tensor, flags: 
     if g.stride > 1:
         planes = g.images * g.channels
         kernel = _kernel(dx.device, "join_phases")
-        dx.device.launch(kernel, *dx.device.grid(dx.size), phases, dx, planes, g.height, g.width, g.stride)
+        dx.device.launch(kernel, *dx.device.grid(dx.numel()), phases, dx, planes, g.height, g.width, g.stride)
 
 
 def _part(kernel: int, pad: int, phase: int, stride: int) -> _Part:
@@ -110,7 +110,7 @@ def weight_gradient(g: Geometry, x: Tensor, grad: Tensor, dw: Tensor, flags: Fla
     )  # fmt: skip
     if g.taps > 1:
         kernel = _kernel(device, "order_terms", flags, _WEIGHTS)
-        device.launch(kernel, *device.grid(dw.size), sums, dw, g.outputs, g.channels, g.taps, *(flags or ()))
+        device.launch(kernel, *device.grid(dw.numel()), sums, dw, g.outputs, g.channels, g.taps, *(flags or ()))
 
 
 def bias_gradient(g: Geometry, grad: Tensor, db: Tensor) -> None:

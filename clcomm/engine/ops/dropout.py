@@ -30,7 +30,7 @@ class DropoutOp(Op):
 
 
 def _masked(x: Tensor, ticket: Tensor, p: float, out: Tensor) -> Tensor:
-    device, size = x.device, x.size
+    device, size = x.device, x.numel()
     threshold = min(round(p * 2**32), 2**32 - 1)
     kernel = device.kernel("dropout", "dropout")
     device.launch(kernel, *device.grid(size), out, x, ticket, threshold, 1.0 / (1.0 - p), size, -(-size // _GROUP))

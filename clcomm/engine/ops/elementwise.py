@@ -9,6 +9,7 @@ import numpy as np
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.broadcasting import broadcast_axes, broadcast_shape, expand, launch_broadcast
 from clcomm.engine.ops.casts import to_float
+from clcomm.engine.ops.integers import are_whole, floats, is_whole, of_integers
 from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.tensor import FLOAT32, Shape, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
@@ -21,7 +22,7 @@ def binary(name: str, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor
     device = a.device
     if a.shape == b.shape:
         out = empty(device, a.shape) if out is None else out
-        size = out.size
+        size = out.numel()
         device.launch(device.kernel("elementwise", name), *device.grid(size), out, a, b, size)
         return out
     out = empty(device, broadcast_shape(name, a.shape, b.shape)) if out is None else out
@@ -30,7 +31,7 @@ def binary(name: str, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor
 
 
 def _affine(x: Tensor, scale: float, shift: float = _NOTHING, out: Tensor | None = None) -> Tensor:
-    device, size = x.device, x.size
+    device, size = x.device, x.numel()
     out = empty(device, x.shape) if out is None else out
     device.launch(device.kernel("elementwise", "affine"), *device.grid(size), out, x, scale, shift, size)
     return out
@@ -115,7 +116,7 @@ class Div(Op):
             da = folded(ctx, 0, binary("div", grad, b, _target(ctx, 0, grad.shape)))
         if ctx.needs[1]:
             a, b = [x if x.shape == grad.shape else expand(x, grad.shape) for x in (a, b)]
-            device, size = grad.device, grad.size
+            device, size = grad.device, grad.numel()
             full = ctx.out(1) if ctx.inputs[1].shape == grad.shape else empty(device, grad.shape)
             device.launch(device.kernel("elementwise", "div_grad"), *device.grid(size), full, grad, a, b, size)
             db = folded(ctx, 1, full)
@@ -144,7 +145,7 @@ class DivideNumber(Op):
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, number: float) -> Tensor:
-        device, size = x.device, x.size
+        device, size = x.device, x.numel()
         out = empty(device, x.shape)
         device.launch(device.kernel("elementwise", "divide_number"), *device.grid(size), out, x, number, size)
         ctx.number = number
@@ -154,7 +155,7 @@ class DivideNumber(Op):
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         out, x = ctx.saved
-        device, size, dx = x.device, x.size, ctx.out(0)
+        device, size, dx = x.device, x.numel(), ctx.out(0)
         kernel = device.kernel("elementwise", "divide_number_grad")
         device.launch(kernel, *device.grid(size), dx, grad, out, x, size)
         return (dx,)
@@ -163,8 +164,10 @@ class DivideNumber(Op):
 def add(a: Tensor | float, b: Tensor | float) -> Tensor:
     """Return a + b; tensors broadcast as in NumPy, and one operand may be a number.
 
-    a, b: float32, or one of them a number; the result has the shape to which they broadcast.
+    a, b: float32, or one of them a number; the result has the shape to which they broadcast. Integers: `integers.py`.
     """
+    if is_whole(a) or is_whole(b):
+        return of_integers("add", a, b) if are_whole(a, b) else add(*floats(a, b))
     if isinstance(b, Real):
         return Affine.apply(float_tensor("add", a), scale=1.0, shift=float(b))
     if isinstance(a, Real):
@@ -175,8 +178,10 @@ def add(a: Tensor | float, b: Tensor | float) -> Tensor:
 def sub(a: Tensor | float, b: Tensor | float) -> Tensor:
     """Return a - b; tensors broadcast as in NumPy, and one operand may be a number.
 
-    a, b: float32, or one of them a number; the result has the shape to which they broadcast.
+    a, b: float32, or one of them a number; the result has the shape to which they broadcast. Integers: `integers.py`.
     """
+    if is_whole(a) or is_whole(b):
+        return of_integers("sub", a, b) if are_whole(a, b) else sub(*floats(a, b))
     if isinstance(b, Real):
         return Affine.apply(float_tensor("sub", a), scale=1.0, shift=-float(b))
     if isinstance(a, Real):
@@ -187,8 +192,10 @@ def sub(a: Tensor | float, b: Tensor | float) -> Tensor:
 def mul(a: Tensor | float, b: Tensor | float) -> Tensor:
     """Return a * b, element by element; tensors broadcast as in NumPy, and one operand may be a number.
 
-    a, b: float32, or one of them a number; the result has the shape to which they broadcast.
+    a, b: float32, or one of them a number; the result has the shape to which they broadcast. Integers: `integers.py`.
     """
+    if is_whole(a) or is_whole(b):
+        return of_integers("mul", a, b) if are_whole(a, b) else mul(*floats(a, b))
     if isinstance(b, Real):
         return Affine.apply(float_tensor("mul", a), scale=float(b), shift=_NOTHING)
     if isinstance(a, Real):
@@ -199,8 +206,10 @@ def mul(a: Tensor | float, b: Tensor | float) -> Tensor:
 def div(a: Tensor | float, b: Tensor | float) -> Tensor:
     """Return a / b, element by element; tensors broadcast as in NumPy, and one operand may be a number.
 
-    a, b: float32, or one of them a number; the result has the shape to which they broadcast.
+    a, b: float32, or one of them a number; the result has the shape to which they broadcast. Integers become float32.
     """
+    if is_whole(a) or is_whole(b):
+        return div(*floats(a, b))
     if isinstance(b, Real):
         with np.errstate(divide="ignore"):
             reciprocal = float(np.divide(1.0, float(b)))

@@ -189,8 +189,8 @@ class _Larger(Op):
         for index, (own, other) in enumerate(((a, b), (b, a))):
             full = empty(grad.device, grad.shape) if ctx.needs[index] else None
             if full is not None:
-                kernel = grad.device.kernel("elementwise", "larger_grad")
-                grad.device.launch(kernel, *grad.device.grid(grad.size), full, grad, own, other, cls.sign, grad.size)
+                kernel, size = grad.device.kernel("elementwise", "larger_grad"), grad.numel()
+                grad.device.launch(kernel, *grad.device.grid(size), full, grad, own, other, cls.sign, size)
             grads.append(None if full is None else folded(ctx, index, full))
         return tuple(grads)
 

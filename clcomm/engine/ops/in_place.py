@@ -1,12 +1,20 @@
-"""Operations in place: a tensor gets the result of an operation on it, as all who have it see."""
+"""Operations in place: a tensor, or a part of it, gets other values, as all who have it see."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import numpy as np
 
 from clcomm.engine.autograd import is_recording
+from clcomm.engine.ops.casts import to_float
+from clcomm.engine.ops.comparisons import masked_fill, where
+from clcomm.engine.ops.indexing import index_select, places
+from clcomm.engine.ops.shape import reshape
 from clcomm.engine.parameter import Parameter
-from clcomm.engine.tensor import Tensor, copy_into, empty, float_tensor
+from clcomm.engine.tensor import BOOL, FLOAT32, Shape, Tensor, copy_into, empty, float_tensor
 from clcomm.errors import ArgumentError
 
 
@@ -40,6 +48,53 @@ def overwrite(x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
     if result._node is not None:
         x._node, x._requires_grad = result._node, True
     return x
+
+
+def assign(x: Tensor, index: Any, value: object) -> None:
+    """Give the elements x[index] other values, through which gradients pass.
+
+    Args:
+        x: of any type. Its whole memory is written, as by any operation in place.
+        index: as for `take`. Of equal places the last one counts.
+        value: a number, or a tensor that broadcasts to x[index]'s shape.
+
+    Raises ArgumentError for a value of another type or shape, and what `overwrite` raises.
+    """
+    if not isinstance(value, (Real, Tensor)):
+        raise ArgumentError(f"x[...] =: expected a number or a Tensor, got {type(value).__name__}")
+    if x.dtype != FLOAT32:
+        values = x.numpy()
+        values[_on_host(index)] = value.numpy() if isinstance(value, Tensor) else value
+        x.copy_from(values)
+    elif isinstance(index, Tensor) and index.dtype == BOOL and isinstance(value, Real):
+        overwrite(x, lambda old: masked_fill(old, index, float(value)))
+    else:
+        chosen = places(x, index)
+        sources = np.full(x.numel(), -1, np.int32)
+        sources[chosen] = _numbered(chosen.shape, value)
+        is_given = Tensor((sources >= 0).reshape(x.shape), x.device)
+        if isinstance(value, Real):
+            overwrite(x, lambda old: masked_fill(old, is_given, float(value)))
+        else:
+            given = index_select(reshape(to_float(value), (-1,)), 0, np.maximum(sources, 0))
+            overwrite(x, lambda old: where(is_given, reshape(given, x.shape), old))
+
+
+def _numbered(shape: Shape, value: Tensor | Real) -> np.ndarray:
+    """Return for each element of the part the number of the element of the value that it gets."""
+    if isinstance(value, Real):
+        return np.zeros(shape, np.int32)
+    numbers = np.arange(value.numel(), dtype=np.int32).reshape(value.shape)
+    try:
+        return np.broadcast_to(numbers, shape)
+    except ValueError:
+        raise ArgumentError(f"x[...] =: expected a value of shape {shape}, got {value.shape}") from None
+
+
+def _on_host(index: Any) -> Any:
+    if isinstance(index, tuple):
+        return tuple([_on_host(each) for each in index])
+    return index.numpy() if isinstance(index, Tensor) else index
 
 
 def _keep(before: Tensor, result: Tensor) -> None:

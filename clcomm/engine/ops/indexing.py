@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops import blocks
-from clcomm.engine.ops.blocks import Index
-from clcomm.engine.ops.casts import moved
+from clcomm.engine.ops.blocks import Index, fill
+from clcomm.engine.ops.casts import moved, of_any_type
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor
@@ -25,29 +26,30 @@ class GatherOp(Op):
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, axis: int, index: Tensor, each: bool) -> Tensor:
-        device, shape, count = x.device, x.shape, index.shape[axis] if each else index.size
+        device, shape, count = x.device, x.shape, index.shape[axis] if each else index.numel()
         outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         y = empty(device, (*shape[:axis], count, *shape[axis + 1 :]))
         ctx.index, ctx.sizes = index, (int(each), shape[axis], outer, count, inner)
-        device.launch(device.kernel("gather_elements", "gather"), *device.grid(y.size), y, x, index, *ctx.sizes)
+        device.launch(device.kernel("gather_elements", "gather"), *device.grid(y.numel()), y, x, index, *ctx.sizes)
         return y
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         dx, (_, _, outer, _, inner) = ctx.out(0), ctx.sizes
         device = dx.device
-        device.launch(device.kernel("elementwise", "fill"), *device.grid(dx.size), dx.buffer, 0.0, dx.size)
+        fill(dx, 0.0)
         kernel = device.kernel("gather_elements", "gather_grad")
         device.launch(kernel, *device.grid(outer * inner), dx, grad, ctx.index, *ctx.sizes)
         return (dx,)
 
 
 @pytorch_names
+@of_any_type
 def gather(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
     """Return a tensor of `index`'s shape with y[i, j, k] = x[i, index[i, j, k], k] for `axis` 1, as PyTorch's.
 
     Args:
-        x: float32 of any shape.
+        x: of any type and shape.
         axis: the dimension of x that the indices are of.
         index: as many dimensions as x, and no larger than x in the others than `axis`; an int32 tensor, or integers. Of
             a tensor an index outside the dimension gives NaN.
@@ -69,11 +71,12 @@ def gather(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
 
 
 @pytorch_names
+@of_any_type
 def index_select(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
     """Return x's slices along `axis` at the indices, as PyTorch's: y[i, j, k] = x[i, index[j], k] for `axis` 1.
 
     Args:
-        x: float32 of any shape.
+        x: of any type and shape.
         axis: the dimension of x that the indices are of.
         index: one dimension; an int32 tensor, or integers. Of a tensor an index outside the dimension gives NaN.
 
@@ -89,14 +92,38 @@ def index_select(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
 def take(x: Tensor, index: Index | tuple[Index, ...] | Tensor | np.ndarray | Sequence[int]) -> Tensor:
     """Return x[index] as NumPy does, as a copy: whole numbers, slices with any step, `...` and None.
 
-    Arrays or tensors of indices of the first dimensions, or one of booleans, pick elements; they are read to the host.
+    Arrays or tensors of indices, or of booleans, pick elements; they are read to the host.
     x: of any type and shape; the result has NumPy's shape.
     Raises ArgumentError for other indices, for one outside its dimension, for too many, and where nothing is left.
     """
     given = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(each, (Tensor, np.ndarray, list, range)) for each in given):
-        return _picked(x, given)
-    return blocks.take(x, index)  # type: ignore[arg-type]
+    arrays = sum(isinstance(each, (Tensor, np.ndarray, list, range)) for each in given)
+    if not arrays:
+        return blocks.take(x, index)  # type: ignore[arg-type]
+    return _picked(x, given) if arrays == len(given) else _picked_apart(x, given)
+
+
+def places(x: Tensor, index: Any) -> np.ndarray:
+    """Return the places in x's memory of the elements of x[index], in the result's shape; ArgumentError for none.
+
+    index: as for `take`; tensors are read to the host.
+    """
+    given = [
+        each.numpy() if isinstance(each, Tensor) else each for each in (index if isinstance(index, tuple) else (index,))
+    ]
+    try:
+        chosen: np.ndarray = np.arange(x.numel(), dtype=np.int32).reshape(x.shape)[tuple(given)]
+    except (IndexError, ValueError) as error:
+        raise ArgumentError(f"index: {error}") from None
+    if not chosen.size:
+        raise ArgumentError("index: expected at least one element, got none, as tensors have one or more")
+    return chosen
+
+
+def _picked_apart(x: Tensor, given: tuple[object, ...]) -> Tensor:
+    """Return the elements at arrays of indices of some dimensions, and parts of the others."""
+    chosen = places(x, given)
+    return reshape(moved(reshape(x, (-1,)), lambda own: index_select(own, 0, chosen.ravel())), chosen.shape)
 
 
 def _picked(x: Tensor, given: tuple[object, ...]) -> Tensor:
@@ -162,7 +189,7 @@ class EmbeddingOp(Op):
 
     @staticmethod
     def forward(ctx: Context, table: Tensor, *, indices: Tensor, padding: int) -> Tensor:
-        device, (entries, columns), rows = table.device, table.shape, indices.size
+        device, (entries, columns), rows = table.device, table.shape, indices.numel()
         y = empty(device, (*indices.shape, columns))
         kernel = device.kernel("embedding", "embedding")
         device.launch(kernel, *device.row_grid(rows, columns), y, table, indices, entries, rows, columns)
@@ -173,10 +200,10 @@ class EmbeddingOp(Op):
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (table,), indices, dtable = ctx.inputs, ctx.indices, ctx.out(0)
         device, (entries, columns) = table.device, table.shape
-        device.launch(device.kernel("elementwise", "fill"), *device.grid(dtable.size), dtable.buffer, 0.0, dtable.size)
-        grid = device.row_grid(columns, indices.size) if device.is_cpu else device.grid(columns)
+        fill(dtable, 0.0)
+        grid = device.row_grid(columns, indices.numel()) if device.is_cpu else device.grid(columns)
         kernel = device.kernel("embedding", "embedding_grad")
-        device.launch(kernel, *grid, dtable, grad, indices, entries, ctx.padding, indices.size, columns)
+        device.launch(kernel, *grid, dtable, grad, indices, entries, ctx.padding, indices.numel(), columns)
         return (dtable,)
 
 

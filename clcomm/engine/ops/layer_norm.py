@@ -20,7 +20,7 @@ class LayerNormOp(Op):
     def forward(
         ctx: Context, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, columns: int, eps: float
     ) -> Tensor:
-        device, rows = x.device, x.size // columns
+        device, rows = x.device, x.numel() // columns
         y, means, scales = empty(device, x.shape), empty(device, (rows,)), empty(device, (rows,))
         ctx.columns, ctx.eps, ctx.parameters = columns, eps, (weight is not None) + (bias is not None)
         device.launch(
@@ -34,8 +34,8 @@ class LayerNormOp(Op):
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, means, scales = ctx.saved
-        device, rows = x.device, means.size
-        columns, factors = x.size // rows, x if weight is None else weight
+        device, rows = x.device, means.numel()
+        columns, factors = x.numel() // rows, x if weight is None else weight
         for_parameters = ctx.needs[1] or ctx.needs[2]
         dx = ctx.out(0) if ctx.needs[0] else None
         if dx is not None and not (for_parameters and device.is_cpu):

@@ -56,7 +56,7 @@ class SquaredError(Op):
 
     @staticmethod
     def forward(ctx: Context, prediction: Tensor, target: Tensor, *, reduction: str) -> Tensor:
-        device, count = prediction.device, prediction.size
+        device, count = prediction.device, prediction.numel()
         ctx.save(prediction, target)
         ctx.scale = 1.0 / count if reduction == "mean" else 1.0
         ctx.g_step = 1 if reduction == "none" else 0
@@ -76,7 +76,7 @@ class SquaredError(Op):
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         prediction, target = ctx.saved
-        device, count = prediction.device, prediction.size
+        device, count = prediction.device, prediction.numel()
         kernel = device.kernel("loss", "squared_error_grad")
         grads: list[Tensor | None] = []
         for index, (x, y) in enumerate(((prediction, target), (target, prediction))):
@@ -142,7 +142,7 @@ class _ElementLoss(Op):
 
     @classmethod
     def forward(cls, ctx: Context, x: Tensor, y: Tensor, *, settings: tuple[object, ...], reduction: str) -> Tensor:
-        device, count = x.device, x.size
+        device, count = x.device, x.numel()
         losses = empty(device, x.shape)
         kernel = device.kernel("loss", cls.kernel_name)
         device.launch(kernel, *device.grid(count), losses, x, y, *settings, count)
@@ -156,13 +156,13 @@ class _ElementLoss(Op):
     def backward(cls, ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, y = ctx.saved
         device, kernel = x.device, x.device.kernel("loss", f"{cls.kernel_name}_grad")
-        g_step = int(grad.size == x.size)
+        g_step = int(grad.numel() == x.numel())
 
         def gradient(index: int, *pair: Tensor) -> Tensor | None:
             if not ctx.needs[index]:
                 return None
-            out = ctx.out(index)
-            device.launch(kernel, *device.grid(x.size), out, grad, *pair, g_step, ctx.scale, *ctx.settings, x.size)
+            out, size = ctx.out(index), x.numel()
+            device.launch(kernel, *device.grid(size), out, grad, *pair, g_step, ctx.scale, *ctx.settings, size)
             return out
 
         return gradient(0, x, y), gradient(1, y, x)  # of functions of x - y, whichever way round

@@ -129,7 +129,7 @@ def checked_rows(
         raise ArgumentError(f"{function}: expected x with {wanted} columns{source}, got x {x.shape}{remedy}")
     check_bias(function, bias, weight.shape[0])
     same_device(function, x, weight, bias)
-    return x if x.ndim == 2 else reshape(x, (x.size // wanted, wanted))
+    return x if x.ndim == 2 else reshape(x, (x.numel() // wanted, wanted))
 
 
 def multiply(
@@ -147,8 +147,8 @@ def multiply(
     Raises ArgumentError for shapes that do not fit, as the kernels would read and write elsewhere.
     """
     _require_product(a.shape, b.shape, out.shape, transpose_a, transpose_b)
-    if bias is not None and bias.size != out.shape[1]:
-        raise ArgumentError(f"multiply: expected a bias of {out.shape[1]} elements, got {bias.size}")
+    if bias is not None and bias.numel() != out.shape[1]:
+        raise ArgumentError(f"multiply: expected a bias of {out.shape[1]} elements, got {bias.numel()}")
     device = out.device
     rows, columns = out.shape
     depth = a.shape[0] if transpose_a else a.shape[1]
@@ -184,7 +184,7 @@ def multiply_batch(
     _require_product(a.shape[-2:], b.shape[-2:], out.shape[-2:], transpose_a, transpose_b)
     device = out.device
     rows, columns = out.shape[-2:]
-    count, depth = out.size // (rows * columns), a.shape[-2] if transpose_a else a.shape[-1]
+    count, depth = out.numel() // (rows * columns), a.shape[-2] if transpose_a else a.shape[-1]
     options = {"BATCHED": 1, **_epilogue(None, False)}
     if device.is_cpu:
         if transpose_a and min(rows, columns, depth) >= device.tuning.transpose_from:
@@ -280,7 +280,7 @@ def transposed_copy(x: Tensor) -> Tensor:
     device = x.device
     *batch, rows, columns = x.shape
     out = empty(device, (*batch, columns, rows))
-    grid = (-(-rows // 16), x.size // (rows * columns))
+    grid = (-(-rows // 16), x.numel() // (rows * columns))
     device.launch(_kernel(device, "transpose"), grid, (1, 1), x, out, rows, columns)
     return out
 
@@ -342,8 +342,8 @@ def chosen_block(
 def column_sums(matrix: Tensor, sums: Tensor) -> None:
     """Queue the sums of a matrix's columns."""
     device = sums.device
-    if sums.size != matrix.shape[1]:
-        raise ArgumentError(f"column_sums: expected {matrix.shape[1]} sums of {matrix.shape}, got {sums.size}")
+    if sums.numel() != matrix.shape[1]:
+        raise ArgumentError(f"column_sums: expected {matrix.shape[1]} sums of {matrix.shape}, got {sums.numel()}")
     if not device.is_cpu:
         sum_over(matrix, (0,), out=sums)
         return
@@ -359,7 +359,7 @@ def _masked(grad: Tensor, activated: Tensor) -> Tensor:
 
 
 def _mask(grad: Tensor, activated: Tensor, out: Tensor) -> None:
-    device, size = grad.device, grad.size
+    device, size = grad.device, grad.numel()
     if device.is_cpu:  # in gemm.cl, which is built anyway
         device.launch(_kernel(device, "relu_gradient"), *device.grid(size), grad, activated, out, size)
     else:

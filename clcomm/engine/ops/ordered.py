@@ -6,6 +6,8 @@ import builtins
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.blocks import split, take
 from clcomm.engine.ops.casts import to_float
@@ -13,6 +15,7 @@ from clcomm.engine.ops.comparisons import equal_to, to_bool, where
 from clcomm.engine.ops.elementwise import mul
 from clcomm.engine.ops.functions import abs, maximum, minimum, sqrt, square
 from clcomm.engine.ops.indexing import gather
+from clcomm.engine.ops.integers import is_whole, on_host
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.reduce import sum
 from clcomm.engine.ops.shape import reshape
@@ -41,7 +44,7 @@ def _extreme(name: str, x: Tensor, axis: int, sign: float) -> Tensor:
     """Return the indices of the largest elements, of sign 1, or the smallest, of -1; the dimension stays, as 1."""
     at, outer, length, inner = _along(name, x, axis)
     out, device = empty(x.device, (*x.shape[:at], 1, *x.shape[at + 1 :]), INT32), x.device
-    device.launch(device.kernel("ordered", "extreme"), *device.grid(out.size), out, x, sign, outer, length, inner)
+    device.launch(device.kernel("ordered", "extreme"), *device.grid(out.numel()), out, x, sign, outer, length, inner)
     return out
 
 
@@ -55,7 +58,7 @@ class Extreme(Op):
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, sign: float) -> Tensor:
-        line = x.detach().alias((x.size,))
+        line = x.detach().alias((x.numel(),))
         result = gather(line, 0, _extreme("max", line, 0, sign)).alias(())
         ctx.save(x, result)
         return result
@@ -88,6 +91,8 @@ def min(x: Tensor, axis: int | Tensor | None = None, keepdims: bool = False) -> 
 def _reduced(name: str, x: Tensor, axis: int | Tensor | None, keepdims: bool, sign: float) -> Tensor | Ordered:
     if isinstance(axis, Tensor):
         return (maximum if sign > 0 else minimum)(x, axis)
+    if is_whole(x) and axis is None:
+        return on_host(np.max if sign > 0 else np.min, x, None, keepdims)
     if axis is None:
         whole_rows(name, float_tensor(name, x))
         return Extreme.apply(x, sign=sign)
@@ -133,7 +138,7 @@ def argmin(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor
 def _index(name: str, x: Tensor, axis: int | None, keepdims: bool, sign: float) -> Tensor:
     if axis is None:
         whole_rows(name, float_tensor(name, x))
-        line = x.detach().alias((x.size,))
+        line = x.detach().alias((x.numel(),))
         return _extreme(name, line, 0, sign).alias((1,) * x.ndim if keepdims else ())
     return _without(_extreme(name, x, axis, sign), axis, keepdims)
 
@@ -206,7 +211,7 @@ class Product(Op):
         ctx.sizes, (outer, length, inner) = sizes, sizes
         ctx.save(x)
         out, device = empty(x.device, (*x.shape[:at], 1, *x.shape[at + 1 :])), x.device
-        device.launch(device.kernel("ordered", "product"), *device.grid(out.size), out, x, outer, length, inner)
+        device.launch(device.kernel("ordered", "product"), *device.grid(out.numel()), out, x, outer, length, inner)
         return out
 
     @staticmethod
@@ -224,15 +229,22 @@ def prod(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     x: float32 of any shape; of all dimensions the result has the shape ().
     """
     if axis is None:
-        return reshape(prod(reshape(float_tensor("prod", x), (x.size,)), 0), ())
+        return reshape(prod(reshape(float_tensor("prod", x), (x.numel(),)), 0), ())
     at, *sizes = _along("prod", x, axis)
     return _without(Product.apply(x, at=at, sizes=tuple(sizes)), axis, keepdims)
 
 
 @pytorch_names
-def std(x: Tensor, axis: int | tuple[int, ...] | None = None, correction: int = 1, keepdims: bool = False) -> Tensor:
+def std(
+    x: Tensor,
+    axis: int | tuple[int, ...] | None = None,
+    correction: int = 1,
+    keepdims: bool = False,
+    *,
+    unbiased: bool = True,
+) -> Tensor:
     """Return the square root of `var`, of the same arguments."""
-    return sqrt(var(x, axis, correction, keepdims))
+    return sqrt(var(x, axis, correction, keepdims, unbiased=unbiased))
 
 
 class Root(Op):
@@ -268,9 +280,11 @@ def norm(x: Tensor, p: float = 2, axis: int | tuple[int, ...] | None = None, kee
 
 @pytorch_names
 def chunk(x: Tensor, chunks: int, axis: int = 0) -> list[Tensor]:
-    """Return at most `chunks` parts along a dimension, of equal size but the last; x: float32 of any shape."""
-    at, _, length, _ = _along("chunk", x, axis)
+    """Return at most `chunks` parts along a dimension, of equal size but the last; x: of any type and shape."""
+    if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
+        raise ArgumentError(f"chunk: axis {axis!r} does not fit a tensor of shape {x.shape}")
+    length = x.shape[axis]
     if not isinstance(chunks, int) or chunks < 1:
         raise ArgumentError(f"chunk: chunks: expected 1 or more, got {chunks!r}")
     size = -(-length // chunks)
-    return list(split(x, [builtins.min(size, length - first) for first in range(0, length, size)], at))
+    return list(split(x, [builtins.min(size, length - first) for first in range(0, length, size)], axis))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.ops.blocks import pad
+from clcomm.engine.ops.arrangement import pad
 from clcomm.engine.ops.elementwise import mul
 from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
@@ -25,8 +25,8 @@ class MaxPool2dOp(Op):
         """Queue the maxima; their places are kept for backward."""
         device, shape = x.device, _out_shape(x, window)
         y, places = empty(device, shape), empty(device, shape, INT32)
-        rows = y.size // window[3]
-        grid, count = (device.row_grid(rows, window[3]), rows) if device.is_cpu else (device.grid(y.size), y.size)
+        rows = y.numel() // window[3]
+        grid, count = (device.row_grid(rows, window[3]), rows) if device.is_cpu else (device.grid(y.numel()), y.numel())
         device.launch(device.kernel("pool", "max_pool"), *grid, x, y, places, count, *window)
         ctx.window = window
         ctx.save(places)
@@ -48,7 +48,7 @@ class AvgPool2dOp(Op):
     def forward(ctx: Context, x: Tensor, *, window: Window) -> Tensor:
         device = x.device
         y = empty(device, _out_shape(x, window))
-        device.launch(device.kernel("pool", "average_pool"), *device.grid(y.size), x, y, y.size, *window)
+        device.launch(device.kernel("pool", "average_pool"), *device.grid(y.numel()), x, y, y.numel(), *window)
         ctx.window = window
         return y
 
@@ -67,14 +67,14 @@ class AdaptiveAvgPool2dOp(Op):
     def forward(ctx: Context, x: Tensor, *, size: tuple[int, int]) -> Tensor:
         device, y = x.device, empty(x.device, (*x.shape[:2], *size))
         ctx.sizes = (x.shape[0] * x.shape[1], *x.shape[2:], *size)
-        device.launch(device.kernel("pool", "adaptive_average_pool"), *device.grid(y.size), y, x, *ctx.sizes)
+        device.launch(device.kernel("pool", "adaptive_average_pool"), *device.grid(y.numel()), y, x, *ctx.sizes)
         return y
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         dx = ctx.out(0)
         kernel = dx.device.kernel("pool", "adaptive_average_pool_gradient")
-        dx.device.launch(kernel, *dx.device.grid(dx.size), dx, grad, *ctx.sizes)
+        dx.device.launch(kernel, *dx.device.grid(dx.numel()), dx, grad, *ctx.sizes)
         return (dx,)
 
 
@@ -227,6 +227,6 @@ def _out_shape(x: Tensor, window: Window) -> Shape:
 def _launch_gradient(name: str, inputs: tuple[Tensor, ...], dx: Tensor, window: Window) -> None:
     device = dx.device
     plane = window[0] * window[1]
-    planes = dx.size // plane
-    grid = device.row_grid(planes, plane) if device.is_cpu else device.grid(dx.size)
+    planes = dx.numel() // plane
+    grid = device.row_grid(planes, plane) if device.is_cpu else device.grid(dx.numel())
     device.launch(device.kernel("pool", name), *grid, *inputs, dx, planes, *window)

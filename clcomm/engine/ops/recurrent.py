@@ -94,7 +94,7 @@ class RecurrentOp(Op):
         if dh is not None:
             add = device.kernel("elementwise", "add_into")
             copy_into(dh, states[0])
-            device.launch(add, *device.grid(dh.size), dh, products, dh.size)
+            device.launch(add, *device.grid(dh.numel()), dh, products, dh.numel())
         if dc is not None:
             copy_into(dc, states[1])
         return dgates if ctx.needs[0] else None, dw, db, dh, dc, None

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.broadcasting import broadcast_axes, expand
-from clcomm.engine.ops.casts import cast, to_float
+from clcomm.engine.ops.casts import cast, of_any_type, to_float
+from clcomm.engine.ops.integers import is_whole, on_host
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.tensor import BOOL, INT32, Shape, Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
@@ -34,10 +37,11 @@ class ExpandOp(Op):
         return (sum_over(grad, broadcast_axes(x.shape, grad.shape), 1.0, ctx.out(0)),)
 
 
+@of_any_type
 def broadcast_to(x: Tensor, size: Sequence[int]) -> Tensor:
     """Return x repeated along dimensions of size 1 and new ones in front, as a copy; -1 keeps a dimension's size.
 
-    x: float32 of any shape. Raises ArgumentError for a shape that it does not broadcast to.
+    x: of any type and shape. Raises ArgumentError for a shape that it does not broadcast to.
     """
     float_tensor("expand", x)
     new, lead = tuple(size), len(tuple(size)) - x.ndim
@@ -67,7 +71,7 @@ class SumOp(Op):
 
 def sum_over(x: Tensor, axes: Shape, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
     """Return scale * sum of x over the sorted dimensions `axes`, which stay as size 1; written to `out` if given."""
-    if out is not None and out.size != math.prod([1 if d in axes else n for d, n in enumerate(x.shape)]):
+    if out is not None and out.numel() != math.prod([1 if d in axes else n for d, n in enumerate(x.shape)]):
         raise ArgumentError(f"sum: expected a result for {x.shape} summed over {axes}, got one of shape {out.shape}")
     runs = _adjacent_runs(axes)
     if not runs:
@@ -122,10 +126,13 @@ def _sum_run(x: Tensor, outer: int, axis: int, inner: int, shape: Shape, scale: 
 def sum(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the sum of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1.
 
-    x: float32 of any shape, or booleans, whose number the result has, as int32; of all dimensions it has the shape ().
+    x: float32 of any shape, or booleans, whose number the result has, as int32; integers are added on the host. Of all
+    dimensions the result has the shape ().
     """
-    if isinstance(x, Tensor) and x.dtype == BOOL and x.size <= _MOST_COUNTED:
+    if isinstance(x, Tensor) and x.dtype == BOOL and x.numel() <= _MOST_COUNTED:
         return cast(sum(to_float(x), axis, keepdims), "int_of_float", INT32)
+    if is_whole(x):
+        return on_host(np.sum, x, axis, keepdims)
     axes, shape = reduced("sum", x, axis, keepdims)
     return SumOp.apply(x, axes=axes, shape=shape, scale=1.0)
 

@@ -78,7 +78,7 @@ def _transposition(shape: Shape, axes: Shape) -> tuple[np.ndarray, int]:
 
 def permuted(x: Tensor, axes: Shape, out: Tensor) -> Tensor:
     """Queue a copy of x to `out`, with its dimensions in the order of `axes`; return `out`."""
-    device, size = x.device, x.size
+    device, size = x.device, x.numel()
     plan, dims = _transposition(x.shape, axes)
     buffer = device.keep(("transpose", x.shape, axes), lambda: plan)
     inner = int(plan[dims - 1])
@@ -94,21 +94,22 @@ def reshape(x: Tensor, shape: Shape) -> Tensor:
     x: float32 or int32 of any shape.
     """
     known = math.prod([n for n in shape if n != -1])
-    resolved = tuple([x.size // known if n == -1 and known > 0 else n for n in shape])
-    if shape.count(-1) > 1 or min(resolved, default=1) < 1 or math.prod(resolved) != x.size:
-        raise ArgumentError(f"reshape: {x.size} elements of shape {x.shape} do not fit shape {tuple(shape)}")
+    resolved = tuple([x.numel() // known if n == -1 and known > 0 else n for n in shape])
+    if shape.count(-1) > 1 or min(resolved, default=1) < 1 or math.prod(resolved) != x.numel():
+        raise ArgumentError(f"reshape: {x.numel()} elements of shape {x.shape} do not fit shape {tuple(shape)}")
     return Reshape.apply(x, shape=resolved)
 
 
-def flatten(x: Tensor, start_dim: int = 0) -> Tensor:
-    """Return x with the dimensions from `start_dim` on merged into one; shares memory.
+def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    """Return x with the dimensions from `start_dim` to `end_dim` merged into one; shares memory.
 
     x: float32 or int32 of any shape.
     """
-    first = start_dim + x.ndim if start_dim < 0 else start_dim
-    if not 0 <= first <= x.ndim or (first == x.ndim and first):
-        raise ArgumentError(f"flatten: start_dim {start_dim} does not fit a tensor of shape {x.shape}")
-    return Reshape.apply(x, shape=(*x.shape[:first], math.prod(x.shape[first:])))
+    first, last = [dim + x.ndim if dim < 0 else dim for dim in (start_dim, end_dim)]
+    if not 0 <= first <= max(last, 0) < max(x.ndim, 1):
+        raise ArgumentError(f"flatten: dimensions {start_dim} to {end_dim} do not fit a tensor of shape {x.shape}")
+    merged = math.prod(x.shape[first : last + 1])
+    return Reshape.apply(x, shape=(*x.shape[:first], merged, *x.shape[last + 1 :]))
 
 
 def clone(x: Tensor) -> Tensor:

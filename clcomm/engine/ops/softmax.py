@@ -20,7 +20,7 @@ class _RowOp(Op):
     @classmethod
     def forward(cls, ctx: Context, x: Tensor) -> Tensor:
         device, columns = x.device, x.shape[-1]
-        rows = x.size // columns
+        rows = x.numel() // columns
         y = empty(device, x.shape)
         device.launch(device.kernel("softmax", cls.kernel_name), *device.row_grid(rows, columns), y, x, rows, columns)
         ctx.save(y)
@@ -30,7 +30,7 @@ class _RowOp(Op):
     def backward(cls, ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (y,) = ctx.saved
         device, columns = y.device, y.shape[-1]
-        rows, dx = y.size // columns, ctx.out(0)
+        rows, dx = y.numel() // columns, ctx.out(0)
         kernel = device.kernel("softmax", cls.kernel_name + "_grad")
         device.launch(kernel, *device.row_grid(rows, columns), dx, grad, y, rows, columns)
         return (dx,)
@@ -55,7 +55,7 @@ class LogSumExp(Op):
     def forward(ctx: Context, x: Tensor) -> Tensor:
         device, columns, y = x.device, x.shape[-1], empty(x.device, x.shape[:-1])
         kernel = device.kernel("softmax", "log_sum_exp")
-        device.launch(kernel, *device.row_grid(y.size, columns), y, x, y.size, columns)
+        device.launch(kernel, *device.row_grid(y.numel(), columns), y, x, y.numel(), columns)
         ctx.save(x, y)
         return y
 
@@ -64,7 +64,7 @@ class LogSumExp(Op):
         x, y = ctx.saved
         device, columns, dx = x.device, x.shape[-1], ctx.out(0)
         kernel = device.kernel("softmax", "log_sum_exp_grad")
-        device.launch(kernel, *device.row_grid(y.size, columns), dx, grad, x, y, y.size, columns)
+        device.launch(kernel, *device.row_grid(y.numel(), columns), dx, grad, x, y, y.numel(), columns)
         return (dx,)
 
 
@@ -85,7 +85,7 @@ def logsumexp(x: Tensor, axis: int | Sequence[int] = -1, keepdims: bool = False)
     others = [d for d in range(x.ndim) if d not in axes]
     order, kept = (*others, *sorted(axes)), tuple([x.shape[d] for d in others])
     lying = x if order == tuple(range(x.ndim)) else transpose(x, order)
-    y = LogSumExp.apply(reshape(lying, (*kept, x.size // math.prod(kept))))
+    y = LogSumExp.apply(reshape(lying, (*kept, x.numel() // math.prod(kept))))
     return reshape(y, tuple([1 if d in axes else n for d, n in enumerate(x.shape)])) if keepdims else y
 
 

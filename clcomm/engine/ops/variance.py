@@ -13,17 +13,26 @@ from clcomm.errors import ArgumentError
 
 
 @pytorch_names
-def var(x: Tensor, axis: int | Sequence[int] | None = None, correction: int = 1, keepdims: bool = False) -> Tensor:
+def var(
+    x: Tensor,
+    axis: int | Sequence[int] | None = None,
+    correction: int = 1,
+    keepdims: bool = False,
+    *,
+    unbiased: bool = True,
+) -> Tensor:
     """Return the variance of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1.
 
     Args:
         x: float32 of any shape; of all dimensions the result has the shape ().
         correction: is subtracted from the number n of elements in the divisor: 1 for the unbiased estimate, 0 for the
             mean of the squared differences from the mean.
+        unbiased: False: a correction of 0.
 
     Raises ArgumentError for an axis that does not fit, and unless `correction` is from 0 to n - 1.
     """
     axes, shape = reduced("var", x, axis, keepdims)
+    correction = correction if unbiased else 0
     count = math.prod([x.shape[d] for d in axes])
     if not isinstance(correction, int) or not 0 <= correction < count:
         raise ArgumentError(f"var: expected a correction below the number of elements, {count}, got {correction!r}")

@@ -64,14 +64,14 @@ class _Group(Op):
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         parameters, own = ctx.inputs, ctx.own
-        starts = [sum(each.size for each in parameters[:number]) for number in range(len(parameters) + 1)]
+        starts = [sum(each.numel() for each in parameters[:number]) for number in range(len(parameters) + 1)]
         pending = ctx.ranks.sum((starts[-1],), PARAMETER_GRADIENTS)
         if len(own) < len(parameters):  # some are not used: zeros, as other ranks may use them
             device, summands = ctx.ranks.device, pending.own
             device.launch(device.kernel("elementwise", "fill"), *device.grid(starts[-1]), summands.buffer, 0.0,
                           starts[-1])  # fmt: skip
         for number, gradient in own.items():
-            size = (gradient.size,)
+            size = (gradient.numel(),)
             copy_part(size, pending.own, Block(starts[number], (1,)), gradient, Block(0, (1,)))
         own.clear()
         total = pending.total()
@@ -79,7 +79,7 @@ class _Group(Op):
         for number, parameter in enumerate(parameters):
             out = ctx.out(number) if ctx.needs[number] else None
             if out is not None:
-                copy_part((parameter.size,), out, Block(0, (1,)), total, Block(starts[number], (1,)))
+                copy_part((parameter.numel(),), out, Block(0, (1,)), total, Block(starts[number], (1,)))
             gradients.append(out)
         return tuple(gradients)
 

@@ -15,6 +15,7 @@ from clcomm.engine import functional as F
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.nn.layers import Embedding
 from clcomm.engine.nn.module import Module
+from clcomm.engine.ops.blocks import fill
 from clcomm.engine.ops.class_losses import NONE_IGNORED, ClassLoss, check_smoothing
 from clcomm.engine.ops.loss import check_reduction
 from clcomm.engine.parameter import Parameter
@@ -29,7 +30,7 @@ class EmbeddingOfParts(Op):
 
     @staticmethod
     def forward(ctx: Context, table: Tensor, *, indices: Tensor, padding: int, ranks: Exchange) -> Tensor:
-        device, (entries, columns), count = table.device, table.shape, indices.size
+        device, (entries, columns), count = table.device, table.shape, indices.numel()
         first = ranks.rank * entries
         pending = ranks.sum((*indices.shape, columns), ACTIVATIONS)
         sizes = first, entries, ranks.size * entries, count, columns
@@ -41,11 +42,11 @@ class EmbeddingOfParts(Op):
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (table,), indices, dtable = ctx.inputs, ctx.indices, ctx.out(0)
-        device, (entries, columns), count = table.device, table.shape, indices.size
+        device, (entries, columns), count = table.device, table.shape, indices.numel()
         own = empty(device, indices.shape, INT32)
         kernel = device.kernel("vocabulary", "indices_of_part")
         device.launch(kernel, *device.grid(count), own, indices, ctx.first, entries, count)
-        device.launch(device.kernel("elementwise", "fill"), *device.grid(dtable.size), dtable.buffer, 0.0, dtable.size)
+        fill(dtable, 0.0)
         grid = device.row_grid(columns, count) if device.is_cpu else device.grid(columns)
         kernel = device.kernel("embedding", "embedding_grad")
         padding = ctx.padding - ctx.first if 0 <= ctx.padding - ctx.first < entries else -1

@@ -1,0 +1,123 @@
+"""The engine under the names that PyTorch has in its top module: `import clcomm.as_torch as torch`.
+
+Tensors are made on `default_device()`; values are float32, indices int32. A name that is not here has no equal in the
+engine. docs/ported.md has the imports of a script that moves over, and scripts that did.
+"""
+
+from __future__ import annotations
+
+import builtins
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import numpy as np
+
+from clcomm import optim, weights
+from clcomm.as_torch import data, distributions
+from clcomm.engine import Device, Tensor, default_device, nn, no_grad
+from clcomm.engine.creation import *  # noqa: F403 - the names in its __all__
+from clcomm.engine.creation import tensor, zeros
+from clcomm.engine.functional import *  # noqa: F403 - the names in its __all__
+from clcomm.engine.functional import matmul, transpose
+from clcomm.engine.nn import Generator, manual_seed
+from clcomm.engine.tensor import BOOL, FLOAT32, INT32
+from clcomm.errors import ArgumentError
+
+__all__ = ["Generator", "data", "device", "distributions", "load", "manual_seed", "nn", "optim", "save", "utils"]
+
+float32 = float = FLOAT32
+int32 = int64 = int = long = INT32
+bool = BOOL
+mm = bmm = matmul
+inference_mode = no_grad
+
+
+class FloatTensor:
+    """PyTorch's constructor of float32 tensors: of the sizes given, zeros here, or of values."""
+
+    dtype: np.dtype = FLOAT32
+
+    def __new__(cls, *given: Any) -> Any:
+        if given and builtins.all(isinstance(each, (builtins.int, np.integer)) for each in given):
+            return zeros(*given, dtype=cls.dtype)
+        return tensor(given[0] if given else (), dtype=cls.dtype)
+
+
+class LongTensor(FloatTensor):
+    """That of indices."""
+
+    dtype = INT32
+
+
+def Variable(x: Tensor, requires_grad: Any = False) -> Tensor:
+    """Return the tensor itself: PyTorch's former wrapper."""
+    return x.requires_grad_(requires_grad) if requires_grad else x
+
+
+utils = SimpleNamespace(data=data)
+
+
+class device:
+    """The default device, if it is of the kind that a name of PyTorch's means: "cuda", "xpu" and "mps" are GPUs.
+
+    Raises ArgumentError where it is of another kind.
+    """
+
+    def __new__(cls, name: Any = "cpu", index: Any = None) -> Any:
+        own = default_device()
+        if isinstance(name, Device):
+            return name
+        kind = str(name).partition(":")[0]
+        wanted = {"cuda": "gpu", "xpu": "gpu", "mps": "gpu"}.get(kind, kind)
+        if wanted != own.kind:
+            raise ArgumentError(
+                f"device: expected {own.kind!r}, the kind of the default device, got {name!r}; "
+                f"clcomm.engine.set_default_device({wanted!r}) selects another"
+            )
+        return own
+
+
+class _Accelerator:
+    """PyTorch's `torch.accelerator`: the default device, where it is no CPU."""
+
+    @staticmethod
+    def is_available() -> Any:
+        return default_device().kind != "cpu"
+
+    @staticmethod
+    def current_accelerator() -> Device | None:
+        return default_device() if _Accelerator.is_available() else None
+
+
+accelerator = _Accelerator()
+#: CUDA, and Apple's, are never there: an OpenCL GPU is the accelerator.
+cuda = SimpleNamespace(is_available=lambda: False, device_count=lambda: 0)
+backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: False), cudnn=SimpleNamespace())
+
+
+def is_tensor(value: object) -> Any:
+    """Return whether a value is a tensor."""
+    return isinstance(value, Tensor)
+
+
+def t(x: Tensor) -> Tensor:
+    """Return a matrix transposed."""
+    return transpose(x, None)
+
+
+def save(state: Any, path: Any) -> None:
+    """Write a `state_dict` of arrays or tensors to a file, as safetensors; see `clcomm.weights.save`."""
+    if not isinstance(state, dict):
+        raise ArgumentError(f"save: expected a state_dict, got {type(state).__name__}; save model.state_dict()")
+    weights.save(path, {key: each.numpy() if isinstance(each, Tensor) else each for key, each in state.items()})
+
+
+def load(path: Any, map_location: object = None, weights_only: object = True) -> dict[str, np.ndarray]:
+    """Return the arrays of a file that `save` wrote, for `load_state_dict`."""
+    return weights.load(path)
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in ("double", "float64", "half", "float16", "bfloat16"):
+        raise AttributeError(f"clcomm.as_torch has no {name}: values are float32; remove it, or train with PyTorch")
+    raise AttributeError(f"clcomm.as_torch has no {name}: the engine has no equal of torch.{name}")

@@ -1,0 +1,29 @@
+/* Whole numbers near an element, and what a division leaves. */
+
+#include "lane_functions.cl"
+
+ACTIVATION(rounded_down, floor(v))
+GRADIENT(rounded_down, (lanes)(0.0f))
+ACTIVATION(rounded_up, ceil(v))
+GRADIENT(rounded_up, (lanes)(0.0f))
+ACTIVATION(rounded, rint(v))
+GRADIENT(rounded, (lanes)(0.0f))
+ACTIVATION(without_fraction, trunc(v))
+GRADIENT(without_fraction, (lanes)(0.0f))
+ACTIVATION(sign_of, v > 0.0f ? (lanes)(1.0f) : v < 0.0f ? (lanes)(-1.0f) : v)
+GRADIENT(sign_of, (lanes)(0.0f))
+ACTIVATION(log_of_more, log1p(v))
+GRADIENT(log_of_more, 1.0f / (1.0f + v))
+
+/* With the divisor's sign, as Python's %. */
+__kernel void rest_of_division(__global float *restrict y, __global const float *restrict x, float divisor, int count) {
+    FOR_ELEMENTS(i, count) {
+        const float rest = fmod(x[i], divisor);
+        y[i] = rest != 0.0f && (rest < 0.0f) != (divisor < 0.0f) ? rest + divisor : rest;
+    }
+}
+
+__kernel void rest_of_division_grad(__global float *restrict dx, __global const float *restrict g,
+                             __global const float *restrict x, float divisor, int count) {
+    FOR_ELEMENTS(i, count) dx[i] = g[i];
+}

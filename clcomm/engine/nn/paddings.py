@@ -1,0 +1,60 @@
+"""Layers that pad the last dimensions, [N, C, L] or [N, C, H, W]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clcomm.engine import functional as F
+from clcomm.engine.nn.module import Module
+from clcomm.engine.tensor import Tensor
+
+
+class _Padding(Module):
+    """Around each of the last dimensions a number of elements: one, or before and after from the last one on."""
+
+    dimensions, mode = 2, "constant"
+
+    def __init__(self, padding: int | Sequence[int]):
+        self.padding = (padding,) * (2 * self.dimensions) if isinstance(padding, int) else tuple(padding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x, self.padding, self.mode)
+
+
+class ZeroPad2d(_Padding):
+    """Zeros around."""
+
+
+class ReflectionPad1d(_Padding):
+    """The elements mirrored at the edges, which are not repeated."""
+
+    dimensions, mode = 1, "reflect"
+
+
+class ReflectionPad2d(_Padding):
+    """The elements mirrored at the edges, which are not repeated."""
+
+    mode = "reflect"
+
+
+class ReplicationPad1d(_Padding):
+    """The edges repeated."""
+
+    dimensions, mode = 1, "replicate"
+
+
+class ReplicationPad2d(_Padding):
+    """The edges repeated."""
+
+    mode = "replicate"
+
+
+class ConstantPad2d(_Padding):
+    """A number around."""
+
+    def __init__(self, padding: int | Sequence[int], value: float):
+        super().__init__(padding)
+        self.value = value
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x, self.padding, "constant", self.value)

@@ -1,0 +1,56 @@
+"""Arithmetic of integers: they are indices, classes and counts, few, and computed on the host.
+
+A step with such arithmetic waits for the queue, and is not replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from clcomm.engine.ops.casts import to_float
+from clcomm.engine.tensor import BOOL, INT32, Tensor
+from clcomm.errors import ArgumentError
+
+_OPERATIONS = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "floor_divide": np.floor_divide, "remainder": np.remainder,
+}  # fmt: skip
+
+
+def is_whole(x: object) -> bool:
+    """Return whether x is a tensor of integers."""
+    return isinstance(x, Tensor) and x.dtype.kind == "i"
+
+
+def are_whole(a: object, b: object) -> bool:
+    """Return whether both operands, of which one is a tensor of integers, have no fractions."""
+    return all(isinstance(x, (int, np.integer)) or (isinstance(x, Tensor) and x.dtype in (INT32, BOOL)) for x in (a, b))
+
+
+def floats(*operands: Any) -> list[Any]:
+    """Return operands of which tensors are float32."""
+    return [to_float(x) if isinstance(x, Tensor) else x for x in operands]
+
+
+def of_integers(name: str, a: Any, b: Any) -> Tensor:
+    """Return an operation of operands that `are_whole`, as int32, which wraps as PyTorch's; ArgumentError for x / 0."""
+    first, second = [x.numpy() if isinstance(x, Tensor) else np.int64(x) for x in (a, b)]
+    if name in ("floor_divide", "remainder") and not np.all(second):
+        raise ArgumentError(f"{name}: expected to divide by other integers than 0, got {b!r}")
+    try:
+        values = _OPERATIONS[name](first, second)
+    except ValueError:
+        raise ArgumentError(f"{name}: shapes {first.shape} and {second.shape} do not broadcast") from None
+    return Tensor(values.astype(INT32), a.device if isinstance(a, Tensor) else b.device)
+
+
+def on_host(function: Any, x: Tensor, axis: int | Sequence[int] | None, keepdims: bool) -> Tensor:
+    """Return NumPy's function of integers along dimensions, as int32; ArgumentError for a dimension x does not have."""
+    try:
+        over = axis if axis is None or isinstance(axis, int) else tuple(axis)
+        values = function(x.numpy(), axis=over, keepdims=keepdims)
+    except ValueError:
+        raise ArgumentError(f"axis {axis!r} does not fit a tensor of shape {x.shape}") from None
+    return Tensor(np.asarray(values).astype(INT32), x.device)

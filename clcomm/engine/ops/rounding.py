@@ -1,0 +1,109 @@
+"""Whole numbers near an element, the rest of a division, and log(1 + x), with PyTorch's names."""
+
+from __future__ import annotations
+
+from numbers import Real
+
+from clcomm.engine.ops.activation import Activation
+from clcomm.engine.ops.elementwise import div, sub
+from clcomm.engine.ops.integers import are_whole, floats, is_whole, of_integers
+from clcomm.engine.tensor import Tensor, float_tensor
+from clcomm.errors import ArgumentError
+
+
+class _Rounding(Activation):
+    """y = f(x), of rounding.cl; backward takes x."""
+
+    source, keeps_result = "rounding", False
+
+
+class Log1p(_Rounding):
+    """log(1 + x)"""
+
+    kernel_name = "log_of_more"
+
+
+class Floor(_Rounding):
+    """The next whole number below."""
+
+    kernel_name = "rounded_down"
+
+
+class Ceil(_Rounding):
+    """The next whole number above."""
+
+    kernel_name = "rounded_up"
+
+
+class Round(_Rounding):
+    """The nearest whole number."""
+
+    kernel_name = "rounded"
+
+
+class Trunc(_Rounding):
+    """The next whole number towards 0."""
+
+    kernel_name = "without_fraction"
+
+
+class Sign(_Rounding):
+    """1, 0 or -1."""
+
+    kernel_name = "sign_of"
+
+
+class Remainder(_Rounding):
+    """What a division by a number leaves."""
+
+    kernel_name = "rest_of_division"
+
+
+def log1p(x: Tensor) -> Tensor:
+    """Return log(1 + x) of each element; x: float32 of any shape, which the result has too."""
+    return Log1p.apply(float_tensor("log1p", x))
+
+
+def floor(x: Tensor) -> Tensor:
+    """Return the next whole number below each element, with a gradient of 0; x: float32 of any shape."""
+    return Floor.apply(float_tensor("floor", x))
+
+
+def ceil(x: Tensor) -> Tensor:
+    """Return the next whole number above each element, with a gradient of 0; x: float32 of any shape."""
+    return Ceil.apply(float_tensor("ceil", x))
+
+
+def round(x: Tensor) -> Tensor:
+    """Return the nearest whole number, the even one of two, with a gradient of 0; x: float32 of any shape."""
+    return Round.apply(float_tensor("round", x))
+
+
+def trunc(x: Tensor) -> Tensor:
+    """Return each element without its fraction, with a gradient of 0; x: float32 of any shape."""
+    return Trunc.apply(float_tensor("trunc", x))
+
+
+def sign(x: Tensor) -> Tensor:
+    """Return 1, 0 or -1 of each element, with a gradient of 0; x: float32 of any shape."""
+    return Sign.apply(float_tensor("sign", x))
+
+
+def remainder(a: Tensor, b: float | Tensor) -> Tensor:
+    """Return what the division of each element by b leaves, with b's sign, as Python's `%`.
+
+    a: float32, and b a number other than 0; or both integers, one of which may be a number. Raises ArgumentError for
+    others.
+    """
+    if is_whole(a) or is_whole(b):
+        return of_integers("remainder", a, b) if are_whole(a, b) else remainder(*floats(a, b))
+    if not isinstance(b, Real) or not b:
+        raise ArgumentError(f"remainder: expected a number other than 0 to divide by, got {b!r}")
+    return Remainder.apply(float_tensor("remainder", a), settings=(float(b),))
+
+
+def floor_divide(a: Tensor, b: float | Tensor) -> Tensor:
+    """Return each element divided by b, rounded down, with a gradient of 0; arguments as of `remainder`."""
+    if is_whole(a) or is_whole(b):
+        return of_integers("floor_divide", a, b) if are_whole(a, b) else floor_divide(*floats(a, b))
+    return round(div(sub(a, remainder(a, b)), b))

@@ -1,0 +1,5 @@
+"""Stands for Matplotlib: nothing is drawn."""
+
+
+def use(backend):
+    pass

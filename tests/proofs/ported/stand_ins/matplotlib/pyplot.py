@@ -1,0 +1,5 @@
+"""Nothing is drawn."""
+
+
+def __getattr__(name):
+    return lambda *args, **named: None

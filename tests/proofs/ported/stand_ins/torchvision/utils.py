@@ -1,0 +1,5 @@
+"""Pictures are not written."""
+
+
+def save_image(*args, **named):
+    pass
