@@ -94,6 +94,14 @@ class LazyParameter(Parameter):
     __slots__ = ()
 
     @property
+    def data(self) -> Tensor:
+        """Raise ArgumentError: what a kernel writes to a buffer of the values is lost."""
+        raise ArgumentError(
+            "data: expected a parameter with float32 memory of its own, got one that is stored in 16 bits or divided "
+            "between ranks; use the parameter itself, in no_grad() to write to it"
+        )
+
+    @property
     def written_at(self) -> int:
         return -1 if self.slot is None else self.slot.written_at
 

@@ -16,12 +16,12 @@ from clcomm.optim import SGD
 #: Methods of the Communicator and the Synchronizer that need no other rank (for a whole model without buffers).
 LOCAL = {
     "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "comm", "communicated",
-    "current", "finalize", "fold_on_cpu", "fold_with",
+    "current", "dump_operations", "finalize", "fold_on_cpu", "fold_with",
     "get_bucket_stats", "get_rank", "get_world_size", "holds",
     "in_collectives", "is_common", "is_common_on_host",
     "notify_phase", "phase",
     "reduces_within_hosts", "remove_observer", "sequence", "settings", "shares_memory", "sums",
-    "total_allreduce_calls", "total_bytes_sent",
+    "total_allreduce_calls", "total_bytes_sent", "unfinished",
     "world_size",
     "attach_optimizer", "broadcast_buffers", "bucket_size", "compression",
     "decisions", "full_parameters", "get_communication_stats", "load_state_dict", "no_sync", "register_comm_hook",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clcomm import Synchronizer
-from clcomm.engine import Linear, Parameter, Sequential, Tensor
+from clcomm.engine import Linear, Parameter, Sequential, Tensor, no_grad
 from clcomm.engine.nn.module import Module
 from clcomm.engine.stored_parameters import Storage
 from clcomm.errors import ArgumentError, MismatchError
@@ -48,6 +48,13 @@ def test_a_parameter_is_read_and_written_as_what_is_stored(comm):
     assert (model.weight * 2.0).numpy()[4] == 2 * found[1]
     with pytest.raises(ArgumentError, match="expected an array of shape"):
         model.weight.copy_from(found[:2])
+    with no_grad():
+        model.weight.fill_(0.5)
+        model.weight[2:4] = 1.25
+        model.weight.mul_(2.0)
+    assert model.weight.tolist() == [1.0, 1.0, 2.5, 2.5, 1.0, 1.0]
+    with pytest.raises(ArgumentError, match="data: expected a parameter with float32 memory of its own"):
+        model.weight.data.zero_()
 
 
 def test_memory_is_half(comm):
