@@ -101,7 +101,7 @@ def test_faults_by_the_clock_can_be_planted_in_the_same_steps_again(tmp_path: Pa
     again = re.search(r"in the same steps again: --chaos (\S+)", said)
     if again is None:  # all ended before a step, or none was planted
         pytest.skip("a machine too slow for a step within seconds")
-    assert run(tmp_path, again[1])[0] == first
+    assert sorted(run(tmp_path, again[1])[0]) == sorted(first)  # two ranks may have theirs in one step
 
 
 def test_a_held_process_is_stopped_and_goes_on() -> None:
