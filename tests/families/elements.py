@@ -200,9 +200,11 @@ class Updated(NamedTuple):
 def draw_updated(rng: np.random.Generator, longest: int, number: int) -> Updated:
     """Draw an optimizer with all its hyper-parameters; `flag` is nesterov or centered."""
     sizes = tuple(int(n) for n in rng.integers(1, 3 * longest, rng.integers(1, 4)))
-    kind, momentum = (("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0), ("rmsprop", 0.9), ("rmsprop", 0.0), ("adamw", 0.0))[
-        number % 6
-    ]
+    kinds = (
+        *(("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0), ("rmsprop", 0.9), ("rmsprop", 0.0), ("adamw", 0.0)),
+        *(("adadelta", 0.0), ("adagrad", 0.0)),
+    )
+    kind, momentum = kinds[number % len(kinds)]
     decay, flag = float(rng.choice([0.0, 0.1])), bool(rng.integers(2))
     return Updated(sizes, kind, decay, momentum, flag, int(rng.integers(1 << 30)))
 
@@ -235,8 +237,8 @@ def _optimizer(case: Updated, parameters: list[Parameter]) -> optim.Optimizer:
     if case.kind == "rmsprop":
         options = {"momentum": case.momentum, "centered": case.flag, "weight_decay": case.weight_decay}
         return optim.RMSProp(parameters, 0.01, **options)
-    kind = optim.Adam if case.kind == "adam" else optim.AdamW
-    return kind(parameters, 0.01, weight_decay=case.weight_decay)
+    kinds = {"adam": optim.Adam, "adamw": optim.AdamW, "adadelta": optim.Adadelta, "adagrad": optim.Adagrad}
+    return kinds[case.kind](parameters, 0.01, weight_decay=case.weight_decay)
 
 
 class _Formula:
@@ -256,6 +258,14 @@ class _Formula:
         if case.kind == "sgd":
             self.velocity = case.momentum * self.velocity + grad
             self.p = self.p - 0.1 * (grad + case.momentum * self.velocity if case.flag else self.velocity)
+        elif case.kind == "adadelta":
+            self.square = 0.9 * self.square + 0.1 * grad**2
+            by = np.sqrt(self.mean + 1e-6) / np.sqrt(self.square + 1e-6) * grad
+            self.mean = 0.9 * self.mean + 0.1 * by**2
+            self.p = self.p - 0.01 * by
+        elif case.kind == "adagrad":
+            self.square = self.square + grad**2
+            self.p = self.p - 0.01 * grad / (np.sqrt(self.square) + 1e-10)
         elif case.kind == "rmsprop":
             self.square = 0.99 * self.square + 0.01 * grad**2
             self.mean = 0.99 * self.mean + 0.01 * grad

@@ -30,12 +30,21 @@ def check_functions(device: Device, case: Shaped) -> None:
         (F.erf, _ERF(x), 2 / np.sqrt(np.pi) * np.exp(-(x**2))),
         (F.square, x * x, 2 * x),
         (F.softplus, np.log1p(np.exp(x)), 1 / (1 + np.exp(-x))),
+        (F.log1p, np.log1p(x), 1 / (1 + x)),
         (lambda t: F.abs(-1.0 * t), x, np.ones(x.shape)),
         (lambda t: t**2.5, x**2.5, 2.5 * x**1.5),
         (lambda t: t**-3, x**-3.0, -3 * x**-4.0),
         (lambda t: F.clamp(t, 0.5, 2), np.clip(x, 0.5, 2), 1.0 * ((x >= 0.5) & (x <= 2))),
     ]
     check_slopes(device, host, grad, cases)
+    both_signs, flat = (host - np.float32(2)).astype(np.float32), np.zeros(case.shape)
+    apart = both_signs.astype(np.float64)
+    check_slopes(device, both_signs, grad, [
+        (F.floor, np.floor(apart), flat), (F.ceil, np.ceil(apart), flat), (F.round, np.rint(apart), flat),
+        (F.trunc, np.trunc(apart), flat), (F.sign, np.sign(apart), flat),
+        (lambda t: t % 0.5, np.remainder(apart, 0.5), flat + 1), (lambda t: t % -3, np.remainder(apart, -3), flat + 1),
+        (lambda t: t // 0.5, np.floor_divide(apart, 0.5), flat),
+    ])  # fmt: skip
 
 
 def check_comparisons(device: Device, case: Pair) -> None:

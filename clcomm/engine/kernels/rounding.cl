@@ -17,13 +17,16 @@ GRADIENT(log_of_more, 1.0f / (1.0f + v))
 
 /* With the divisor's sign, as Python's %. */
 __kernel void rest_of_division(__global float *restrict y, __global const float *restrict x, float divisor, int count) {
-    FOR_ELEMENTS(i, count) {
-        const float rest = fmod(x[i], divisor);
-        y[i] = rest != 0.0f && (rest < 0.0f) != (divisor < 0.0f) ? rest + divisor : rest;
+    const int below = divisor < 0.0f;
+    FOR_LANES(i, count) {
+        const lanes divisors = divisor;
+        const lanes rest = fmod(load_lanes(x + i, count - i, 1.0f), divisors);
+        const lanes wrong = below ? -rest : rest;
+        store_lanes(wrong < 0.0f ? rest + divisors : rest, y + i, count - i);
     }
 }
 
 __kernel void rest_of_division_grad(__global float *restrict dx, __global const float *restrict g,
-                             __global const float *restrict x, float divisor, int count) {
-    FOR_ELEMENTS(i, count) dx[i] = g[i];
+                                    __global const float *restrict x, float divisor, int count) {
+    FOR_LANES(i, count) store_lanes(load_lanes(g + i, count - i, 0.0f), dx + i, count - i);
 }
