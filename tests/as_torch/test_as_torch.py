@@ -16,7 +16,7 @@ SHAPES = ((5, 3), (40,), (5,), (2, 17))
 
 @pytest.fixture
 def torch():
-    return pytest.importorskip("torch")
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
 
 
 def drawn(library):
@@ -136,7 +136,7 @@ def test_what_is_not_there_says_so():
 
 
 def test_weights_are_saved_and_loaded(tmp_path):
-    pytest.importorskip("safetensors")
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
     model, other = ours.nn.Linear(3, 2), ours.nn.Linear(3, 2)
     ours.save(model.state_dict(), tmp_path / "weights.pt")
     other.load_state_dict(ours.load(tmp_path / "weights.pt"))
