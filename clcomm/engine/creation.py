@@ -27,13 +27,13 @@ __all__ = [
 
 
 def tensor(values: object, dtype: Any = None, device: Place = None, requires_grad: bool = False) -> Tensor:
-    """Return values as a tensor; a copy."""
-    array = values if isinstance(values, Tensor) else np.asarray(_on_host(values))
-    if isinstance(array, np.ndarray) and dtype is not None:
-        array = array.astype(_type(dtype))
-    result = Tensor(array, device, requires_grad=False)
-    result = result if dtype is None else result.to(_type(dtype))
-    return result.requires_grad_(requires_grad) if requires_grad else result
+    """Return values as a tensor; a copy. Raises ArgumentError for integers outside int32, and for other types."""
+    array = np.asarray(_on_host(values))
+    if dtype is not None:
+        kind = _type(dtype)
+        with np.errstate(invalid="ignore"):  # a number too large for int64 is none for int32 either: Tensor refuses it
+            array = array.astype(np.int64 if kind == INT32 else kind)
+    return Tensor(array, device, requires_grad)
 
 
 def as_tensor(values: object, dtype: Any = None, device: Place = None) -> Tensor:
@@ -53,7 +53,7 @@ def full(
 ) -> Tensor:
     """Return a tensor of one value, of whose type it is without `dtype`."""
     if dtype is None:
-        dtype = BOOL if isinstance(fill_value, bool) else INT32 if isinstance(fill_value, int) else FLOAT32
+        dtype = {"b": BOOL, "i": INT32, "u": INT32}.get(np.asarray(fill_value).dtype.kind, FLOAT32)
     return tensor(np.full(_shape((size,)), fill_value), dtype, device, requires_grad)
 
 
@@ -119,8 +119,8 @@ def randint(low: int, high: Any = None, size: Any = None, *, generator: Generato
         high, size = None, high
     if high is None:
         low, high = 0, low
-    if size is None or not low < high:
-        raise ArgumentError(f"randint: expected low < high and a size, got {low}, {high} and {size}")
+    if size is None or not -(2**31) <= low < high <= 2**31:
+        raise ArgumentError(f"randint: expected low < high within int32 and a size, got {low}, {high} and {size}")
     return tensor(_source(generator).integers(_shape((size,)), low, high), dtype, device)
 
 
@@ -201,7 +201,10 @@ def _source(generator: Generator | None) -> Generator:
 
 
 def _type(dtype: Any) -> np.dtype:
-    wanted: np.dtype = np.dtype({float: FLOAT32, int: INT32, bool: BOOL}.get(dtype, dtype))
+    try:
+        wanted: np.dtype = np.dtype({float: FLOAT32, int: INT32, bool: BOOL}.get(dtype, dtype))
+    except TypeError:
+        raise ArgumentError(f"dtype: expected float32, int32 or bool, got {dtype!r}") from None
     if wanted.kind in "iu":
         return INT32
     if wanted not in (FLOAT32, BOOL):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.engine.device import Device
 from clcomm.engine.tensor_shapes import AnyTensor, ShapeMethods
 from clcomm.errors import ArgumentError
 
@@ -79,7 +80,7 @@ class InPlaceMethods(ShapeMethods[AnyTensor]):
         for each in (*wanted, *[value for name, value in named.items() if name in ("dtype", "device")]):
             if isinstance(each, ShapeMethods):
                 result = result.to(each.device, each.dtype)  # type: ignore[attr-defined]
-            elif isinstance(each, str) or hasattr(each, "queue"):
+            elif isinstance(each, (str, Device)):
                 result = result if each in (result.device, result.device.kind) else self._on(result, each)  # type: ignore[attr-defined]
             elif each is not None:
                 result = _cast(result, each)

@@ -45,8 +45,8 @@ READ_S, PASSED_ON_S = 1.0, 0.1
 ENDED_BY_LAUNCHER_S = 2.0
 #: How long the other ranks may take to end after an unexpected exit before they are killed.
 OTHERS_GRACE_S = 2.0
-#: How long a report of exit code 0 waits for the launcher to kill the others, and, after each word of the report, for
-#: the launcher to collect one of them.
+#: How long a report waits for the launcher to kill the others, and, after each word, for it to collect one of them:
+#: where the job's exit code would be 0 else.
 KILLED_S, COLLECTED_S = 0.5, 0.05
 #: Whether the other ranks continue when one dies: under Open MPI's `mpiexec --with-ft ulfm`.
 RANKS_MAY_DIE = os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"  # noqa: SIM112 - Open MPI's own

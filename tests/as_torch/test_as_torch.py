@@ -38,8 +38,8 @@ def test_the_numbers_drawn_are_pytorchs(torch):
 
 
 NEW = (
-    "zeros(2, 3)", "ones((2, 3))", "full((2,), 7)", "full((2,), 1.5)", "eye(3)", "eye(2, 3)", "arange(5)",
-    "arange(2, 8, 3)", "arange(0, 1, 0.25)", "linspace(0, 1, 5)", "tensor([1, 2])", "tensor([1.5, 2])",
+    "zeros(2, 3)", "ones((2, 3))", "full((2,), 7)", "full((2,), 1.5)", "full((2,), True)", "eye(3)", "eye(2, 3)",
+    "arange(5)", "arange(2, 8, 3)", "arange(0, 1, 0.25)", "linspace(0, 1, 5)", "tensor([1, 2])", "tensor([1.5, 2])",
     "tensor([True, False])", "tensor(3)", "tensor([[1, 2], [3, 4]], dtype=torch.float32)",
     "zeros(3, dtype=torch.long)", "ones_like(torch.zeros(2))", "full_like(torch.zeros(2), 3.0)",
     "zeros_like(torch.ones(2, dtype=torch.int64))", "as_tensor(np.ones(3, np.float32))", "from_numpy(np.arange(3))",
@@ -123,7 +123,13 @@ def test_what_is_not_there_says_so():
         (lambda: ours.zeros(2, dtype=np.float16), "expected float32, int32 or bool, got float16"),
         (lambda: ours.nn.Linear(2, 2).to(np.float64), "got float64"),
         (lambda: ours.device("abacus"), "the kind of the default device, got 'abacus'"),
+        (lambda: ours.zeros(2, dtype="a word"), "expected float32, int32 or bool, got 'a word'"),
+        (lambda: ours.tensor([2**40]), "integers must fit int32"),
+        (lambda: ours.tensor([2**40], dtype=ours.long), "integers must fit int32"),
+        (lambda: ours.tensor([1e30], dtype=ours.long), "integers must fit int32"),
+        (lambda: ours.arange(2**31, 2**31 + 2), "integers must fit int32"),
         (lambda: ours.randint(3, 3, (2,)), "expected low < high"),
+        (lambda: ours.randint(0, 2**40, (2,)), "expected low < high within int32"),
         (lambda: ours.data.DataLoader([1], timeout=3), "expected no timeout"),
         (lambda: ours.data.DataLoader([1], shuffle=True, sampler=[0]), "shuffle or a sampler, got both"),
         (lambda: ours.data.random_split([1, 2], [1]), "lengths that add up to 2"),

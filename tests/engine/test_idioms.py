@@ -196,11 +196,16 @@ def test_assignments_to_integers_and_what_they_refuse():
     c[0, 1] = 9
     c[:, 2] = Tensor([7, 8])
     assert c.tolist() == [[0, 9, 7], [3, 4, 8]]
+    assert c.gather(1, Tensor([[2], [0]])).tolist() == [[7], [3]] and c.index_select(1, [1]).tolist() == [[9], [4]]
     x, leaf = Tensor(np.zeros((2, 3))), Tensor(np.zeros(3), requires_grad=True)
     for assign, said in (
         (lambda: x.__setitem__(0, np.ones(3)), "expected a number or a Tensor, got ndarray"),
         (lambda: x.__setitem__(0, Tensor(np.ones(2))), r"expected a value of shape \(3,\), got \(2,\)"),
         (lambda: x.__setitem__(2, 1.0), "index 2 is out of bounds"),
+        (lambda: c * 2**30, "integers must fit int32"),
+        (lambda: (c * 2**27).sum(), "integers must fit int32"),
+        (lambda: c.gather(1, Tensor([[0], [3]])), "expected indices from 0 to 2, got 3"),
+        (lambda: c.index_select(0, Tensor([2])), "expected indices from 0 to 1, got 2"),
         (lambda: leaf.__setitem__(0, 1.0), "got a leaf that needs a gradient"),
     ):
         with pytest.raises(ClcommError, match=said):

@@ -12,9 +12,10 @@ from clcomm.engine.autograd import is_recording
 from clcomm.engine.ops.casts import to_float
 from clcomm.engine.ops.comparisons import masked_fill, where
 from clcomm.engine.ops.indexing import index_select, places
+from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.parameter import Parameter
-from clcomm.engine.tensor import BOOL, FLOAT32, Shape, Tensor, copy_into, empty, float_tensor
+from clcomm.engine.tensor import BOOL, FLOAT32, Shape, Tensor, constant, copy_into, empty, float_tensor
 from clcomm.errors import ArgumentError
 
 
@@ -66,6 +67,9 @@ def assign(x: Tensor, index: Any, value: object) -> None:
         values = x.numpy()
         values[_on_host(index)] = value.numpy() if isinstance(value, Tensor) else value
         x.copy_from(values)
+    elif index is Ellipsis and x._node is None and not getattr(value, "requires_grad", False):
+        whole = to_float(value) if isinstance(value, Tensor) else constant(x.device, float(value))
+        overwrite(x, lambda old: broadcast_to(whole, old.shape))
     elif isinstance(index, Tensor) and index.dtype == BOOL and isinstance(value, Real):
         overwrite(x, lambda old: masked_fill(old, index, float(value)))
     else:

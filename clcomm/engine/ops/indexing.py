@@ -11,10 +11,10 @@ import numpy as np
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops import blocks
 from clcomm.engine.ops.blocks import Index, fill
-from clcomm.engine.ops.casts import moved, of_any_type
+from clcomm.engine.ops.casts import moved
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.shape import reshape
-from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor
+from clcomm.engine.tensor import FLOAT32, INT32, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
 
@@ -44,7 +44,6 @@ class GatherOp(Op):
 
 
 @pytorch_names
-@of_any_type
 def gather(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
     """Return a tensor of `index`'s shape with y[i, j, k] = x[i, index[i, j, k], k] for `axis` 1, as PyTorch's.
 
@@ -52,10 +51,12 @@ def gather(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
         x: of any type and shape.
         axis: the dimension of x that the indices are of.
         index: as many dimensions as x, and no larger than x in the others than `axis`; an int32 tensor, or integers. Of
-            a tensor an index outside the dimension gives NaN.
+            a tensor an index outside the dimension gives NaN; where x is not float32 it is read to the host.
 
     Raises ArgumentError for other shapes, an axis that x does not have, and integers outside the dimension.
     """
+    if isinstance(x, Tensor) and x.dtype != FLOAT32:
+        return moved(x, lambda own: gather(own, axis, _known(index)))
     at = _axis("gather", x, axis)
     tensor = _indices("gather", x, at, index)
     fits = tensor.ndim == x.ndim and all(
@@ -71,17 +72,19 @@ def gather(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
 
 
 @pytorch_names
-@of_any_type
 def index_select(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
     """Return x's slices along `axis` at the indices, as PyTorch's: y[i, j, k] = x[i, index[j], k] for `axis` 1.
 
     Args:
         x: of any type and shape.
         axis: the dimension of x that the indices are of.
-        index: one dimension; an int32 tensor, or integers. Of a tensor an index outside the dimension gives NaN.
+        index: one dimension; an int32 tensor, or integers. Of a tensor an index outside the dimension gives NaN;
+            where x is not float32 it is read to the host.
 
     Raises ArgumentError for other shapes, an axis that x does not have, and integers outside the dimension.
     """
+    if isinstance(x, Tensor) and x.dtype != FLOAT32:
+        return moved(x, lambda own: index_select(own, axis, _known(index)))
     at = _axis("index_select", x, axis)
     tensor = _indices("index_select", x, at, index)
     if tensor.ndim != 1:
@@ -158,6 +161,11 @@ def _picked(x: Tensor, given: tuple[object, ...]) -> Tensor:
     rest = x.shape[len(arrays) :]
     rows = reshape(x, (math.prod(sizes), *rest))
     return reshape(moved(rows, lambda own: index_select(own, 0, flat.ravel())), (*flat.shape, *rest))
+
+
+def _known(index: Tensor | np.ndarray) -> np.ndarray:
+    """Return indices as an array, which is checked: only floats have a value for an index outside a dimension."""
+    return index.numpy() if isinstance(index, Tensor) else index
 
 
 def _axis(name: str, x: Tensor, axis: int) -> int:

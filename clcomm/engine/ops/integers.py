@@ -35,22 +35,25 @@ def floats(*operands: Any) -> list[Any]:
 
 
 def of_integers(name: str, a: Any, b: Any) -> Tensor:
-    """Return an operation of operands that `are_whole`, as int32, which wraps as PyTorch's; ArgumentError for x / 0."""
-    first, second = [x.numpy() if isinstance(x, Tensor) else np.int64(x) for x in (a, b)]
+    """Return an operation of operands that `are_whole`; ArgumentError for x / 0, and for a result outside int32."""
+    first, second = [x.numpy().astype(np.int64) if isinstance(x, Tensor) else np.int64(x) for x in (a, b)]
     if name in ("floor_divide", "remainder") and not np.all(second):
         raise ArgumentError(f"{name}: expected to divide by other integers than 0, got {b!r}")
     try:
         values = _OPERATIONS[name](first, second)
     except ValueError:
         raise ArgumentError(f"{name}: shapes {first.shape} and {second.shape} do not broadcast") from None
-    return Tensor(values.astype(INT32), a.device if isinstance(a, Tensor) else b.device)
+    return Tensor(values, a.device if isinstance(a, Tensor) else b.device)
 
 
 def on_host(function: Any, x: Tensor, axis: int | Sequence[int] | None, keepdims: bool) -> Tensor:
-    """Return NumPy's function of integers along dimensions, as int32; ArgumentError for a dimension x does not have."""
+    """Return NumPy's function of integers along dimensions.
+
+    Raises ArgumentError for a dimension that x does not have, and for a result outside int32.
+    """
     try:
         over = axis if axis is None or isinstance(axis, int) else tuple(axis)
         values = function(x.numpy(), axis=over, keepdims=keepdims)
     except ValueError:
         raise ArgumentError(f"axis {axis!r} does not fit a tensor of shape {x.shape}") from None
-    return Tensor(np.asarray(values).astype(INT32), x.device)
+    return Tensor(values, x.device)
