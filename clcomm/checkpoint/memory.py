@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 from clcomm.checkpoint import Checkpoint, load, save
@@ -23,8 +25,18 @@ from clcomm.storage.files import partials_of
 
 #: The share of the time that copies may take where no number of steps between them is given.
 MOST_SHARE = 0.02
+#: The share that they may take where that keeps two copies within so many seconds, and the next step within one.
+SHARE_TO_BE_NEAR, NEAR_S = 0.05, 0.5
+#: The copies whose median cost counts: one that other work held up would put the next one off, by many steps.
+_COSTS = 5
 
 _log = logging.getLogger("clcomm")
+
+
+def seconds_apart(cost_s: float) -> float:
+    """Return the seconds from one copy to the next where each takes `cost_s` of the ranks' time."""
+    least = cost_s / SHARE_TO_BE_NEAR
+    return max(least, min(cost_s / MOST_SHARE, NEAR_S)) if least <= NEAR_S else cost_s / MOST_SHARE
 
 
 class MemoryCopies:
@@ -34,7 +46,8 @@ class MemoryCopies:
 
     Args:
         comm: the ranks.
-        every: steps from one copy to the next; None: as few as take at most MOST_SHARE of the time.
+        every: steps from one copy to the next; None: as few as take at most MOST_SHARE of the time, or
+            SHARE_TO_BE_NEAR where copies are then at most NEAR_S apart.
 
     Attributes:
         is_on: whether there are copies: under `clcomm run --min-ranks` alone.
@@ -51,6 +64,7 @@ class MemoryCopies:
         self._writer: threading.Thread | None = None
         self._has_failed = False
         self._written_s, self._last, self._next = 0.0, (0, time.monotonic()), 0
+        self._costs_s: deque[float] = deque(maxlen=_COSTS)
         self._between = 1  # steps from the last copy to the next
         for partial in partials_of(self._path) if self._writes else ():
             partial.unlink(missing_ok=True)
@@ -112,7 +126,10 @@ class MemoryCopies:
         (last, last_s), copied_s = self._last, self._written_s
         step_s = max(now_s - last_s - copied_s, 1e-6) / max(1, step - last)
         self._last, self._written_s = (step, now_s), 0.0
-        wanted = math.ceil(copied_s / (MOST_SHARE * step_s))
+        if copied_s:
+            self._costs_s.append(copied_s)
+        cost_s = statistics.median(self._costs_s) if self._costs_s else 0.0
+        wanted = math.ceil(seconds_apart(cost_s) / step_s)
         self._between = min(max(1, wanted), 2 * self._between)  # the first steps are no measure
         return self._world.is_to_stop(), step + self._between
 

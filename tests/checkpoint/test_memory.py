@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clcomm.checkpoint import Checkpoint
-from clcomm.checkpoint.memory import MemoryCopies
+from clcomm.checkpoint.memory import MemoryCopies, seconds_apart
 from clcomm.communicator import Communicator
 from clcomm.job import worlds
 
@@ -84,6 +84,23 @@ def test_copies_become_rare_where_they_take_more_than_their_share(comm: Communic
     copies.wait()
     distances = np.diff(made)
     assert list(distances[:5]) == [1, 2, 4, 8, 16] and (distances <= 128).all()
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "apart_s"), [(0.0, 0.0), (0.005, 0.25), (0.010, 0.5), (0.020, 0.5), (0.025, 0.5), (0.030, 1.5)]
+)
+def test_copies_take_more_where_that_keeps_them_near(cost_s: float, apart_s: float) -> None:
+    assert seconds_apart(cost_s) == pytest.approx(apart_s)
+
+
+def test_one_copy_that_was_held_up_does_not_put_off_the_next(comm: Communicator, folder: Path) -> None:
+    copies, now_s, distances = MemoryCopies(comm), time.monotonic(), []
+    for cost_s in [0.005] * 8 + [0.2] + [0.005] * 3:
+        step, now_s = copies._next, now_s + 0.1 * (copies._between if distances else 1) + cost_s
+        copies._written_s = cost_s  # of the copy before
+        _, copies._next = copies._plan(step, now_s)
+        distances.append(copies._next - step)
+    assert distances[-4:] == [distances[-5]] * 4
 
 
 def test_hosts_have_complete_copies_and_the_newest_counts(several: Communicator, tmp_path: Path, monkeypatch) -> None:
