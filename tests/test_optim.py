@@ -9,7 +9,7 @@ import pytest
 
 from clcomm.engine import Device, FlatSpace, Linear, Parameter, Sequential, Tensor
 from clcomm.errors import ArgumentError
-from clcomm.optim import SGD, Adadelta, Adagrad, Adam, AdamW, RMSProp
+from clcomm.optim import SGD, Adadelta, Adagrad, Adam, AdamW, RAdam, RMSProp
 from tests.helpers import cpu_device
 
 CASES = [
@@ -17,17 +17,27 @@ CASES = [
     (SGD, "SGD", {"lr": 0.1, "weight_decay": 0.05}),
     (SGD, "SGD", {"lr": 0.05, "momentum": 0.9}),
     (SGD, "SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    (SGD, "SGD", {"lr": 0.05, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01}),
+    (SGD, "SGD", {"lr": 0.05, "momentum": 0.9, "maximize": True, "weight_decay": 0.01}),
+    (SGD, "SGD", {"lr": 0.05, "maximize": True, "weight_decay": 0.01}),
     (Adam, "Adam", {}),
+    (Adam, "Adam", {"lr": 0.02, "amsgrad": True, "weight_decay": 0.1}),
+    (AdamW, "AdamW", {"lr": 0.02, "betas": (0.5, 0.6), "amsgrad": True, "maximize": True}),
+    (RAdam, "RAdam", {}),
+    (RAdam, "RAdam", {"lr": 0.02, "betas": (0.9, 0.9), "weight_decay": 0.1, "maximize": True}),
+    (RAdam, "RAdam", {"lr": 0.02, "betas": (0.9, 0.99), "weight_decay": 0.1, "decoupled_weight_decay": True}),
     (Adam, "Adam", {"lr": 0.02, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.1}),
     (AdamW, "AdamW", {}),
     (AdamW, "AdamW", {"lr": 0.02, "weight_decay": 0.3}),
     (RMSProp, "RMSprop", {}),
     (RMSProp, "RMSprop", {"lr": 0.02, "alpha": 0.9, "weight_decay": 0.1, "momentum": 0.5}),
-    (RMSProp, "RMSprop", {"centered": True}),
+    (RMSProp, "RMSprop", {"centered": True, "maximize": True}),
     (RMSProp, "RMSprop", {"lr": 0.005, "momentum": 0.9, "centered": True}),
     (Adadelta, "Adadelta", {}),
     (Adadelta, "Adadelta", {"lr": 0.5, "rho": 0.95, "eps": 1e-5, "weight_decay": 0.1}),
+    (Adadelta, "Adadelta", {"maximize": True, "weight_decay": 0.1}),
     (Adagrad, "Adagrad", {}),
+    (Adagrad, "Adagrad", {"lr": 0.05, "maximize": True, "weight_decay": 0.1}),
     (Adagrad, "Adagrad", {"lr": 0.05, "lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.2}),
 ]
 SHAPES = [(7,), (3, 5), (130,), (1,)]
@@ -138,7 +148,7 @@ def test_averaged_gradients_are_used_after_a_synchronisation(device):
 
 
 def test_nan_in_a_gradient_shows_in_its_parameter_alone(device):
-    for make in (SGD, Adam, AdamW, RMSProp, Adadelta, Adagrad):
+    for make in (SGD, Adam, AdamW, RAdam, RMSProp, Adadelta, Adagrad):
         a, b = Parameter([1.0, 1.0], device), Parameter([1.0], device)
         optimizer = make([a, b], lr=0.1)
         a.grad, b.grad = Tensor([np.nan, 1.0], device), Tensor([1.0], device)
@@ -181,7 +191,10 @@ OPTIMIZERS = [
     (SGD, {}),
     (SGD, {"momentum": 0.9}),
     (SGD, {"momentum": 0.9, "nesterov": True}),
+    (SGD, {"momentum": 0.9, "dampening": 0.5, "maximize": True}),
     (Adam, {}),
+    (Adam, {"amsgrad": True}),
+    (RAdam, {}),
     (AdamW, {}),
     (RMSProp, {}),
     (RMSProp, {"momentum": 0.9, "centered": True}),
@@ -195,7 +208,7 @@ def nonsense_of(state: dict[str, np.ndarray], buffers: tuple[str, ...]) -> list[
     found = [(name, value) for name in sorted(numbers) for value in (-1, float("nan"), float("inf"), *not_numbers)]
     found += [("steps", 0.5), ("steps", 3.0), ("steps", True)]
     found += [(name, 1.0) for name in ("beta1", "beta2") if name in numbers]
-    found += [(name, 0.5) for name in ("nesterov", "centered") if name in numbers]
+    found += [(name, 0.5) for name in ("nesterov", "centered", "amsgrad", "maximize") if name in numbers]
     # Other buffers belong to these than the state has.
     found += [("momentum", 0.0 if state["momentum"] else 0.5)] if "momentum" in numbers else []
     found += [("centered", 1 - state["centered"])] if "centered" in numbers else []
@@ -333,6 +346,7 @@ def test_a_state_of_nonsense_changes_nothing(device, make, options):
     (SGD, {"lr": "fast"}, "lr: expected a number of at least 0, got 'fast'"),
     (SGD, {"lr": 1, "momentum": -0.1}, "momentum: expected a number of at least 0"),
     (SGD, {"lr": 1, "nesterov": True}, "nesterov: expected a momentum above 0"),
+    (SGD, {"momentum": 0.5, "nesterov": True, "dampening": 0.1}, "dampening: expected 0 with nesterov, got 0.1"),
     (Adam, {"betas": (0.9, 1.0)}, r"betas\[1\]: expected a number from 0 to below 1, got 1.0"),
     (Adam, {"eps": -1e-8}, "eps: expected a number of at least 0"),
     (AdamW, {"weight_decay": -1}, "weight_decay: expected a number of at least 0"),
@@ -351,6 +365,42 @@ def test_learning_rate_can_be_set_and_is_checked(device):
     assert optimizer.lr == 0.01
     with pytest.raises(ArgumentError, match=r"lr: expected a number of at least 0, got -0\.5"):
         optimizer.lr = -0.5
+
+
+def test_options_of_groups_are_their_own(device, torch):
+    for make, kind, own in (
+        (SGD, "SGD", {"momentum": 0.9, "dampening": 0.4, "maximize": True}),
+        (Adam, "Adam", {"amsgrad": True, "betas": (0.5, 0.6)}),
+    ):
+        parameters = [Parameter(value, device) for value in start_values()]
+        tensors = [torch.tensor(value, requires_grad=True) for value in start_values()]
+        ours = make([{"params": parameters[:2], **own}, {"params": parameters[2:]}], lr=0.05)
+        theirs = getattr(torch.optim, kind)([{"params": tensors[:2], **own}, {"params": tensors[2:]}], lr=0.05)
+        for step in range(6):
+            if step == 3:
+                ours.param_groups[1]["maximize"] = theirs.param_groups[1]["maximize"] = True
+                ours.load_state_dict(ours.state_dict())
+            take_step(ours, parameters, step)
+            for tensor, gradient in zip(tensors, step_gradients(step), strict=True):
+                tensor.grad = torch.tensor(gradient)
+            theirs.step()
+        for parameter, tensor in zip(parameters, tensors, strict=True):
+            np.testing.assert_allclose(parameter.numpy(), tensor.detach().numpy(), rtol=3e-5, atol=3e-6)
+
+
+def test_a_state_lacks_options_that_are_off_and_has_those_that_are_on(device):
+    optimizer = Adam([Parameter([1.0], device)])
+    state = optimizer.state_dict()
+    assert not {"amsgrad", "maximize"} & state.keys()
+    optimizer.param_groups[0]["maximize"] = True
+    assert optimizer.state_dict()["maximize"] == 1
+    optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["maximize"] == 0
+    with pytest.raises(ArgumentError, match=r"got some with \['mean', 'square'\]|expected the entries"):
+        Adam([Parameter([1.0], device)], amsgrad=True).load_state_dict(state)
+    dampened = SGD([Parameter([1.0], device)], 0.1, dampening=0.5)
+    with pytest.raises(ArgumentError, match="momentum: expected one above 0 from the beginning with dampening"):
+        dampened.param_groups[0]["momentum"] = 0.9
 
 
 def test_no_parameters():

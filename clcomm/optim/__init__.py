@@ -5,7 +5,7 @@ parameters do not change.
 """
 
 from clcomm.optim import lr_scheduler
-from clcomm.optim.algorithms import SGD, Adadelta, Adagrad, Adam, AdamW, RMSProp, RMSprop
+from clcomm.optim.algorithms import SGD, Adadelta, Adagrad, Adam, AdamW, RAdam, RMSProp, RMSprop
 from clcomm.optim.optimizer import Optimizer
 
-__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Optimizer", "RMSProp", "RMSprop", "lr_scheduler"]
+__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Optimizer", "RAdam", "RMSProp", "RMSprop", "lr_scheduler"]

@@ -13,36 +13,53 @@ from clcomm.optim.optimizer import Optimizer, Params
 class SGD(Optimizer):
     """Stochastic gradient descent with momentum, Nesterov's variant of it, and weight decay, like torch.optim.SGD."""
 
-    _switches = ("nesterov",)
+    _switches = ("nesterov", "maximize")
+    _later = ("dampening", "maximize")
 
     def __init__(
         self,
         params: Params,
-        lr: float,
+        lr: float = 1e-3,
         momentum: float = 0.0,
-        *,
-        nesterov: bool = False,
+        dampening: float = 0.0,
         weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
     ):
-        super().__init__(params, lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
+        own = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+        super().__init__(params, lr=lr, **own, dampening=dampening, maximize=maximize)
 
     @classmethod
     def _buffers_for(cls, hyper: Mapping[str, float]) -> tuple[str, ...]:
         if hyper["nesterov"] and not hyper["momentum"]:
             raise ArgumentError("nesterov: expected a momentum above 0 with it, got momentum 0")
+        if hyper["nesterov"] and hyper["dampening"]:
+            raise ArgumentError(f"dampening: expected 0 with nesterov, got {hyper['dampening']!r}")
         return ("velocity",) if hyper["momentum"] else ()
+
+    @classmethod
+    def require_change(cls, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+        if after["dampening"] and after["momentum"] and not before["momentum"]:
+            raise ArgumentError("momentum: expected one above 0 from the beginning with dampening, got it set later")
 
     def _kernel_call(self, hyper: Mapping[str, float], steps: int) -> tuple[str, tuple[object, ...]]:
         if not hyper["momentum"]:
             return "sgd", (hyper["lr"], hyper["weight_decay"])
-        numbers = (hyper["lr"], hyper["weight_decay"], hyper["momentum"], int(hyper["nesterov"]))
+        share = 1.0 if steps == 1 else 1.0 - hyper["dampening"]
+        numbers = (hyper["lr"], hyper["weight_decay"], hyper["momentum"], share, int(hyper["nesterov"]))
         return "sgd_momentum", (self._state["velocity"], *numbers)
 
 
 class Adam(Optimizer):
-    """Adam (Kingma and Ba, 2015) with weight decay added to the gradient, like torch.optim.Adam."""
+    """Adam (Kingma and Ba, 2015) with weight decay added to the gradient, like torch.optim.Adam.
+
+    With `amsgrad` the largest mean of squares so far divides a step (Reddi et al., 2018).
+    """
 
     _limits: ClassVar = {"beta1": 1.0, "beta2": 1.0}
+    _switches = ("amsgrad", "maximize")
+    _later = ("amsgrad", "maximize")
     _decoupled = False
 
     def __init__(
@@ -52,12 +69,16 @@ class Adam(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
     ):
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        own = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, lr=lr, **own, amsgrad=amsgrad, maximize=maximize)
 
     @classmethod
     def _buffers_for(cls, hyper: Mapping[str, float]) -> tuple[str, ...]:
-        return "mean", "square"
+        return ("mean", "square", *["largest"] * bool(hyper["amsgrad"]))
 
     def _kernel_call(self, hyper: Mapping[str, float], steps: int) -> tuple[str, tuple[object, ...]]:
         lr, beta1, beta2, decay = hyper["lr"], hyper["beta1"], hyper["beta2"], hyper["weight_decay"]
@@ -65,7 +86,8 @@ class Adam(Optimizer):
         root_correction = math.sqrt(1.0 - beta2**steps)
         added, shrink = (0.0, 1.0 - lr * decay) if self._decoupled else (decay, 1.0)
         numbers = (beta1, beta2, hyper["eps"], added, shrink, step_size, root_correction)
-        return "adam", (self._state["mean"], self._state["square"], *numbers)
+        amsgrad, mean, square = int(hyper["amsgrad"]), self._state["mean"], self._state["square"]
+        return "adam", (mean, square, self._state["largest"] if amsgrad else square, amsgrad, *numbers)
 
 
 class AdamW(Adam):
@@ -80,14 +102,54 @@ class AdamW(Adam):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
     ):
-        super().__init__(params, lr, betas, eps, weight_decay)
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize)
+
+
+class RAdam(Adam):
+    """Adam with a rectified variance of the first steps (Liu et al., 2020), like torch.optim.RAdam."""
+
+    _switches = _later = ("decoupled_weight_decay", "maximize")
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+        *,
+        maximize: bool = False,
+    ):
+        own = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
+        decoupled = {"decoupled_weight_decay": decoupled_weight_decay}
+        Optimizer.__init__(self, params, lr=lr, **own, **decoupled, maximize=maximize)
+
+    @classmethod
+    def _buffers_for(cls, hyper: Mapping[str, float]) -> tuple[str, ...]:
+        return "mean", "square"
+
+    def _kernel_call(self, hyper: Mapping[str, float], steps: int) -> tuple[str, tuple[object, ...]]:
+        beta1, beta2, decay = hyper["beta1"], hyper["beta2"], hyper["weight_decay"]
+        step_size, eps, divisor = hyper["lr"] / (1.0 - beta1**steps), 1.0, math.inf  # divides by 0 + 1
+        longest, power = 2.0 / (1.0 - beta2) - 1.0, beta2**steps
+        length = longest - 2.0 * steps * power / (1.0 - power)
+        if length > 5.0:
+            known = (length - 4.0) * (length - 2.0) * longest / ((longest - 4.0) * (longest - 2.0) * length)
+            step_size, eps, divisor = step_size * math.sqrt(known * (1.0 - power)), hyper["eps"], 1.0
+        added, shrink = (0.0, 1.0 - hyper["lr"] * decay) if hyper["decoupled_weight_decay"] else (decay, 1.0)
+        mean, square = self._state["mean"], self._state["square"]
+        return "adam", (mean, square, square, 0, beta1, beta2, eps, added, shrink, step_size, divisor)
 
 
 class RMSProp(Optimizer):
     """RMSProp (Hinton's lectures, 2012), optionally with momentum and centered, like torch.optim.RMSprop."""
 
-    _switches = ("centered",)
+    _switches = ("centered", "maximize")
 
     def __init__(
         self,
@@ -98,10 +160,11 @@ class RMSProp(Optimizer):
         weight_decay: float = 0.0,
         momentum: float = 0.0,
         centered: bool = False,
+        *,
+        maximize: bool = False,
     ):
-        super().__init__(
-            params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered
-        )
+        own = {"alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum, "centered": centered}
+        super().__init__(params, lr=lr, **own, maximize=maximize)
 
     @classmethod
     def _buffers_for(cls, hyper: Mapping[str, float]) -> tuple[str, ...]:
@@ -122,8 +185,17 @@ RMSprop = RMSProp
 class Adadelta(Optimizer):
     """Adadelta (Zeiler, 2012), like torch.optim.Adadelta."""
 
-    def __init__(self, params: Params, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0):
-        super().__init__(params, lr=lr, rho=rho, eps=eps, weight_decay=weight_decay)
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1.0,
+        rho: float = 0.9,
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+    ):
+        super().__init__(params, lr=lr, rho=rho, eps=eps, weight_decay=weight_decay, maximize=maximize)
 
     @classmethod
     def _buffers_for(cls, hyper: Mapping[str, float]) -> tuple[str, ...]:
@@ -147,9 +219,12 @@ class Adagrad(Optimizer):
         weight_decay: float = 0.0,
         initial_accumulator_value: float = 0.0,
         eps: float = 1e-10,
+        *,
+        maximize: bool = False,
     ):
+        own = {"lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps}
         initial = {"initial_accumulator_value": initial_accumulator_value}
-        super().__init__(params, lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, **initial, eps=eps)
+        super().__init__(params, lr=lr, **own, **initial, maximize=maximize)
 
     @classmethod
     def _buffers_for(cls, hyper: Mapping[str, float]) -> tuple[str, ...]:

@@ -22,6 +22,9 @@ class Rules(Protocol):
     def numbers_of(self, arguments: Mapping[str, object]) -> dict[str, float]:
         """Return an optimizer's arguments as numbers; ArgumentError for invalid ones."""
 
+    def require_change(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+        """Raise ArgumentError for hyper-parameters that a group cannot change to."""
+
 
 class ParamGroup(MutableMapping[str, Any]):
     """A group's parameters, under "params", and its hyper-parameters by the names of the optimizer's arguments.
@@ -71,7 +74,9 @@ class ParamGroup(MutableMapping[str, Any]):
             return  # a schedule sets the learning rate in each step
         if name == PARAMS or name not in self:
             raise unknown(name, [each for each in self if each != PARAMS])
-        for each, number in self._rules.numbers_of({**self._arguments(), name: value}).items():
+        numbers = self._rules.numbers_of({**self._arguments(), name: value})
+        self._rules.require_change(self.numbers, numbers)
+        for each, number in numbers.items():
             if number != self.numbers[each]:  # a launch takes longer with another object, even an equal one
                 self.numbers[each] = number
 

@@ -62,7 +62,9 @@ class Optimizer:
     #: The hyper-parameters with an upper limit, which they stay below.
     _limits: ClassVar[Mapping[str, float]] = {}
     #: The hyper-parameters that are on or off: 1 or 0.
-    _switches: tuple[str, ...] = ()
+    _switches: tuple[str, ...] = ("maximize",)
+    #: Those that a state has only where one is not 0: states that were written before there were these have none.
+    _later: tuple[str, ...] = ("maximize",)
 
     def __init__(self, params: Params, **defaults: object):
         self._defaults = defaults
@@ -160,9 +162,10 @@ class Optimizer:
         device, state = self.space.device, self._state
         state.reconcile(params)
         for (first, count, missed, part, group), launch in zip(self._runs, self._launches, strict=True):
-            name, arguments = self._kernel_call(self.param_groups[group].numbers, self.steps - missed)
+            hyper = self.param_groups[group].numbers
+            name, arguments = self._kernel_call(hyper, self.steps - missed)
             kernel, own = device.kernel("optim", name), state.updated(part, params)
-            launch(kernel, *device.grid(count), own, gradients, *arguments, first, count)
+            launch(kernel, *device.grid(count), own, gradients, int(hyper["maximize"]), *arguments, first, count)
         state.narrow(params)
         for parameter in self._updated:
             parameter.note_write()
@@ -216,7 +219,7 @@ class Optimizer:
         self.space, self._state = space, self._state.moved_to(space)
 
     def _kernel_call(self, hyper: Mapping[str, float], steps: int) -> tuple[str, tuple[object, ...]]:
-        """Return the kernel's name, and its arguments between gradients and range, for step number `steps`.
+        """Return the kernel's name, and its arguments between direction and range, for step number `steps`.
 
         hyper: of the parameters' group.
         """
@@ -249,12 +252,13 @@ class Optimizer:
         Of several groups there is a list of each, and "groups": each parameter's, in the flat space's order.
         """
         kind, numbers = {"kind": type(self).__name__, "steps": self.steps}, self._numbers
+        names = [name for name in numbers[0] if name not in self._later or any(each[name] for each in numbers)]
         if len(numbers) == 1:
-            return {**kind, **numbers[0]}
+            return {**kind, **{name: numbers[0][name] for name in names}}
         groups = self._groups()
         return {
             **kind,
-            **{name: [each[name] for each in numbers] for name in numbers[0]},
+            **{name: [each[name] for each in numbers] for name in names},
             GROUPS: [groups.get(parameter, -1) for parameter in self.space.parameters],
         }
 
@@ -281,12 +285,17 @@ class Optimizer:
         if kind != type(self).__name__:
             raise ArgumentError(f"state_dict: expected the state of {type(self).__name__}, got {kind}")
         self._find_trained()  # unfrozen parameters have a place in the state
-        expected = {*self.settings(), *self.order_in(self.space.layout), *self.state_names}
+        off = np.zeros(len(self._numbers)) if len(self._numbers) > 1 else np.array(0.0)
+        own, state = (
+            {**dict.fromkeys(self._later, off), **self.settings()},
+            {**dict.fromkeys(self._later, off), **state},
+        )
+        expected = {*own, *self.order_in(self.space.layout), *self.state_names}
         if set(state) - {MISSED} != expected:
             raise ArgumentError(f"state_dict: expected the entries {sorted(expected)}, got {sorted(state)}")
         state = self.in_own_order(state, self.space.layout)
         require_numbers(state, ("steps",))
-        steps, numbers = steps_of(state), numbers_of_groups(state, self.settings(), self._limits, self._switches)
+        steps, numbers = steps_of(state), numbers_of_groups(state, own, self._limits, self._switches)
         ours, theirs = list(self._buffer_names(self._numbers)), list(self._buffer_names(numbers))
         if ours != theirs:
             raise ArgumentError(
@@ -339,6 +348,10 @@ class Optimizer:
                 numbers[name] = checked(name, value)
         cls._buffers_for(numbers)
         return numbers
+
+    @classmethod
+    def require_change(cls, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+        """Raise ArgumentError for hyper-parameters that a group cannot change to."""
 
     @classmethod
     def _buffer_names(cls, groups: Sequence[Mapping[str, float]]) -> tuple[str, ...]:

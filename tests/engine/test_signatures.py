@@ -99,7 +99,7 @@ def pairs() -> Iterator[tuple[str, list[str], list[str]]]:
         names = MANUAL.get(name) or (positional(theirs) if callable(theirs) else None)
         if names is not None:
             yield f"F.{name}", positional(getattr(F, name)) or [], names
-    for name in ("SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "RMSprop"):
+    for name in ("SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "RAdam", "RMSprop"):
         theirs, ours = getattr(torch.optim, name), getattr(optim, name)
         yield f"optim.{name}", positional(ours.__init__) or [], positional(theirs.__init__) or []
 

@@ -186,6 +186,9 @@ def check_dropout(device: Device, case: Shaped) -> None:
     assert_equal(stream.state(), np.array([*halves(seed), rank, *halves(draws + 2)], np.uint32), "state")
 
 
+_DAMPENING = 0.25
+
+
 class Updated(NamedTuple):
     """Parameters and an optimizer over them."""
 
@@ -194,11 +197,12 @@ class Updated(NamedTuple):
     weight_decay: float
     momentum: float
     flag: bool
+    ascend: bool
     seed: int
 
 
 def draw_updated(rng: np.random.Generator, longest: int, number: int) -> Updated:
-    """Draw an optimizer with all its hyper-parameters; `flag` is nesterov or centered."""
+    """Draw an optimizer with all its hyper-parameters; `flag` is nesterov, amsgrad or centered."""
     sizes = tuple(int(n) for n in rng.integers(1, 3 * longest, rng.integers(1, 4)))
     kinds = (
         *(("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0), ("rmsprop", 0.9), ("rmsprop", 0.0), ("adamw", 0.0)),
@@ -206,7 +210,7 @@ def draw_updated(rng: np.random.Generator, longest: int, number: int) -> Updated
     )
     kind, momentum = kinds[number % len(kinds)]
     decay, flag = float(rng.choice([0.0, 0.1])), bool(rng.integers(2))
-    return Updated(sizes, kind, decay, momentum, flag, int(rng.integers(1 << 30)))
+    return Updated(sizes, kind, decay, momentum, flag, bool(rng.integers(2)), int(rng.integers(1 << 30)))
 
 
 def check_update(device: Device, case: Updated) -> None:
@@ -231,14 +235,16 @@ def check_update(device: Device, case: Updated) -> None:
 
 
 def _optimizer(case: Updated, parameters: list[Parameter]) -> optim.Optimizer:
+    options: dict[str, Any] = {"weight_decay": case.weight_decay, "maximize": case.ascend}
     if case.kind == "sgd":
         nesterov = case.flag and case.momentum > 0
-        return optim.SGD(parameters, 0.1, momentum=case.momentum, nesterov=nesterov, weight_decay=case.weight_decay)
+        dampening = 0.0 if nesterov else _DAMPENING
+        return optim.SGD(parameters, 0.1, case.momentum, dampening, nesterov=nesterov, **options)
     if case.kind == "rmsprop":
-        options = {"momentum": case.momentum, "centered": case.flag, "weight_decay": case.weight_decay}
-        return optim.RMSProp(parameters, 0.01, **options)
+        return optim.RMSProp(parameters, 0.01, momentum=case.momentum, centered=case.flag, **options)
     kinds = {"adam": optim.Adam, "adamw": optim.AdamW, "adadelta": optim.Adadelta, "adagrad": optim.Adagrad}
-    return kinds[case.kind](parameters, 0.01, weight_decay=case.weight_decay)
+    options |= {"amsgrad": case.flag} if "adam" in case.kind else {}
+    return kinds[case.kind](parameters, 0.01, **options)
 
 
 class _Formula:
@@ -246,17 +252,19 @@ class _Formula:
 
     def __init__(self, case: Updated, p: np.ndarray):
         self.case, self.p, self.steps = case, p, 0
-        self.mean, self.square, self.velocity = (np.zeros(p.shape) for _ in range(3))
+        self.mean, self.square, self.velocity, self.largest = (np.zeros(p.shape) for _ in range(4))
 
     def step(self, grad: np.ndarray) -> None:
         case = self.case
         self.steps += 1
+        grad = -grad if case.ascend else grad
         if case.kind == "adamw":
             self.p = self.p * (1 - 0.01 * case.weight_decay)
         else:
             grad = grad + case.weight_decay * self.p
         if case.kind == "sgd":
-            self.velocity = case.momentum * self.velocity + grad
+            share = 1 if self.steps == 1 or case.flag or not case.momentum else 1 - _DAMPENING
+            self.velocity = case.momentum * self.velocity + share * grad
             self.p = self.p - 0.1 * (grad + case.momentum * self.velocity if case.flag else self.velocity)
         elif case.kind == "adadelta":
             self.square = 0.9 * self.square + 0.1 * grad**2
@@ -275,7 +283,9 @@ class _Formula:
         else:
             self.mean = 0.9 * self.mean + 0.1 * grad
             self.square = 0.999 * self.square + 0.001 * grad**2
-            mean, square = self.mean / (1 - 0.9**self.steps), self.square / (1 - 0.999**self.steps)
+            self.largest = np.maximum(self.largest, self.square)
+            divided = self.largest if case.flag else self.square
+            mean, square = self.mean / (1 - 0.9**self.steps), divided / (1 - 0.999**self.steps)
             self.p = self.p - 0.01 * mean / (np.sqrt(square) + 1e-8)
 
 

@@ -30,7 +30,9 @@ def make_model(kind: str, seed: int, device: Device) -> Module:
 
 def make_optimizer(kind: str, model: Module):
     # Not Adam for 50 steps of GPT: a key's bias has a gradient of nothing but rounding, which Adam makes a whole step.
-    return Adam(model, 1e-3) if kind == "mlp" else SGD(model, 0.005, momentum=0.9, weight_decay=0.01)
+    if kind == "mlp":
+        return Adam(model, 1e-3, amsgrad=True)
+    return SGD(model, 0.005, momentum=0.9, dampening=0.1, weight_decay=0.01)
 
 
 def batch_of(kind: str, rank: int, number: int) -> tuple[np.ndarray, np.ndarray]:
