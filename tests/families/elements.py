@@ -90,6 +90,15 @@ def check_transpose(device: Device, case: Shaped) -> None:
     grad = whole_numbers(case.seed + 1, *y.shape)
     y.backward(leaf(device, grad, False))
     assert_equal(x.grad, grad.transpose(np.argsort(case.order)), "transpose: gradient")
+    if host.ndim < 2:
+        return
+    diagonal = case.seed % 7 - 3
+    for function, keep in ((F.tril, np.tril(np.ones(case.shape[-2:]), diagonal)),
+                           (F.triu, np.triu(np.ones(case.shape[-2:]), diagonal))):  # fmt: skip
+        y, x.grad = function(x, diagonal), None
+        assert_equal(y, host * keep, "triangle")
+        y.backward(leaf(device, whole := whole_numbers(case.seed + 2, *host.shape), False))
+        assert_equal(x.grad, whole * keep, "triangle: gradient")
 
 
 def check_blocks(device: Device, case: Shaped) -> None:

@@ -29,7 +29,7 @@ FAMILIES = {
         products.PLAIN_PRODUCT, products.PRODUCT, products.LINEAR, products.CHAIN,
         products.BATCH, attentions.ATTENTION, rows.CLASS_LOSSES, rows.ELEMENT_LOSSES,
         rows.SOFTMAX, rows.LAYER_NORM, rows.EMBEDDING, indices.INDICES, parts.VOCABULARY, rows.SQUARED_ERROR,
-        rows.REDUCTION,
+        rows.REDUCTION, indices.RESAMPLING,
         elements.ARITHMETIC, elements.TRANSPOSE, elements.BLOCKS, elements.ACTIVATIONS, elements.DROPOUT,
         elements.OPTIMIZERS, functions.FUNCTIONS, functions.COMPARISONS, functions.ORDERED, stored.STORED,
         recurrences.RECURRENCES,

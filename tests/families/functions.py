@@ -34,12 +34,23 @@ def check_functions(device: Device, case: Shaped) -> None:
         (lambda t: F.abs(-1.0 * t), x, np.ones(x.shape)),
         (lambda t: t**2.5, x**2.5, 2.5 * x**1.5),
         (lambda t: t**-3, x**-3.0, -3 * x**-4.0),
+        (lambda t: t**5, x**5, 5 * x**4),
         (lambda t: F.clamp(t, 0.5, 2), np.clip(x, 0.5, 2), 1.0 * ((x >= 0.5) & (x <= 2))),
     ]
     check_slopes(device, host, grad, cases)
     both_signs, flat = (host - np.float32(2)).astype(np.float32), np.zeros(case.shape)
     apart = both_signs.astype(np.float64)
+    inside, gate = (apart > -1.5) & (apart < 0.75), np.tanh(np.log1p(np.exp(apart)))
+    sigmoid = 1 / (1 + np.exp(-apart))
     check_slopes(device, both_signs, grad, [
+        (lambda t: F.elu(t, 0.5), np.where(apart > 0, apart, 0.5 * np.expm1(apart)),
+         np.where(apart > 0, 1, 0.5 * np.exp(apart))),
+        (lambda t: F.hardtanh(t, -1.5, 0.75), np.clip(apart, -1.5, 0.75), inside * 1.0),
+        (lambda t: F.threshold(t, 0.75, -7.0), np.where(apart > 0.75, apart, -7), (apart > 0.75) * 1.0),
+        (lambda t: F.hardswish(2 * t), 2 * apart * np.clip(2 * apart + 3, 0, 6) / 6,
+         np.where(np.abs(2 * apart) < 3, 2 * (2 * apart / 3 + 0.5), 2.0 * (apart > 0))),
+        (F.mish, apart * gate, gate + apart * (1 - gate**2) * sigmoid),
+        (F.logsigmoid, np.log(sigmoid), 1 - sigmoid),
         (F.floor, np.floor(apart), flat), (F.ceil, np.ceil(apart), flat), (F.round, np.rint(apart), flat),
         (F.trunc, np.trunc(apart), flat), (F.sign, np.sign(apart), flat),
         (lambda t: t % 0.5, np.remainder(apart, 0.5), flat + 1), (lambda t: t % -3, np.remainder(apart, -3), flat + 1),
@@ -112,6 +123,10 @@ def check_ordered(device: Device, case: Shaped) -> None:
     product.backward(leaf(device, above, False))
     others = [np.delete(host, at, axis).prod(axis) * above for at in range(case.shape[axis])]
     assert_equal(x.grad, np.stack(others, axis), "product: gradient")
+    signs = leaf(device, np.where(host < 0, -1, 1).astype(np.float32))  # none is 0
+    F.prod(signs, axis).backward(leaf(device, above, False))
+    whole_product = np.where(host < 0, -1, 1).prod(axis) * above
+    assert_equal(signs.grad, np.expand_dims(whole_product, axis) * signs.numpy(), "product without zeros: gradient")
 
 
 FUNCTIONS = Family("functions", drawn(draw_shaped), check_functions)

@@ -52,4 +52,26 @@ def check(device: Device, case: Case) -> None:
     assert_equal(x.grad, expected, f"{op.__name__}: gradient")
 
 
+def check_resampling(device: Device, case: Case) -> None:
+    """Compare images of twice the size: each side's slices times a matrix of quarters, and back for the gradient."""
+    height, width = (case.shape[-2] if len(case.shape) > 1 else 1), case.shape[-1]
+    host = whole_numbers(case.seed, *case.shape).reshape(1, -1, height, width)
+    sides = _of_twice_the_size(height), _of_twice_the_size(width)
+    x, grad = leaf(device, host), whole_numbers(case.seed + 1, *host.shape[:2], 2 * height, 2 * width)
+    y = F.interpolate(x, scale_factor=2, mode="bilinear")
+    assert_equal(y, sides[0] @ host @ sides[1].T, "resampling")
+    y.backward(leaf(device, grad, False))
+    assert_equal(x.grad, sides[0].T @ grad @ sides[1], "resampling: gradient")
+
+
+def _of_twice_the_size(count: int) -> np.ndarray:
+    source = np.maximum((np.arange(2 * count) + 0.5) / 2 - 0.5, 0)
+    low = np.minimum(source.astype(int), count - 1)
+    weights = np.zeros((2 * count, count))
+    np.add.at(weights, (np.arange(2 * count), low), 1 - (source - low))
+    np.add.at(weights, (np.arange(2 * count), np.minimum(low + 1, count - 1)), source - low)
+    return weights
+
+
 INDICES = Family("indices", drawn(draw), check)
+RESAMPLING = Family("resampling", drawn(draw), check_resampling)

@@ -32,21 +32,22 @@ __kernel void squared_error_grad(__global float *restrict dx, __global const flo
     }
 }
 
-/* d^2 / (2 beta) where |d| < beta, else |d| - beta / 2, of d = x - y */
+/* factor times d^2 / (2 beta) where |d| < beta, else |d| - beta / 2, of d = x - y */
 __kernel void smooth_l1(__global float *restrict out, __global const float *x, __global const float *y, float beta,
-                        int count) {
+                        float factor, int count) {
     FOR_ELEMENTS(i, count) {
         const float apart = x[i] - y[i], size = apart < 0.0f ? -apart : apart;
-        out[i] = size < beta ? 0.5f * apart * apart / beta : size - 0.5f * beta;
+        out[i] = factor * (size < beta ? 0.5f * apart * apart / beta : size - 0.5f * beta);
     }
 }
 
 __kernel void smooth_l1_grad(__global float *restrict dx, __global const float *g, __global const float *x,
-                             __global const float *y, int g_step, float scale, float beta, int count) {
+                             __global const float *y, int g_step, float scale, float beta,
+                             float factor, int count) {
     FOR_ELEMENTS(i, count) {
         const float apart = x[i] - y[i], size = apart < 0.0f ? -apart : apart;
         const float slope = size < beta ? apart / beta : apart > 0.0f ? 1.0f : apart < 0.0f ? -1.0f : apart;
-        dx[i] = scale * g[i * g_step] * slope;
+        dx[i] = scale * factor * g[i * g_step] * slope;
     }
 }
 

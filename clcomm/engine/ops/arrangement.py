@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from clcomm.engine.ops import blocks
-from clcomm.engine.ops.casts import moved
 from clcomm.engine.ops.indexing import index_select, take
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.reduce import broadcast_to
@@ -51,8 +49,9 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | Non
         return reshape(roll(reshape(x, (-1,)), shifts, 0), x.shape)
     by = [shifts] if isinstance(shifts, int) else list(shifts)
     for d, shift in zip(_dimensions("roll", x, (dims,)), by, strict=True):
-        order = (np.arange(x.shape[d]) - shift) % x.shape[d]
-        x = moved(x, partial(index_select, axis=d, index=order))
+        at = -shift % x.shape[d]
+        before: tuple[Any, ...] = (slice(None),) * d
+        x = blocks.concat([take(x, (*before, part)) for part in (slice(at, None), slice(at))], d) if at else x
     return x
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from numbers import Real
 
 import numpy as np
@@ -12,7 +11,18 @@ from clcomm.engine.device import Device
 from clcomm.engine.ops.broadcasting import broadcast_shape, expand, launch_broadcast
 from clcomm.engine.ops.casts import cast, to_float
 from clcomm.engine.ops.elementwise import folded
-from clcomm.engine.tensor import BOOL, FLOAT32, INT32, Shape, Tensor, constant, empty, float_tensor, wrap
+from clcomm.engine.tensor import (
+    BOOL,
+    FLOAT32,
+    INT32,
+    Shape,
+    Tensor,
+    constant,
+    empty,
+    float_tensor,
+    whole_rows,
+    wrap,
+)
 from clcomm.errors import ArgumentError
 
 
@@ -206,18 +216,43 @@ def where(condition: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
 
 def tril(x: Tensor, diagonal: int = 0) -> Tensor:
     """Return x with zeros above a diagonal of its last two dimensions; x: float32 [..., rows, columns]."""
-    return _triangle("tril", x, lambda rows, columns: ~np.tri(rows, columns, diagonal, dtype=bool))
+    return _triangle("tril", x, diagonal, False)
 
 
 def triu(x: Tensor, diagonal: int = 0) -> Tensor:
     """Return x with zeros below a diagonal of its last two dimensions; x: float32 [..., rows, columns]."""
-    return _triangle("triu", x, lambda rows, columns: np.tri(rows, columns, diagonal - 1, dtype=bool))
+    return _triangle("triu", x, diagonal, True)
 
 
-def _triangle(name: str, x: Tensor, outside: Callable[[int, int], np.ndarray]) -> Tensor:
-    if float_tensor(name, x).ndim < 2:
+class Triangle(Op):
+    """Matrices with zeros below a diagonal, or above it."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, *, diagonal: int, upper: bool) -> Tensor:
+        ctx.side = diagonal, int(upper)
+        return Triangle._of(x, ctx.side, empty(x.device, x.shape))
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (Triangle._of(grad, ctx.side, ctx.out(0)),)
+
+    @staticmethod
+    def _of(x: Tensor, side: tuple[int, int], out: Tensor) -> Tensor:
+        device, (rows, columns) = x.device, x.shape[-2:]
+        count = x.numel() // columns
+        kernel = device.kernel("shape", "triangle")
+        device.launch(kernel, *device.grid(count), out, x, *side, rows, columns, count)
+        return out
+
+
+def _triangle(name: str, x: Tensor, diagonal: int, upper: bool) -> Tensor:
+    whole_rows(name, float_tensor(name, x))
+    if x.ndim < 2:
         raise ArgumentError(f"{name}: expected at least two dimensions, got shape {x.shape}")
-    return masked_fill(x, Tensor(outside(*x.shape[-2:]), x.device), 0.0)
+    if not isinstance(diagonal, (int, np.integer)):
+        raise ArgumentError(f"{name}: diagonal: expected a whole number, got {diagonal!r}")
+    limit = max(x.shape[-2:])  # beyond, it has all or nothing
+    return Triangle.apply(x, diagonal=int(min(max(diagonal, -limit), limit)), upper=upper)
 
 
 def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:

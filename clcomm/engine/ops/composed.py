@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from clcomm.engine.ops.activation import sigmoid, tanh
+from clcomm.engine.ops.activation import sigmoid
 from clcomm.engine.ops.blocks import split
 from clcomm.engine.ops.comparisons import where
 from clcomm.engine.ops.elementwise import add, div, mul, sub
-from clcomm.engine.ops.functions import Softplus, abs, clamp, exp, log, rsqrt, square
-from clcomm.engine.ops.loss import check_pair, smooth_l1_loss
+from clcomm.engine.ops.functions import (
+    Elu,
+    HardSwish,
+    HardTanh,
+    LogSigmoid,
+    Mish,
+    Softplus,
+    Threshold,
+    abs,
+    clamp,
+    exp,
+    log,
+    rsqrt,
+    square,
+)
+from clcomm.engine.ops.loss import SmoothL1, check_pair
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.ordered import norm
 from clcomm.engine.ops.reduce import mean, sum
@@ -18,8 +32,7 @@ from clcomm.errors import ArgumentError
 
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """Return x where it is positive, else alpha * (e^x - 1); x: float32 of any shape, which the result has too."""
-    below = mul(sub(exp(clamp(x, max=0.0)), 1.0), float(alpha))
-    return where(x > 0, x, below)
+    return Elu.apply(float_tensor("elu", x), settings=(float(alpha), 0.0))
 
 
 def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
@@ -39,15 +52,14 @@ def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
 
 def mish(x: Tensor) -> Tensor:
     """Return x * tanh(softplus(x)); x: float32 of any shape, which the result has too. Source: Misra, "Mish", 2019."""
-    return mul(x, tanh(Softplus.apply(float_tensor("mish", x))))
+    return Mish.apply(float_tensor("mish", x))
 
 
 def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """Return x between two limits, else the limit, at which there is no gradient; x: float32 of any shape."""
     if not min_val <= max_val:
         raise ArgumentError(f"hardtanh: expected min_val of at most max_val, got {min_val} and {max_val}")
-    inside = (float_tensor("hardtanh", x) > min_val) & (x < max_val)
-    return where(inside, x, clamp(x.detach(), min_val, max_val))
+    return HardTanh.apply(float_tensor("hardtanh", x), settings=(float(min_val), float(max_val)))
 
 
 def relu6(x: Tensor) -> Tensor:
@@ -62,17 +74,17 @@ def hardsigmoid(x: Tensor) -> Tensor:
 
 def hardswish(x: Tensor) -> Tensor:
     """Return x * hardsigmoid(x); x: float32 of any shape. Source: Howard et al., "Searching for MobileNetV3", 2019."""
-    return mul(x, hardsigmoid(x))
+    return HardSwish.apply(float_tensor("hardswish", x))
 
 
 def logsigmoid(x: Tensor) -> Tensor:
     """Return log(1 / (1 + e^-x)) of each element; x: float32 of any shape, which the result has too."""
-    return mul(Softplus.apply(mul(x, -1.0)), -1.0)
+    return LogSigmoid.apply(float_tensor("logsigmoid", x))
 
 
 def threshold(x: Tensor, threshold: float, value: float) -> Tensor:
     """Return x where it is above the threshold, else the value; x: float32 of any shape, which the result has too."""
-    return where(float_tensor("threshold", x) > threshold, x, float(value))
+    return Threshold.apply(float_tensor("threshold", x), settings=(float(threshold), float(value)))
 
 
 @pytorch_names
@@ -153,7 +165,8 @@ def huber_loss(prediction: Tensor, target: Tensor, reduction: str = "mean", delt
     """
     if not delta > 0:
         raise ArgumentError(f"huber_loss: expected a positive delta, got {delta!r}")
-    return mul(smooth_l1_loss(prediction, target, reduction, delta), float(delta))
+    check_pair("huber_loss", prediction, target, reduction)
+    return SmoothL1.apply(prediction, target, settings=(float(delta), float(delta)), reduction=reduction)
 
 
 def binary_cross_entropy(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:

@@ -12,6 +12,9 @@ from clcomm.engine.ops.elementwise import binary, folded, pair
 from clcomm.engine.tensor import Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
+#: The largest whole power that is made of products, which is 4 ulp off at most.
+_MOST_SQUARED = 8
+
 
 class _Function(Activation):
     """y = f(x), of functions.cl; backward takes y."""
@@ -91,6 +94,48 @@ class Power(_OfArgument):
     kernel_name = "power"
 
 
+class WholePower(_OfArgument):
+    """x^exponent, of a small whole exponent."""
+
+    kernel_name = "whole_power"
+
+
+class LogSigmoid(_OfArgument):
+    """log(1 / (1 + e^-x))"""
+
+    kernel_name = "minus_softplus_of_minus"
+
+
+class Mish(_OfArgument):
+    """x * tanh(softplus(x))"""
+
+    kernel_name = "mish"
+
+
+class HardSwish(_OfArgument):
+    """x * relu6(x + 3) / 6"""
+
+    kernel_name = "hard_swish"
+
+
+class Elu(_OfArgument):
+    """x, or alpha * (e^x - 1) where it is not positive."""
+
+    kernel_name = "exponential_linear"
+
+
+class HardTanh(_OfArgument):
+    """x between two limits, else the limit; between them its gradient passes, not at them."""
+
+    kernel_name = "hard_tangent"
+
+
+class Threshold(_OfArgument):
+    """x above a threshold, else a value."""
+
+    kernel_name = "above_threshold"
+
+
 class Clamp(_OfArgument):
     """x between two limits, between which its gradient passes."""
 
@@ -156,7 +201,11 @@ def pow(x: Tensor, exponent: float) -> Tensor:
     special = {0.5: Sqrt, -0.5: Rsqrt, 2.0: Square}.get(float(exponent))
     if special is not None:
         return special.apply(x)
-    return Power.apply(x, settings=(float(exponent),)) if exponent else x * 0.0 + 1.0
+    if not exponent:
+        return x * 0.0 + 1.0
+    if float(exponent).is_integer() and -_MOST_SQUARED <= exponent <= _MOST_SQUARED:
+        return WholePower.apply(x, settings=(float(exponent), 0.0))
+    return Power.apply(x, settings=(float(exponent),))
 
 
 def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:

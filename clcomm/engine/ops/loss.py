@@ -169,7 +169,7 @@ class _ElementLoss(Op):
 
 
 class SmoothL1(_ElementLoss):
-    """(x - y)^2 / (2 beta) where |x - y| < beta, else |x - y| - beta / 2."""
+    """(x - y)^2 / (2 beta) where |x - y| < beta, else |x - y| - beta / 2, times a factor."""
 
     kernel_name = "smooth_l1"
 
@@ -205,7 +205,7 @@ def smooth_l1_loss(prediction: Tensor, target: Tensor, reduction: str = "mean", 
     check_pair("smooth_l1_loss", prediction, target, reduction)
     if not beta >= 0:
         raise ArgumentError(f"smooth_l1_loss: expected beta of at least 0, got {beta!r}")
-    return SmoothL1.apply(prediction, target, settings=(float(beta),), reduction=reduction)
+    return SmoothL1.apply(prediction, target, settings=(float(beta), 1.0), reduction=reduction)
 
 
 def binary_cross_entropy_with_logits(

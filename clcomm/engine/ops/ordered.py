@@ -23,6 +23,9 @@ from clcomm.engine.ops.variance import var
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor, whole_rows
 from clcomm.errors import ArgumentError
 
+#: MOST_FIRST of kernels/ordered.cl: so many elements are chosen without sorting the rest.
+_MOST_FIRST = 64
+
 
 class Ordered(NamedTuple):
     """The values, which gradients pass through, and their int32 indices along the dimension."""
@@ -151,9 +154,9 @@ def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
     """
     _, outer, length, inner = _along("argsort", x, axis)
     device, sign = x.device, -1.0 if descending else 1.0
-    out, other = empty(device, x.shape, INT32), empty(device, x.shape, INT32)
+    out, scratch = empty(device, x.shape, INT32), empty(device, (4 * x.numel(),), INT32)
     kernel = device.kernel("ordered", "sorted")
-    device.launch(kernel, *device.grid(outer * inner), out, other, x, sign, outer, length, inner)
+    device.launch(kernel, *device.grid(outer * inner), out, scratch, x, sign, outer, length, inner)
     return out
 
 
@@ -170,10 +173,15 @@ def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Ordered:
 
     x: float32 of any shape. Raises ArgumentError for more than the dimension has.
     """
-    at, _, length, _ = _along("topk", x, axis)
+    at, outer, length, inner = _along("topk", x, axis)
     if not isinstance(k, int) or not 1 <= k <= length:
         raise ArgumentError(f"topk: k: expected 1 to {length}, the dimension's size, got {k!r}")
-    order = take(argsort(x, at, descending=largest), (slice(None),) * at + (slice(k),))
+    if k > _MOST_FIRST:
+        order = take(argsort(x, at, descending=largest), (slice(None),) * at + (slice(k),))
+    else:
+        device, order = x.device, empty(x.device, (*x.shape[:at], k, *x.shape[at + 1 :]), INT32)
+        kernel, sign = device.kernel("ordered", "first"), -1.0 if largest else 1.0
+        device.launch(kernel, *device.grid(outer * inner), order, x, sign, k, outer, length, inner)
     return Ordered(gather(x, at, order), order)
 
 

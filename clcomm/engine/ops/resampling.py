@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
-from clcomm.engine.ops.elementwise import add, mul
+from clcomm.engine.ops.blocks import fill
 from clcomm.engine.ops.indexing import index_select
 from clcomm.engine.ops.pool import max_pool2d, whole_pair
 from clcomm.engine.ops.shape import reshape, transpose
-from clcomm.engine.tensor import INT32, Tensor, float_tensor, wrap
+from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
 
 _MODES = {"nearest": (3, 4, 5), "nearest-exact": (3, 4, 5), "linear": (3,), "bilinear": (4,), "trilinear": (5,)}
@@ -22,6 +23,32 @@ def kept(device: Device, values: np.ndarray) -> Tensor:
     """Return constant values, int32 or float32, which are uploaded once."""
     own = np.ascontiguousarray(values, INT32 if values.dtype.kind in "iu" else np.float32)
     return wrap(device, device.keep(("values", own.dtype.str, own.tobytes()), lambda: own), own.shape, own.dtype)
+
+
+class Resample(Op):
+    """Slices along `axis`, each the sum of two of x's slices times their weights."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, *, axis: int, places: Tensor, weights: Tensor) -> Tensor:
+        shape, count = x.shape, places.numel() // 2
+        ctx.taps, ctx.sizes = (
+            (places, weights),
+            (shape[axis], math.prod(shape[:axis]), count, math.prod(shape[axis + 1 :])),
+        )
+        y = empty(x.device, (*shape[:axis], count, *shape[axis + 1 :]))
+        grid = (
+            x.device.row_grid(ctx.sizes[1], y.numel() // ctx.sizes[1]) if x.device.is_cpu else x.device.grid(y.numel())
+        )
+        x.device.launch(x.device.kernel("resample", "resample"), *grid, y, x, *ctx.taps, *ctx.sizes)
+        return y
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+        dx, device, (_, outer, _, inner) = ctx.out(0), grad.device, ctx.sizes
+        fill(dx, 0.0)
+        grid = device.row_grid(outer, grad.numel() // outer) if device.is_cpu else device.grid(outer * inner)
+        device.launch(device.kernel("resample", "resample_grad"), *grid, dx, grad, *ctx.taps, *ctx.sizes)
+        return (dx,)
 
 
 def interpolate(
@@ -71,10 +98,10 @@ def _along(x: Tensor, axis: int, count: int, scale: float, mode: str, align_corn
     else:
         source = np.maximum((places + np.float32(0.5)) * np.float32(scale) - np.float32(0.5), 0)
     low = np.minimum(source.astype(np.int64), own - 1)
-    share = (source - low).reshape(-1, *[1] * (x.ndim - axis - 1))
-    sides = low, np.minimum(low + 1, own - 1)
-    parts = [index_select(x, axis, kept(x.device, side)) for side in sides]
-    return add(mul(parts[0], kept(x.device, 1 - share)), mul(parts[1], kept(x.device, share)))
+    share = source - low
+    places = np.concatenate((low, np.minimum(low + 1, own - 1)))
+    weights = np.concatenate((1 - share, share))
+    return Resample.apply(x, axis=axis, places=kept(x.device, places), weights=kept(x.device, weights))
 
 
 def pixel_shuffle(x: Tensor, upscale_factor: int) -> Tensor:

@@ -1,0 +1,1 @@
+"""Each function and layer of the engine beside PyTorch's, by the same code under both libraries' names."""
