@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from clcomm.engine.ops.activation import gelu, leaky_relu, relu, sigmoid, silu, tanh
-from clcomm.engine.ops.arrangement import dot, flip, meshgrid, narrow, outer, pad, repeat, roll, unbind
+from clcomm.engine.ops.arrangement import dot, flip, meshgrid, narrow, outer, pad, repeat, roll, unbind, unfold, windows
 from clcomm.engine.ops.attention import (
     attention_weights,
     multi_head_attention,
@@ -61,12 +61,19 @@ from clcomm.engine.ops.dropout import dropout
 from clcomm.engine.ops.einsum import einsum
 from clcomm.engine.ops.elementwise import add, div, mul, sub
 from clcomm.engine.ops.functions import abs, clamp, cos, erf, exp, log, maximum, minimum, pow, rsqrt, sin, sqrt, square
-from clcomm.engine.ops.in_place import assign, overwrite
-from clcomm.engine.ops.indexing import embedding, gather, index_select, take
+from clcomm.engine.ops.in_place import assign, overwrite, scatter
+from clcomm.engine.ops.indexing import embedding, gather, index_select, scatter_add, spread, take
 from clcomm.engine.ops.layer_norm import layer_norm
 from clcomm.engine.ops.loss import binary_cross_entropy_with_logits, mse_loss, smooth_l1_loss
 from clcomm.engine.ops.matmul import linear
-from clcomm.engine.ops.one_dimension import adaptive_avg_pool1d, avg_pool1d, conv1d, conv_transpose1d, max_pool1d
+from clcomm.engine.ops.one_dimension import (
+    adaptive_avg_pool1d,
+    adaptive_max_pool1d,
+    avg_pool1d,
+    conv1d,
+    conv_transpose1d,
+    max_pool1d,
+)
 from clcomm.engine.ops.ordered import (
     all,
     any,
@@ -76,6 +83,7 @@ from clcomm.engine.ops.ordered import (
     chunk,
     cumsum,
     max,
+    median,
     min,
     norm,
     prod,
@@ -89,6 +97,14 @@ from clcomm.engine.ops.resampling import adaptive_max_pool2d, interpolate, pixel
 from clcomm.engine.ops.rounding import ceil, floor, floor_divide, log1p, remainder, round, sign, trunc
 from clcomm.engine.ops.shape import clone, flatten, reshape, squeeze, swap_dimensions, transpose, unsqueeze
 from clcomm.engine.ops.softmax import log_softmax, logsumexp, softmax
+from clcomm.engine.ops.three_dimensions import (
+    adaptive_avg_pool3d,
+    adaptive_max_pool3d,
+    avg_pool3d,
+    conv3d,
+    conv_transpose3d,
+    max_pool3d,
+)
 from clcomm.engine.ops.variance import var
 from clcomm.engine.tensor import Tensor
 
@@ -96,7 +112,10 @@ __all__ = [
     "abs",
     "adaptive_avg_pool1d",
     "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "adaptive_max_pool1d",
     "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
     "add",
     "all",
     "any",
@@ -107,6 +126,7 @@ __all__ = [
     "attention_weights",
     "avg_pool1d",
     "avg_pool2d",
+    "avg_pool3d",
     "batch_norm",
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
@@ -119,9 +139,11 @@ __all__ = [
     "concat",
     "conv1d",
     "conv2d",
+    "conv3d",
     "conv_relu_pool",
     "conv_transpose1d",
     "conv_transpose2d",
+    "conv_transpose3d",
     "cos",
     "cosine_similarity",
     "cross_entropy",
@@ -172,8 +194,10 @@ __all__ = [
     "max",
     "max_pool1d",
     "max_pool2d",
+    "max_pool3d",
     "maximum",
     "mean",
+    "median",
     "meshgrid",
     "min",
     "minimum",
@@ -206,6 +230,8 @@ __all__ = [
     "round",
     "rsqrt",
     "scaled_dot_product_attention",
+    "scatter",
+    "scatter_add",
     "sigmoid",
     "sign",
     "silu",
@@ -215,6 +241,7 @@ __all__ = [
     "softplus",
     "sort",
     "split",
+    "spread",
     "sqrt",
     "square",
     "squeeze",
@@ -235,9 +262,11 @@ __all__ = [
     "triu",
     "trunc",
     "unbind",
+    "unfold",
     "unsqueeze",
     "var",
     "where",
+    "windows",
 ]
 
 cat = concat

@@ -208,6 +208,22 @@ class TensorMethods(InPlaceMethods[AnyTensor]):
         """Return (values, indices) of the largest along a dimension. See `functional.topk`."""
         return self._functional.topk(self, *args, **named)
 
+    def median(self, *args: Any, **named: Any) -> Any:
+        """Return the lower median, or (values, indices) along a dimension. See `functional.median`."""
+        return self._functional.median(self, *args, **named)
+
+    def scatter(self, *args: Any, **named: Any) -> AnyTensor:
+        """Return the tensor with other elements at indices along a dimension. See `functional.scatter`."""
+        return self._functional.scatter(self, *args, **named)
+
+    def scatter_add(self, *args: Any, **named: Any) -> AnyTensor:
+        """Return the tensor with elements added at indices along a dimension. See `functional.scatter_add`."""
+        return self._functional.scatter_add(self, *args, **named)
+
+    def unfold(self, dimension: builtins.int, size: builtins.int, step: builtins.int) -> AnyTensor:
+        """Return the windows of `size` along a dimension, as a last one. See `functional.windows`."""
+        return self._functional.windows(self, dimension, size, step)
+
     def neg(self) -> AnyTensor:
         """Return -x of each element."""
         return self._functional.mul(self, -1)

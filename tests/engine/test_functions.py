@@ -46,6 +46,18 @@ ALIKE: dict[str, tuple[Any, np.ndarray]] = {
     "sort of ties": (lambda x: x.sort(stable=True).values if isinstance(x, torch.Tensor) else x.sort().values, TIED),
     "topk": (lambda x: x.topk(2).values, X),
     "topk smallest": (lambda x: x.topk(2, dim=1, largest=False)[0], X),
+    "median": (lambda x: x.median() + x.median(1).values.sum(), X),
+    "median of ties": (lambda x: x.median(), TIED),
+    "median of nan": (
+        lambda x: (
+            x.median(dim=1)[0].nan_to_num(7.0)
+            if isinstance(x, torch.Tensor)
+            else F.where(x.median(dim=1)[0].isnan(), 7.0, x.median(dim=1)[0])
+        ),
+        np.float32([[1, math.nan, 2], [3, 1, 2]]),
+    ),
+    "unfold": (lambda x: x.unfold(1, 3, 1) * 2, X),
+    "scatter of a number": (lambda x: x.scatter(1, _indices(x, [[[0, 2]], [[3, 1]]]), 2.5), X),
     "cumsum": (lambda x: x.cumsum(dim=1), X),
     "cumsum 0": (lambda x: x.cumsum(0), X),
     "prod": (lambda x: x.prod(), X),
@@ -71,6 +83,10 @@ ALIKE: dict[str, tuple[Any, np.ndarray]] = {
     "mask as index": (lambda x: x[x > 0.5], X),
     "gather": (lambda x: x.gather(1, x.argmax(dim=1, keepdim=True)), X),
 }
+
+
+def _indices(like: Any, values: list[Any]) -> Any:
+    return torch.tensor(values) if isinstance(like, torch.Tensor) else Tensor(np.array(values))
 
 
 def both(function: Any, values: np.ndarray) -> tuple[Tensor, Any, Tensor, Any]:

@@ -91,17 +91,13 @@ IDIOMS = (
     "nn.LogSigmoid()(x)", "nn.GLU()(x)", "nn.ReflectionPad1d(2)(b)", "nn.ConstantPad2d(1, 3.5)(b[None])",
     "nn.CosineSimilarity(dim=0)(x, y)", "x.clone().add_(1)", "x.clone().mul_(2).sub_(y)", "x.clone().fill_(2)",
     "x.clone().zero_()", "x.clone().clamp_(-0.2, 0.2)", "x.clone().masked_fill_(m, 1.0)", "x.clone().copy_(y)",
+    "x.median(1)", "x.median(dim=0, keepdim=True)", "b.unfold(2, 3, 1)", "x.scatter_add(1, c.view(-1, 1), y)",
+    "x.scatter(1, c.view(-1, 1), y)", "x.scatter(0, c.view(1, -1), 2)", "F.pad(c, (2, 1))", "x.mean(1, dtype=None)",
+    "F.unfold(b[None], (2, 3), padding=1)", "nn.AdaptiveMaxPool1d(2)(b)", "nn.MaxPool3d(2)(b[None, None])",
     "(x * 1).div_(3)", "(x * 2).add_(y, alpha=0.5)",
 )  # fmt: skip
 #: Raise an error, as what they need is not here; all others have PyTorch's values.
-REFUSED = {
-    "x.median()",
-    "x.type()",
-    "x.unfold(1, 2, 1)",
-    "x.scatter(1, c.view(-1, 1), 1.0)",
-    "x.sum(dtype=None)",
-    "F.pad(c, (1, 1), value=7)",
-}
+REFUSED = {"x.type()"}
 
 #: Assignments: x, of which they are made, is no leaf.
 ASSIGNED = (

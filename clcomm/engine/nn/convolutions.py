@@ -8,8 +8,11 @@ from clcomm.engine.nn.init import Generator, layer_parameters
 from clcomm.engine.nn.layers import require_positive
 from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.one_dimension import Size, one
+from clcomm.engine.ops.three_dimensions import whole_triple
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
+
+Triple = int | tuple[int, int, int]
 
 
 class Conv2d(Module):
@@ -154,6 +157,67 @@ class ConvTranspose1d(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.conv_transpose1d(
+            x, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
+        )
+
+
+class Conv3d(Module):
+    """x [N, in_channels, D, H, W] -> [N, out_channels, D', H', W'], as F.conv3d; arguments as of Conv2d, of three."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Triple,
+        stride: Triple = 1,
+        padding: Triple | str = 0,
+        dilation: Triple = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        *,
+        device: Device | str | None = None,
+        rng: Generator | None = None,
+    ):
+        kernel = whole_triple("kernel_size", kernel_size, 1)
+        _check_sizes(in_channels, out_channels, min(kernel), groups)
+        _check_mode(padding_mode)
+        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.weight, self.bias = layer_parameters((out_channels, in_channels // groups, *kernel), bias, device, rng)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv3d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class ConvTranspose3d(Module):
+    """x [N, in_channels, D, H, W] -> [N, out_channels, ...], as F.conv_transpose3d; arguments as of ConvTranspose2d."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Triple,
+        stride: Triple = 1,
+        padding: Triple = 0,
+        output_padding: Triple = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Triple = 1,
+        *,
+        device: Device | str | None = None,
+        rng: Generator | None = None,
+    ):
+        kernel = whole_triple("kernel_size", kernel_size, 1)
+        _check_sizes(in_channels, out_channels, min(kernel), groups)
+        self.stride, self.padding, self.output_padding = stride, padding, output_padding
+        self.groups, self.dilation = groups, dilation
+        shape = in_channels, out_channels // groups, *kernel
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.weight, self.bias = layer_parameters(shape, bias, device, rng, out_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv_transpose3d(
             x, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
         )
 

@@ -102,12 +102,13 @@ class Embedding(Module):
 
 
 class EmbeddingBag(Embedding):
-    """Indices [N, length] -> the sum, the mean or the largest of each row's entries [N, embedding_dim].
+    """Indices [N, length], or all bags' with their offsets, -> sum, mean or largest of entries [N, embedding_dim].
 
     Args:
         num_embeddings: the rows of the table.
         embedding_dim: the values of a row.
         mode: "mean", "sum" or "max".
+        include_last_offset: the last of the offsets is the number of all indices.
         device: where the table is; by default `default_device()`.
         rng: the source of the initial values; by default the one that `manual_seed` seeds.
     """
@@ -118,32 +119,62 @@ class EmbeddingBag(Embedding):
         embedding_dim: int,
         *,
         mode: str = "mean",
+        include_last_offset: bool = False,
         device: Device | str | None = None,
         rng: Generator | None = None,
     ):
         if mode not in ("mean", "sum", "max"):
             raise ArgumentError(f"EmbeddingBag: mode: expected 'mean', 'sum' or 'max', got {mode!r}")
-        self.mode = mode
+        self.mode, self.include_last_offset = mode, include_last_offset
         super().__init__(num_embeddings, embedding_dim, device=device, rng=rng)
 
-    def forward(self, input: Tensor, offsets: None = None, per_sample_weights: Tensor | None = None) -> Tensor:
-        """Return each row's sum, of the entries times `per_sample_weights` [N, length] if given, mean or maximum.
+    def forward(
+        self, input: Tensor, offsets: Tensor | np.ndarray | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
+        """Return each bag's sum, of the entries times `per_sample_weights`, as `input`, if given, mean or maximum.
 
-        Raises ArgumentError for `offsets`, and for indices that are no matrix.
+        Args:
+            input: indices [N, length]; or [length] of all bags, one after the other.
+            offsets: where each of these begins, which is read to the host; one without indices has zeros.
+
+        Raises ArgumentError for a matrix with offsets, or other indices without, and offsets that decrease.
         """
-        if offsets is not None or input.ndim != 2:
+        if (offsets is None) != (input.ndim == 2) or input.ndim not in (1, 2):
             raise ArgumentError(
-                f"EmbeddingBag: expected indices [N, length] without offsets, got shape {input.shape} and {offsets!r}"
+                f"EmbeddingBag: expected indices [N, length], or [length] with offsets, got shape {input.shape} and "
+                f"{'none' if offsets is None else 'some'}"
             )
         if per_sample_weights is not None and self.mode != "sum":
             raise ArgumentError(f"EmbeddingBag: per_sample_weights: expected mode 'sum', got {self.mode!r}")
         entries = F.embedding(input, self.weight)
         if per_sample_weights is not None:
-            entries = entries * F.unsqueeze(per_sample_weights, 2)
+            entries = entries * F.unsqueeze(per_sample_weights, -1)
+        if offsets is not None:
+            return self._of_bags(entries, np.asarray(offsets.numpy() if isinstance(offsets, Tensor) else offsets))
         if self.mode == "max":
             largest, _ = F.max(entries, 1)
             return largest
         return F.sum(entries, 1) if self.mode == "sum" else F.mean(entries, 1)
+
+    def _of_bags(self, entries: Tensor, offsets: np.ndarray) -> Tensor:
+        count = entries.shape[0]
+        ends = offsets[1:] if self.include_last_offset else np.append(offsets[1:], count)
+        sizes = ends - offsets[: len(ends)]
+        if not sizes.size or offsets[0] != 0 or sizes.min() < 0 or ends[-1] != count:
+            raise ArgumentError(f"EmbeddingBag: offsets: expected some from 0 up to {count}, got {offsets.tolist()}")
+        if self.mode == "max":  # shorter bags have their last entry again
+            at = np.minimum(np.arange(max(int(sizes.max()), 1)), np.maximum(sizes, 1)[:, None] - 1)
+            at = np.minimum(offsets[: len(ends), None] + at, count - 1)
+            each = F.reshape(F.index_select(entries, 0, at.reshape(-1)), (*at.shape, -1))
+            largest, _ = F.max(each, 1)
+            return F.masked_fill(largest, Tensor((sizes == 0)[:, None], entries.device), 0.0)
+        of_bag = Tensor(np.repeat(np.arange(sizes.size, dtype=np.int32), sizes), entries.device)
+        sums = F.spread(entries, 0, of_bag, sizes.size)
+        return (
+            sums / Tensor(np.maximum(sizes, 1)[:, None].astype(np.float32), sums.device)
+            if self.mode == "mean"
+            else sums
+        )
 
 
 class Dropout(Activation):
@@ -178,6 +209,14 @@ class Dropout2d(Dropout):
             return super().of(x)
         whole = Tensor(np.ones((*x.shape[:2], *[1] * (x.ndim - 2)), np.float32), x.device)
         return x * F.dropout(whole, self.p, stream=self.stream)
+
+
+class Dropout1d(Dropout2d):
+    """x [N, C, L] with each channel set to 0 with probability p, else divided by 1 - p; x itself in `eval()`."""
+
+
+class Dropout3d(Dropout2d):
+    """x [N, C, D, H, W] with each channel set to 0 with probability p, else divided by 1 - p; x itself in `eval()`."""
 
 
 class Flatten(Module):

@@ -144,6 +144,12 @@ class BatchNorm2d(BatchNorm):
     _dims = (4,)
 
 
+class BatchNorm3d(BatchNorm):
+    """x [N, C, D, H, W] -> the same, normalised in each channel, times `weight` plus `bias`; see F.batch_norm."""
+
+    _dims = (5,)
+
+
 class GroupNorm(Module):
     """x [N, C, ...] -> the same, normalised in each sample's groups of channels, times `weight` plus `bias`.
 
@@ -239,3 +245,9 @@ class InstanceNorm2d(InstanceNorm):
     """x [N, C, H, W] -> the same, normalised in each channel of each sample."""
 
     _dims = 4
+
+
+class InstanceNorm3d(InstanceNorm):
+    """x [N, C, D, H, W] -> the same, normalised in each channel of each sample."""
+
+    _dims = 5

@@ -1,4 +1,4 @@
-"""Layers that pad the last dimensions, [N, C, L] or [N, C, H, W]."""
+"""Layers that pad the last dimensions, [N, C, L], [N, C, H, W] or [N, C, D, H, W]."""
 
 from __future__ import annotations
 
@@ -23,6 +23,30 @@ class _Padding(Module):
 
 class ZeroPad2d(_Padding):
     """Zeros around."""
+
+
+class ZeroPad1d(_Padding):
+    """Zeros around."""
+
+    dimensions = 1
+
+
+class ZeroPad3d(_Padding):
+    """Zeros around."""
+
+    dimensions = 3
+
+
+class ReflectionPad3d(_Padding):
+    """The elements mirrored at the edges, which are not repeated."""
+
+    dimensions, mode = 3, "reflect"
+
+
+class ReplicationPad3d(_Padding):
+    """The edges repeated."""
+
+    dimensions, mode = 3, "replicate"
 
 
 class ReflectionPad1d(_Padding):
@@ -58,3 +82,15 @@ class ConstantPad2d(_Padding):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.pad(x, self.padding, "constant", self.value)
+
+
+class ConstantPad1d(ConstantPad2d):
+    """A number around."""
+
+    dimensions = 1
+
+
+class ConstantPad3d(ConstantPad2d):
+    """A number around."""
+
+    dimensions = 3

@@ -9,7 +9,7 @@ from clcomm.engine.nn.module import Module
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
-Size = int | tuple[int, int]
+Size = int | tuple[int, ...]
 
 
 class _Pool(Module):
@@ -52,6 +52,12 @@ class MaxPool1d(MaxPool2d):
     _function: Any = staticmethod(F.max_pool1d)
 
 
+class MaxPool3d(MaxPool2d):
+    """x [N, C, D, H, W] -> the largest value of each window; `stride`: by default `kernel_size`. See F.max_pool3d."""
+
+    _function: Any = staticmethod(F.max_pool3d)
+
+
 class AvgPool2d(_Pool):
     """x [N, C, H, W] -> the mean of each window; `stride` is `kernel_size` unless given. See F.avg_pool2d."""
 
@@ -64,6 +70,12 @@ class AvgPool2d(_Pool):
     ):  # fmt: skip
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
         self.ceil_mode, self.count_include_pad, self.divisor_override = ceil_mode, count_include_pad, divisor_override
+
+
+class AvgPool3d(AvgPool2d):
+    """x [N, C, D, H, W] -> the mean of each window; `stride` is `kernel_size` unless given. See F.avg_pool3d."""
+
+    _function: Any = staticmethod(F.avg_pool3d)
 
 
 class AvgPool1d(AvgPool2d):
@@ -84,7 +96,7 @@ class AdaptiveAvgPool2d(Module):
 
     _function: Any = staticmethod(F.adaptive_avg_pool2d)
 
-    def __init__(self, output_size: int | tuple[int | None, int | None] | None):
+    def __init__(self, output_size: int | tuple[int | None, ...] | None):
         self.output_size = output_size
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,6 +114,24 @@ class AdaptiveMaxPool2d(AdaptiveAvgPool2d):
     """x [N, C, H, W] -> the largest elements of windows that cover it in `output_size` rows and columns."""
 
     _function: Any = staticmethod(F.adaptive_max_pool2d)
+
+
+class AdaptiveMaxPool1d(AdaptiveAvgPool2d):
+    """x [N, C, L] -> the largest elements of windows that cover it in `output_size` parts."""
+
+    _function: Any = staticmethod(F.adaptive_max_pool1d)
+
+
+class AdaptiveAvgPool3d(AdaptiveAvgPool2d):
+    """x [N, C, D, H, W] -> the means of windows that cover it in `output_size` parts of each direction."""
+
+    _function: Any = staticmethod(F.adaptive_avg_pool3d)
+
+
+class AdaptiveMaxPool3d(AdaptiveAvgPool2d):
+    """x [N, C, D, H, W] -> the largest elements of windows that cover it in `output_size` parts of each direction."""
+
+    _function: Any = staticmethod(F.adaptive_max_pool3d)
 
 
 class Upsample(Module):

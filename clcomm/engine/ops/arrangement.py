@@ -9,11 +9,16 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.ops import blocks
+<<<<<<< HEAD
 from clcomm.engine.ops.indexing import index_select, take
+=======
+from clcomm.engine.ops.casts import moved
+from clcomm.engine.ops.indexing import index_select, kept, take
+>>>>>>> 3ad26404 (Volumes: Conv3d, ConvTranspose3d, pools, norms and pads; bags by offsets; median, unfold, scatter, pad of integers)
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.shape import reshape, transpose
-from clcomm.engine.tensor import Tensor, float_tensor
+from clcomm.engine.tensor import FLOAT32, Tensor, float_tensor
 from clcomm.errors import ArgumentError
 
 
@@ -73,6 +78,45 @@ def narrow(x: Tensor, axis: int, start: int, length: int) -> Tensor:
     return take(x, (*before, slice(start, start + length)))
 
 
+@pytorch_names
+def windows(x: Tensor, axis: int, size: int, step: int, dilation: int = 1) -> Tensor:
+    """Return the windows of `size` elements along a dimension, each `step` after the one before, as a last dimension.
+
+    dilation: from an element of a window to its next. x: of any type and shape; PyTorch's method `unfold`.
+    Raises ArgumentError for a window larger than the dimension.
+    """
+    (at,) = _dimensions("unfold", x, (axis,))
+    reach = dilation * (size - 1) + 1
+    if min(size, step, dilation) < 1 or reach > x.shape[at]:
+        raise ArgumentError(f"unfold: expected a size and step from 1 up, within {x.shape[at]}, got {size} and {step}")
+    count = (x.shape[at] - reach) // step + 1
+    index = kept(x.device, (np.arange(count)[:, None] * step + np.arange(size) * dilation).reshape(-1))
+    apart = moved(x, lambda own: index_select(own, at, index))
+    apart = reshape(apart, (*x.shape[:at], count, size, *x.shape[at + 1 :]))
+    order = [d for d in range(x.ndim + 1) if d != at + 1]
+    return transpose(apart, (*order, at + 1))
+
+
+def unfold(
+    x: Tensor, kernel_size: int | tuple[int, int], dilation: int | tuple[int, int] = 1,
+    padding: int | tuple[int, int] = 0, stride: int | tuple[int, int] = 1,
+) -> Tensor:  # fmt: skip
+    """Return the windows of images x [N, C, H, W] as columns [N, C * kernel_h * kernel_w, windows], as PyTorch's.
+
+    Sizes are one number, or (rows, columns). Raises ArgumentError for sizes that do not fit.
+    """
+    if float_tensor("unfold", x).ndim != 4:
+        raise ArgumentError(f"unfold: expected 4 dimensions (N, C, H, W), got shape {x.shape}")
+    sizes, apart, pads, steps = (
+        (each, each) if isinstance(each, int) else tuple(each) for each in (kernel_size, dilation, padding, stride)
+    )
+    y = pad(x, [(0, 0), (0, 0), *((each, each) for each in pads)])
+    for axis in (0, 1):
+        y = windows(y, 2 + axis, sizes[axis], steps[axis], apart[axis])
+    y = transpose(y, (0, 1, 4, 5, 2, 3))
+    return reshape(y, (y.shape[0], math.prod(y.shape[1:4]), math.prod(y.shape[4:])))
+
+
 def outer(a: Tensor, b: Tensor) -> Tensor:
     """Return a[i] * b[j] as [n, m]; a: float32 [n], b: float32 [m]."""
     return reshape(a, (-1, 1)) * reshape(b, (1, -1))
@@ -112,9 +156,10 @@ def pad(
     A flat sequence of numbers is PyTorch's: before and after of the last dimension, then of the one before it. The mode
     is "constant", "reflect", "replicate" or "circular"; a number for it is the value.
 
-    x: float32 of any shape; the result is before + after longer in each dimension.
+    x: of any type and shape, integers are padded on the host; the result is before + after longer in each dimension.
     """
-    float_tensor("pad", x)
+    if not isinstance(x, Tensor):
+        float_tensor("pad", x)
     if isinstance(mode, (int, float)):
         mode, value = "constant", float(mode)
     if mode not in ("constant", "reflect", "replicate", "circular"):
@@ -130,7 +175,9 @@ def pad(
     if shape == x.shape:
         return x
     if mode != "constant":
-        return _pad_edges(x, pairs, str(mode))
+        return moved(x, lambda own: _pad_edges(own, pairs, str(mode)))
+    if x.dtype != FLOAT32:  # few, and no arithmetic of floats is sure to keep a whole number's bits
+        return Tensor(np.pad(x.numpy(), pairs, constant_values=value), x.device)
     return blocks.Pad.apply(x, starts=tuple([before for before, _ in pairs]), shape=shape, value=float(value))
 
 

@@ -11,9 +11,10 @@ import numpy as np
 from clcomm.engine.autograd import is_recording
 from clcomm.engine.ops.casts import to_float
 from clcomm.engine.ops.comparisons import masked_fill, where
-from clcomm.engine.ops.indexing import index_select, places
+from clcomm.engine.ops.indexing import index_select, places, take
+from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.reduce import broadcast_to
-from clcomm.engine.ops.shape import reshape
+from clcomm.engine.ops.shape import clone, reshape
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import BOOL, FLOAT32, Shape, Tensor, constant, copy_into, empty, float_tensor
 from clcomm.errors import ArgumentError
@@ -82,6 +83,27 @@ def assign(x: Tensor, index: Any, value: object) -> None:
         else:
             given = index_select(reshape(to_float(value), (-1,)), 0, np.maximum(sources, 0))
             overwrite(x, lambda old: where(is_given, reshape(given, x.shape), old))
+
+
+@pytorch_names
+def scatter(x: Tensor, axis: int, index: Tensor | np.ndarray, src: Tensor | float) -> Tensor:
+    """Return x with src[i, j, k] in place of the element [i, index[i, j, k], k] for `axis` 1, as PyTorch's.
+
+    Of equal indices the last one counts. The indices are read to the host, so that a step with them is not replayed.
+    x: of any type; `src`: a number, or a tensor no smaller than the index, which `gather` describes.
+    """
+    at = index.numpy() if isinstance(index, Tensor) else np.asarray(index)
+    if at.ndim != x.ndim or not -x.ndim <= axis < x.ndim or at.dtype.kind not in "iu":
+        raise ArgumentError(
+            f"scatter: expected integers of {x.ndim} dimensions for one of shape {x.shape}, got {at.dtype} of shape "
+            f"{at.shape} for dimension {axis}"
+        )
+    if at.size and not 0 <= at.min() <= at.max() < x.shape[axis]:
+        raise ArgumentError(f"scatter: expected indices from 0 to {x.shape[axis] - 1}, got {at.min()} to {at.max()}")
+    each = [at if d == axis % x.ndim else own for d, own in enumerate(np.indices(at.shape, np.int32))]
+    result = clone(x)
+    assign(result, tuple(each), take(src, tuple(map(slice, at.shape))) if isinstance(src, Tensor) else src)
+    return result
 
 
 def _numbered(shape: Shape, value: Tensor | Real) -> np.ndarray:

@@ -9,13 +9,21 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.autograd import Context, Op
+from clcomm.engine.device import Device
 from clcomm.engine.ops import blocks
 from clcomm.engine.ops.blocks import Index, fill
 from clcomm.engine.ops.casts import moved
+from clcomm.engine.ops.elementwise import add
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.shape import reshape
-from clcomm.engine.tensor import FLOAT32, INT32, Tensor, empty, float_tensor
+from clcomm.engine.tensor import FLOAT32, INT32, Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
+
+
+def kept(device: Device, values: np.ndarray) -> Tensor:
+    """Return constant values, int32 or float32, which are uploaded once."""
+    own = np.ascontiguousarray(values, INT32 if values.dtype.kind in "iu" else np.float32)
+    return wrap(device, device.keep(("values", own.dtype.str, own.tobytes()), lambda: own), own.shape, own.dtype)
 
 
 class GatherOp(Op):
@@ -41,6 +49,75 @@ class GatherOp(Op):
         kernel = device.kernel("gather_elements", "gather_grad")
         device.launch(kernel, *device.grid(outer * inner), dx, grad, ctx.index, *ctx.sizes)
         return (dx,)
+
+
+class ScatterOp(Op):
+    """Zeros, of `length` along `axis`, to which x is added as GatherOp's backward adds; its gradient is gathered."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, *, axis: int, index: Tensor, each: bool, length: int) -> Tensor:
+        shape = x.shape
+        outer, count, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+        out = empty(x.device, (*shape[:axis], length, *shape[axis + 1 :]))
+        ctx.index, ctx.sizes = index, (int(each), length, outer, count, inner)
+        fill(out, 0.0)
+        kernel = x.device.kernel("gather_elements", "gather_grad")
+        x.device.launch(kernel, *x.device.grid(outer * inner), out, x, index, *ctx.sizes)
+        return out
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+        dx = ctx.out(0)
+        kernel = dx.device.kernel("gather_elements", "gather")
+        dx.device.launch(kernel, *dx.device.grid(dx.numel()), dx, grad, ctx.index, *ctx.sizes)
+        return (dx,)
+
+
+def spread(x: Tensor, axis: int, index: Tensor, length: int) -> Tensor:
+    """Return x's slices along `axis` added up at their indices, of which there may be equal ones, among `length`.
+
+    The reverse of `index_select`; x: float32, index: int32 [x.shape[axis]], from 0 to below `length`.
+    """
+    return ScatterOp.apply(x, axis=axis, index=index, each=False, length=length)
+
+
+@pytorch_names
+def scatter_add(x: Tensor, axis: int, index: Tensor | np.ndarray, src: Tensor) -> Tensor:
+    """Return x with src[i, j, k] added to the element [i, index[i, j, k], k] for `axis` 1, as PyTorch's.
+
+    Args:
+        x: float32 of any shape.
+        axis: the dimension of x that the indices are of.
+        index: as for `gather`; that of a tensor that an operation made is read to the host.
+        src: float32 of as many dimensions, none smaller than the index's; what is outside it is not added.
+
+    Raises ArgumentError for other shapes, and integers outside the dimension.
+    """
+    at = _axis("scatter_add", x, axis)
+    tensor = _indices("scatter_add", x, at, index)
+    sizes = tensor.shape
+    fits = tensor.ndim == float_tensor("scatter_add: src", src).ndim == x.ndim and all(
+        n <= other and (n <= own or d == at)
+        for d, (n, other, own) in enumerate(zip(sizes, src.shape, x.shape, strict=False))
+    )
+    if not fits:
+        raise ArgumentError(
+            f"scatter_add: expected an index no larger than x, but in dimension {at}, and src, got shapes {sizes}, "
+            f"{x.shape} and {src.shape}"
+        )
+    _require_inside("scatter_add", tensor, x.shape[at])
+    given = blocks.take(src, tuple([slice(n) for n in sizes]))
+    added = ScatterOp.apply(given, axis=at, index=tensor, each=True, length=x.shape[at])
+    if added.shape != x.shape:
+        added = blocks.Pad.apply(added, starts=(0,) * x.ndim, shape=x.shape, value=0.0)
+    return add(x, added)
+
+
+def _require_inside(name: str, index: Tensor, length: int) -> None:
+    known = index.known_values if index.known_values.size else index.numpy()
+    if known.min() < 0 or known.max() >= length:
+        outside = known.min() if known.min() < 0 else known.max()
+        raise ArgumentError(f"{name}: expected indices from 0 to {length - 1}, got {outside}")
 
 
 @pytorch_names

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from clcomm.engine.ops.conv2d import conv2d, conv_transpose2d
 from clcomm.engine.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
+from clcomm.engine.ops.resampling import adaptive_max_pool2d
 from clcomm.engine.ops.shape import squeeze, unsqueeze
 from clcomm.engine.tensor import Tensor, float_tensor
 from clcomm.errors import ArgumentError
@@ -90,3 +91,9 @@ def adaptive_avg_pool1d(x: Tensor, output_size: Size) -> Tensor:
     """Return the means of windows that cover x [N, C, L] in `output_size` parts. See `adaptive_avg_pool2d`."""
     size = one("adaptive_avg_pool1d: output_size", output_size)
     return squeeze(adaptive_avg_pool2d(_row("adaptive_avg_pool1d", x), (1, size)), 2)
+
+
+def adaptive_max_pool1d(x: Tensor, output_size: Size) -> Tensor:
+    """Return the maxima of windows that cover x [N, C, L] in `output_size` parts. See `adaptive_avg_pool2d`."""
+    size = one("adaptive_max_pool1d: output_size", output_size)
+    return squeeze(adaptive_max_pool2d(_row("adaptive_max_pool1d", x), (1, size)), 2)

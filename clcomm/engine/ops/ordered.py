@@ -11,7 +11,7 @@ import numpy as np
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.blocks import split, take
 from clcomm.engine.ops.casts import to_float
-from clcomm.engine.ops.comparisons import equal_to, to_bool, where
+from clcomm.engine.ops.comparisons import equal_to, not_equal_to, to_bool, to_int, where
 from clcomm.engine.ops.elementwise import mul
 from clcomm.engine.ops.functions import abs, maximum, minimum, sqrt, square
 from clcomm.engine.ops.indexing import gather
@@ -57,12 +57,12 @@ def _without(x: Tensor, axis: int, keepdims: bool) -> Tensor:
 
 
 class Extreme(Op):
-    """The largest element of all, of sign 1, or the smallest, of -1; equal ones share its gradient."""
+    """The largest element, of sign 1, the smallest, of -1, or the median, of 0; equal ones share its gradient."""
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, sign: float) -> Tensor:
         line = x.detach().alias((x.numel(),))
-        result = gather(line, 0, _extreme("max", line, 0, sign)).alias(())
+        result = gather(line, 0, _extreme("max", line, 0, sign) if sign else _middle(line, 0)).alias(())
         ctx.save(x, result)
         return result
 
@@ -102,6 +102,30 @@ def _reduced(name: str, x: Tensor, axis: int | Tensor | None, keepdims: bool, si
     indices = _extreme(name, x, axis, sign)
     values = gather(x, axis, indices)
     return Ordered(_without(values, axis, keepdims), _without(indices, axis, keepdims))
+
+
+@pytorch_names
+def median(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor | Ordered:
+    """Return the median of all elements, or along a dimension (values, indices); of two the lower, NaN if there is one.
+
+    x: float32 of any shape.
+    """
+    if axis is None:
+        whole_rows("median", float_tensor("median", x))
+        return Extreme.apply(x, sign=0.0)
+    indices = _middle(x, axis)
+    return Ordered(_without(gather(x, axis, indices), axis, keepdims), _without(indices, axis, keepdims))
+
+
+def _middle(x: Tensor, axis: int) -> Tensor:
+    """Return the indices of the medians; the dimension stays, as 1."""
+    at, _, length, _ = _along("median", x, axis)
+    order = to_float(argsort(x, at))  # float32 has the indices exactly up to 2^24
+    if length > 1 << 24:
+        raise ArgumentError(f"median: expected a dimension of at most 2^24 elements, got {length}")
+    middle, last = (take(order, (slice(None),) * at + (slice(k, k + 1),)) for k in ((length - 1) // 2, length - 1))
+    greatest = gather(x.detach(), at, to_int(last))
+    return to_int(where(not_equal_to(greatest, greatest), last, middle))
 
 
 @pytorch_names

@@ -12,7 +12,7 @@ from clcomm.engine.ops.broadcasting import broadcast_axes, expand
 from clcomm.engine.ops.casts import cast, of_any_type, to_float
 from clcomm.engine.ops.integers import is_whole, on_host
 from clcomm.engine.ops.names import pytorch_names
-from clcomm.engine.tensor import BOOL, INT32, Shape, Tensor, empty, float_tensor, wrap
+from clcomm.engine.tensor import BOOL, FLOAT32, INT32, Shape, Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
 
 #: Elements of a row, and of a column, that one work unit sums; constants, so that results do not depend on the device.
@@ -122,13 +122,20 @@ def _sum_run(x: Tensor, outer: int, axis: int, inner: int, shape: Shape, scale: 
         x, axis = target, blocks
 
 
+def _of_type(name: str, x: Tensor, dtype: object) -> Tensor:
+    if dtype is not None and dtype != FLOAT32:
+        raise ArgumentError(f"{name}: dtype: expected float32 or None, got {dtype!r}")
+    return x if dtype is None else to_float(x)
+
+
 @pytorch_names
-def sum(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+def sum(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False, *, dtype: object = None) -> Tensor:
     """Return the sum of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1.
 
     x: float32 of any shape, or booleans, whose number the result has, as int32; integers are added on the host. Of all
-    dimensions the result has the shape ().
+    dimensions the result has the shape (). dtype: None or float32, and then of any x.
     """
+    x = _of_type("sum", x, dtype)
     if isinstance(x, Tensor) and x.dtype == BOOL and x.numel() <= _MOST_COUNTED:
         return cast(sum(to_float(x), axis, keepdims), "int_of_float", INT32)
     if is_whole(x):
@@ -138,11 +145,12 @@ def sum(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = Fal
 
 
 @pytorch_names
-def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False, *, dtype: object = None) -> Tensor:
     """Return the mean of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1.
 
-    x: float32 of any shape; of all dimensions the result has the shape ().
+    x: float32 of any shape; of all dimensions the result has the shape (). dtype: None or float32, and then of any x.
     """
+    x = _of_type("mean", x, dtype)
     axes, shape = reduced("mean", x, axis, keepdims)
     return SumOp.apply(x, axes=axes, shape=shape, scale=1.0 / math.prod([x.shape[d] for d in axes]))
 
