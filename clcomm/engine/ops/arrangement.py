@@ -9,12 +9,8 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.ops import blocks
-<<<<<<< HEAD
-from clcomm.engine.ops.indexing import index_select, take
-=======
 from clcomm.engine.ops.casts import moved
 from clcomm.engine.ops.indexing import index_select, kept, take
->>>>>>> 3ad26404 (Volumes: Conv3d, ConvTranspose3d, pools, norms and pads; bags by offsets; median, unfold, scatter, pad of integers)
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.shape import reshape, transpose

@@ -7,31 +7,15 @@ from typing import Any
 
 import numpy as np
 
-<<<<<<< HEAD
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.device import Device
 from clcomm.engine.ops.blocks import fill
-from clcomm.engine.ops.indexing import index_select
-from clcomm.engine.ops.pool import max_pool2d, whole_pair
-from clcomm.engine.ops.shape import reshape, transpose
-from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor, wrap
-=======
-from clcomm.engine.ops.elementwise import add, mul
 from clcomm.engine.ops.indexing import index_select, kept
 from clcomm.engine.ops.pool import max_pool2d, whole_pair
 from clcomm.engine.ops.shape import reshape, transpose
-from clcomm.engine.tensor import Tensor, float_tensor
->>>>>>> 3ad26404 (Volumes: Conv3d, ConvTranspose3d, pools, norms and pads; bags by offsets; median, unfold, scatter, pad of integers)
+from clcomm.engine.tensor import Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
 _MODES = {"nearest": (3, 4, 5), "nearest-exact": (3, 4, 5), "linear": (3,), "bilinear": (4,), "trilinear": (5,)}
-
-
-<<<<<<< HEAD
-def kept(device: Device, values: np.ndarray) -> Tensor:
-    """Return constant values, int32 or float32, which are uploaded once."""
-    own = np.ascontiguousarray(values, INT32 if values.dtype.kind in "iu" else np.float32)
-    return wrap(device, device.keep(("values", own.dtype.str, own.tobytes()), lambda: own), own.shape, own.dtype)
 
 
 class Resample(Op):
@@ -60,8 +44,6 @@ class Resample(Op):
         return (dx,)
 
 
-=======
->>>>>>> 3ad26404 (Volumes: Conv3d, ConvTranspose3d, pools, norms and pads; bags by offsets; median, unfold, scatter, pad of integers)
 def interpolate(
     x: Tensor, size: int | tuple[int, ...] | None = None, scale_factor: float | tuple[float, ...] | None = None,
     mode: str = "nearest", align_corners: bool | None = None, recompute_scale_factor: bool | None = None,
