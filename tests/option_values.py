@@ -29,6 +29,8 @@ _TEXTS = {
     "zero": ("1", "2"),
     "link": ("1Gbit/s,2us", "2Gbit/s,2us"),
     "strategy": ("dp", "zero3"),
+    "strategies": ("dp", "zero3"),
+    "memory": ("1GiB", "2GiB"),
 }
 
 

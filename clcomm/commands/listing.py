@@ -35,6 +35,7 @@ COMMANDS: tuple[Listed | Command, ...] = (
     Listed("tune", "fit latency and bandwidth, recommend a bucket size, predict scaling"),
     Listed("report", "show a run's figures: tables, charts, a page"),
     Listed("forecast", "forecast a run's step on more ranks and another network"),
+    Listed("plan", "find the strategies that fit a host's memory, the fastest first"),
     Listed("compare", "compare runs' reports: settings, speed, communication, bytes, accuracy"),
     Listed("replay", "compute a step of a run again in one process, or find where two runs part"),
     Listed("trace", "write the timeline of a job that was ended, from its parts"),

@@ -75,10 +75,11 @@ def parse_strategy(text: str) -> Strategy:
     return Strategy(SELDOM, policy.h)
 
 
-def workload_of(analysis: Analysis, overlap: bool | None = None) -> Workload:
+def workload_of(analysis: Analysis, overlap: bool | None = None, *, checks_policy: bool = True) -> Workload:
     """Return a rank's mean step of a run; DataError, in one line, for a run that does not tell it.
 
-    overlap: whether buckets are reduced during backward; None: as in the run.
+    overlap: whether buckets are reduced during backward; None: as in the run. checks_policy: whether a run that
+    reduces no gradients is refused; of it only the sizes serve.
     """
     settings = analysis.run.figures["settings"] or {}
     parts = dict(mean_step(analysis))
@@ -86,7 +87,7 @@ def workload_of(analysis: Analysis, overlap: bool | None = None) -> Workload:
         raise DataError("expected a report with the time of its steps; `--report` of the examples has it")
     if not analysis.layout:
         raise DataError("expected a report with its plan of buckets; `--report` of the examples has it")
-    if settings.get("policy", "none") not in ("none", "-"):
+    if checks_policy and settings.get("policy", "none") not in ("none", "-"):
         raise DataError(f"expected a run that reduces gradients in each step, got --policy {settings['policy']}")
     without = (WAIT, EITHER, CORE, analysis.moving)
     both_s = parts.get(COMPUTING, 0.0)
@@ -133,7 +134,7 @@ def report_of(
     ways = [RING] if strategy.kind == ZERO3 else list(WAYS)
     found = [forecast_of(work, cluster, asked, way, strategy) for way in ways]
     grown = [forecast_of(work, cluster, job, ways[0], strategy) for job in jobs]
-    buffers = _optimizer_buffers(analysis, work)
+    buffers = optimizer_buffers(analysis, work)
     waits_s = sum(seconds for name, seconds in mean_step(analysis) if name in (WAIT, EITHER, CORE))
     headline = [
         f"{asked.ranks:,} ranks on {asked.hosts:,} hosts, a link of {written(link.alpha_s, 'time')} and "
@@ -157,7 +158,7 @@ def report_of(
     )  # fmt: skip
 
 
-def _optimizer_buffers(analysis: Analysis, work: Workload) -> int | None:
+def optimizer_buffers(analysis: Analysis, work: Workload) -> int | None:
     """Return how many arrays as large as the parameters the optimizer keeps; None: not known."""
     held, settings = analysis.run.figures["optimizer_state_bytes"], analysis.run.figures["settings"] or {}
     if held is None:
@@ -167,21 +168,25 @@ def _optimizer_buffers(analysis: Analysis, work: Workload) -> int | None:
     return found
 
 
-def _state_nbytes(job: Job, work: Workload, strategy: Strategy, buffers: int) -> int:
-    """Return the bytes of parameters, gradients and the optimizer's state on a rank; activations are not in them."""
+def model_memory(job: Job, work: Workload, stage: int, buffers: int) -> MemoryUse:
+    """Return the bytes of parameters, gradients and the optimizer's state on a rank; activations are not in them.
+
+    Args:
+        stage: of ZeRO; 0: nothing is divided.
+        buffers: of the optimizer's state, each as large as the parameters.
+    """
     layout = FlatLayout(ParameterSpec(str(at), (-(-nbytes // 4),), "float32") for at, nbytes in enumerate(work.tensors))
-    zero = strategy.kind == ZERO3
-    plan = ShardPlan(layout, job.ranks, max(work.buckets) if zero else layout.span)
-    return sum(MemoryUse.expected(plan, 3 if zero else 0, buffers, shares=job.hosts == 1, in_place=True))
+    plan = ShardPlan(layout, job.ranks, max(work.buckets) if stage > 1 else layout.span)
+    return MemoryUse.expected(plan, stage, buffers, shares=job.hosts == 1, in_place=True)
 
 
 def _row(found: JobForecast, work: Workload, strategy: Strategy, buffers: int | None) -> Row:
-    best = found.best
+    best, stage = found.best, 3 if strategy.kind == ZERO3 else 0
     size = None if best is None else "per tensor" if best.bucket_size is None else format_size(best.bucket_size)
     return {
         "ranks": found.job.ranks, "hosts": found.job.hosts, "way": found.way, "step_s": found.step_s,
         "communication_s": found.communication_s, "exposed_s": found.exposed_s,
         "efficiency": work.compute_s / found.step_s if found.step_s else None, "sent_nbytes": found.sent_nbytes,
-        "state_nbytes": None if buffers is None else _state_nbytes(found.job, work, strategy, buffers), "best": size,
+        "state_nbytes": None if buffers is None else sum(model_memory(found.job, work, stage, buffers)), "best": size,
         "best_s": None if best is None else best.seconds + work.other_s,
     }  # fmt: skip

@@ -90,7 +90,9 @@ def _history(value: object, name: str) -> Row:
 
 
 def _setting(value: object, name: str) -> str:
-    return text("-" if value is None else str(value), name)
+    """Return an option's value as text, with escapes for what is not printable, such as a prompt's line break."""
+    given = "-" if value is None else str(value)
+    return text(given if given.isprintable() else repr(given), name)
 
 
 def _tally(value: object, name: str) -> Row:

@@ -1,0 +1,185 @@
+"""`clcomm plan`: which strategies fit a host's memory, and which is fastest, before a run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clcomm.commands import output
+from clcomm.commands.command import Command
+from clcomm.console.option_types import whole_number
+from clcomm.errors import ArgumentError
+from clcomm.host import host_bytes, usable_cores
+from clcomm.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from clcomm.costs.jobs import Job
+    from clcomm.report.planning import Row, Tried, Way
+    from clcomm.report.report import LeftOut
+
+#: The examples by the model that they train: the module, and its options for that model and for a trial.
+PROGRAMS = {
+    "gpt": ("examples.gpt", ("--sample", "0")),
+    **{name: ("examples.mnist", ("--model", name)) for name in ("mlp", "convnet", "lenet", "resnet")},
+}
+_STRATEGIES = ("dp", "zero1", "zero2", "zero3", "tp2", "diloco:h=50")
+#: In these all kernels are built.
+_BUILDING_STEPS = 3
+#: With the 14th step ends the first check of a step's recording, which has the most memory.
+_LEAST_STEPS = 14
+_LIMIT_S = 600.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from clcomm.commands.forecast import MOST_RANKS
+
+    add = parser.add_argument
+    add("--model", metavar="NAME:OPTIONS", help=f"{', '.join(PROGRAMS)}, with options of its example such as "
+        "gpt:layers=4,width=256,batch_size=8")  # fmt: skip
+    add("--ranks", type=whole_number(1, MOST_RANKS), help="of the job")
+    add("--hosts", type=whole_number(1, MOST_RANKS), default=1, help="among which they are divided evenly; default: 1")
+    add("--memory", help="of each host, for all of its ranks, such as 8GiB; default: this host's")
+    add("--link", metavar="RATE,LATENCY", help="of each host of several, such as 100Gbit/s,2us")
+    add("--strategies", nargs="+", default=None, metavar="NAME",
+        help="dp, zero1 to zero3, tp2 or more, diloco:h=50 or another policy; "
+        f"default: those of {' '.join(_STRATEGIES)} that the ranks allow")  # fmt: skip
+    add("--steps", type=whole_number(_LEAST_STEPS, 10_000), default=16, help="of each trial; default: %(default)s")
+    output.add_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Try each strategy and write the plan. Raises ArgumentError, in one line, where none fits."""
+    from clcomm.costs.model import Cost
+    from clcomm.report.forecasting import parse_link
+    from clcomm.report.planning import parse_way, plan_of, rows_of
+
+    job, form = _job(options), output.form_of(options)
+    memory = host_bytes() if options.memory is None else parse_size(options.memory, "--memory")
+    link = Cost(0.0, 0.0) if options.link is None else parse_link(options.link)
+    program = program_of(options.model)
+    ways = [parse_way(name) for name in options.strategies or _possible(job.ranks_per_host, options.model)]
+    for way in ways:
+        if job.ranks_per_host % way.division:
+            ranks = job.ranks_per_host
+            raise ArgumentError(f"--strategies: expected tp of a number that divides a host's {ranks} ranks, got {way}")
+    tried, left = _trials(program, [parse_way("dp"), *ways], job.ranks_per_host, options)
+    rows = [row for row in rows_of(tried, job, link) if row.way in ways]
+    if not rows:
+        raise ArgumentError("--strategies: expected one that the model has; " + "; ".join(map(": ".join, left)))
+
+    def remedy(least: Row) -> str:
+        return _remedy(least, tried, job, memory)
+
+    output.write_report(plan_of(rows, left, job, memory, f"Plan of {options.model}", remedy), form, options.output)
+    return 0
+
+
+def _job(options: argparse.Namespace) -> Job:
+    """Return the planned job; ArgumentError for options that do not tell it."""
+    from clcomm.costs.jobs import Job
+
+    if options.model is None or options.ranks is None:
+        raise ArgumentError("plan: expected --model NAME:OPTIONS and --ranks N, such as --model gpt:layers=4 --ranks 4")
+    if options.hosts > 1 and options.link is None:
+        raise ArgumentError(f"--hosts {options.hosts}: expected --link RATE,LATENCY too, such as 100Gbit/s,2us")
+    if options.ranks % options.hosts:
+        raise ArgumentError(f"--ranks: expected a multiple of the {options.hosts} hosts, got {options.ranks}")
+    return Job(options.hosts, options.ranks // options.hosts)
+
+
+def _trials(
+    program: Sequence[str], ways: Sequence[Way], ranks_per_host: int, options: argparse.Namespace
+) -> tuple[dict[Way, Tried], list[LeftOut]]:
+    """Return each way's trial, and why others have none; ArgumentError where the first, plain one, has none."""
+    from clcomm.report.report import LeftOut
+
+    tried: dict[Way, Tried] = {}
+    left = []
+    for way in dict.fromkeys(ways):
+        print(f"clcomm: trying {way}", file=sys.stderr)
+        found = try_way(program, way, ranks_per_host, options.steps)
+        if not isinstance(found, str):
+            tried[way] = found
+        elif way == ways[0]:
+            raise ArgumentError(f"--model {options.model}: {found}")
+        else:
+            left.append(LeftOut(way.name, found))
+    return tried, left
+
+
+def _remedy(least: Row, tried: dict[Way, Tried], job: Job, memory: int) -> str:
+    """Return what would fit, where the way that needs least does not."""
+    from clcomm.report.planning import buffers_of, most_ranks
+
+    most = most_ranks(least.way, tried[least.way], buffers_of(tried), job, memory)
+    if most:
+        return f"{most} ranks a host would fit"
+    alone = format_size(tried[least.way].peak.another)
+    return f"no number of ranks would, as one takes some {alone}: a smaller batch or model would"
+
+
+def _possible(ranks: int, model: str) -> Sequence[str]:
+    """Return the names of the usual strategies that so many ranks of a host can follow."""
+    if ranks == 1:
+        return ("dp",)
+    divides = model.partition(":")[0] == "gpt" and ranks % 2 == 0
+    return [name for name in _STRATEGIES if divides or name != "tp2"]
+
+
+def program_of(text: str) -> list[str]:
+    """Return the arguments of `python` that train the model of "gpt:layers=4,width=256"; ArgumentError for others."""
+    name, _, settings = text.partition(":")
+    if name not in PROGRAMS:
+        raise ArgumentError(f"--model: expected one of {', '.join(PROGRAMS)}, with options, got {text!r}")
+    module, own = PROGRAMS[name]
+    if find_spec("examples") is None or find_spec(module) is None:
+        raise ArgumentError(f"--model {name}: expected {module}, of clcomm's repository, in the working directory")
+    words: list[str] = []
+    for part in filter(None, settings.split(",")):
+        key, equals, value = part.partition("=")
+        words += ["--" + key.replace("_", "-"), *([value] if equals else [])]
+    return ["-m", module, *own, "--no-eval", "--quiet", *words]
+
+
+def try_way(program: Sequence[str], way: Way, ranks_per_host: int, steps: int) -> Tried | str:
+    """Return what a trial of a strategy showed on this host; or in one line why there is none.
+
+    As many cores are used for each rank as on the planned host, if that has as many as this one. A first trial builds
+    kernels, which takes memory that a run with built ones does not need.
+    """
+    from clcomm.launch.trial import try_job
+    from clcomm.report.analysis import Analysis
+    from clcomm.report.planning import Tried
+    from clcomm.report.reading import read_runs
+
+    ranks, cores = way.ranks_tried(ranks_per_host), len(usable_cores())
+    used = min(cores, max(1, round(ranks * cores / ranks_per_host)))
+    slowdown = max(1.0, ranks_per_host / cores) / max(1.0, ranks / used)
+    with tempfile.TemporaryDirectory(prefix="clcomm-plan-") as folder:
+        report = str(Path(folder, "report.json"))
+        for number in (_BUILDING_STEPS, steps):
+            asked = [*program, *way.options_for(number), "--max-steps", str(number), "--report", report]
+            trial = try_job(asked, ranks, used, _LIMIT_S)
+            if trial.problem:
+                return trial.problem.removeprefix("clcomm: ")
+        return Tried(Analysis(read_runs([report])), trial.peak, slowdown)
+
+
+COMMAND = Command(
+    "plan",
+    "find the strategies that fit a host's memory, the fastest first",
+    "Try data parallelism, ZeRO, tensor parallelism and policies on few ranks for a few steps each, and say of a job "
+    "with more ranks what it would hold of each host's memory at most, how long a step would take, and which strategy "
+    "is the fastest that fits. docs/plan.md says how far that can be trusted.",
+    add_arguments,
+    run,
+    (
+        ("clcomm plan --model gpt:layers=6,width=384 --ranks 16 --memory 8GiB", "16 ranks on one host with 8 GiB"),
+        ("clcomm plan --model convnet:batch_size=256 --ranks 4 --strategies dp zero3", "of two strategies"),
+    ),
+)

@@ -1,0 +1,138 @@
+"""Drawn jobs under drawn limits of memory: whether each fits is what `clcomm plan` says, and its peak within 5%.
+
+    python -m tests.proofs.plan CASES SEED
+
+The limit is that of a memory cgroup (version 1, whose folder has to be writable), which ends a job that holds more;
+the peak is the cgroup's own, which counts the launcher, all ranks and what the kernel holds for them. Limits lie from
+5.5% to 45% above or below the forecast; between, a plan says "perhaps". Jobs of 6 ranks are tried on 4, and run once
+without a limit, so that the kernel that sums 6 ranks' gradients is built. A line for each case, then what they came to;
+exits with 1 if a case was judged wrongly.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from clcomm.commands.plan import program_of, try_way
+from clcomm.costs.jobs import Job
+from clcomm.launch.mpiexec import find_mpiexec
+from clcomm.report.forecasting import optimizer_buffers, workload_of
+from clcomm.report.planning import MARGIN, NO, TRIED, YES, Way, parse_way, peak_of
+
+CGROUPS = Path("/sys/fs/cgroup/memory")
+TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
+STEPS, LIMIT_S, LIMITS, NO_LIMIT = 16, 240.0, 4, 1 << 50
+
+
+class Outcome(NamedTuple):
+    """How a job ended under a limit; peak_nbytes: None where the limit was reached."""
+
+    survived: bool
+    peak_nbytes: int | None
+
+
+def run_limited(program: Sequence[str], ranks: int, limit: int) -> Outcome:
+    """Run a job in a cgroup of its own."""
+    group, mpiexec = CGROUPS / f"clcomm-plan-{os.getpid()}", find_mpiexec()
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(limit))
+        enter = ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"]
+        process = subprocess.Popen(
+            [*enter, *mpiexec.command(ranks, "", ""), sys.executable, *program], stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, **mpiexec.environment()},
+        )  # fmt: skip
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LIMIT_S)
+        ended = process.poll() == 0
+        events = dict(line.split() for line in (group / "memory.oom_control").read_text().splitlines())
+        peak, reached = int((group / "memory.max_usage_in_bytes").read_text()), int(events["oom_kill"])
+        return Outcome(ended and not reached, None if reached else peak)
+    finally:
+        _empty(group)
+
+
+def _empty(group: Path) -> None:
+    """End what is left in a cgroup, and remove it."""
+    for _ in range(100):
+        for pid in (group / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), 9)
+        try:
+            group.rmdir()
+            return
+        except OSError:
+            time.sleep(0.1)
+
+
+def drawn(random: random.Random) -> tuple[str, int, list[Way]]:
+    """Return a model, a number of ranks, and the ways to try: plain data parallelism and another."""
+    ranks = random.choice([1, 2, 3, 4, 6])
+    if random.random() < 0.6:
+        heads = random.choice([2, 4])
+        model = (
+            f"gpt:layers={random.randint(1, 4)},width={heads * random.choice([16, 32, 48, 64])},heads={heads},"
+            f"context={random.choice([32, 64, 128])},batch_size={random.randint(2, 16)},"
+            f"optimizer={random.choice(['adamw', 'sgd'])},"
+            f"text={TEXT},epochs=99"
+        )
+    else:
+        kind = random.choice(["mlp", "convnet", "lenet"])
+        model = f"{kind}:batch_size={random.choice([16, 64, 128, 256])},optimizer={random.choice(['adam', 'sgd'])}"
+    others = ["zero1", "zero2", "zero3", "diloco:h=50", "local:h=8"]
+    others += ["tp2"] if model.startswith("gpt") and ranks % 2 == 0 else []
+    return model, ranks, [parse_way("dp")] + ([parse_way(random.choice(others))] if ranks > 1 else [])
+
+
+def main() -> int:
+    cases, seed = int(sys.argv[1]), sys.argv[2]
+    draws, wrong, judged, errors = random.Random(f"plan {seed}"), 0, 0, []
+    while judged < cases:
+        model, ranks, ways = drawn(draws)
+        program, buffers = program_of(model), 0
+        for way in ways:
+            tried = try_way(program, way, ranks, STEPS)
+            if isinstance(tried, str):
+                print(f"{model} {way.name}: {tried}", flush=True)
+                break
+            if not buffers:
+                buffers = optimizer_buffers(tried.analysis, workload_of(tried.analysis)) or 0
+            peak, _ = peak_of(way, tried, buffers, Job(1, ranks))
+            asked = [*program, *way.options_for(STEPS), "--max-steps", str(STEPS)]
+            if ranks > TRIED:
+                run_limited(asked, ranks, NO_LIMIT)
+            for _ in range(LIMITS):
+                away = 1.1 * MARGIN + 0.4 * draws.random() ** 2
+                limit = round(peak * (1 + away if draws.random() < 0.5 else 1 - away))
+                said = YES if peak * (1 + MARGIN) <= limit else NO
+                found = run_limited(asked, ranks, limit)
+                right = found.survived == (said == YES)
+                judged, wrong = judged + 1, wrong + (not right)
+                measured = ""
+                if found.survived and found.peak_nbytes:
+                    errors.append(peak / found.peak_nbytes - 1)
+                    measured = f", {errors[-1]:+.1%}"
+                print(
+                    f"{judged} {model.partition(',text')[0]} {way} on {ranks}: {peak >> 20} MiB, limit {limit >> 20}: "
+                    f"{said}, {'ran' if found.survived else 'ended'}{measured}{'' if right else '  WRONG'}", flush=True,
+                )  # fmt: skip
+    off = sorted(map(abs, errors))
+    print(
+        f"{judged} cases, {wrong} judged wrongly; peaks of {len(off)} that ran: median {statistics.median(off):.1%}, "
+        f"largest {off[-1]:.1%} from the forecast, {sum(each > MARGIN for each in off)} beyond {MARGIN:.0%}"
+    )
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

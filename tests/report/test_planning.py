@@ -1,0 +1,144 @@
+"""`clcomm plan`: what it takes from trials, what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from clcomm import cli
+from clcomm.commands.plan import program_of, try_way
+from clcomm.costs.jobs import Job
+from clcomm.costs.model import Cost
+from clcomm.errors import ArgumentError
+from clcomm.launch.trial import Held, try_job
+from clcomm.report.analysis import Analysis
+from clcomm.report.planning import MARGIN, NO, PERHAPS, YES, Tried, most_ranks, parse_way, peak_of, plan_of, rows_of
+from clcomm.report.reading import read_runs
+from tests.report.runs import LAYOUT, document, written
+
+MIB = 1 << 20
+#: Of 4 ranks of the ConvNet: 100 MiB each, 10 MiB more of the first, 4 MiB in common beside windows, 40 MiB of data.
+WINDOWS = 4 * 2 * 829_440 + 829_440
+HELD = Held(410 * MIB + 4 * 829_440, WINDOWS + 4 * MIB, 40 * MIB, 100 * MIB + 829_440)
+LINK = Cost(1e-5, 1e-9)
+
+
+def trials(tmp_path, *names: str, held: Held = HELD) -> dict:
+    analysis = Analysis(read_runs(written(tmp_path, [document()])))
+    return {parse_way(name): Tried(analysis, held) for name in names}
+
+
+def planned(tmp_path, memory: int, *names: str, ranks: int = 4):
+    tried, job = trials(tmp_path, *names), Job(1, ranks)
+    rows = rows_of(tried, job, LINK)
+    return plan_of(rows, [], job, memory, "Plan", lambda row: f"{row.way} would")
+
+
+def test_a_plan_of_the_tried_ranks_is_what_they_held(tmp_path):
+    ((way, tried),) = trials(tmp_path, "dp").items()
+    assert sum(map(sum, LAYOUT)) < 829_440  # the flat space is padded
+    peak, model = peak_of(way, tried, 1, Job(1, 4))
+    assert abs(peak - HELD.nbytes) <= 4 and model == pytest.approx(4 * 3 * 829_440 + 829_440, rel=1e-3)
+
+
+def test_more_ranks_have_what_another_has(tmp_path):
+    ((way, tried),) = trials(tmp_path, "dp").items()
+    more = peak_of(way, tried, 1, Job(1, 16))[0] - peak_of(way, tried, 1, Job(1, 4))[0]
+    assert more == pytest.approx(12 * (101 * MIB + 3 * 829_440), rel=1e-3)  # a rank, its part of MPI, and its model
+
+
+def test_zero_divides_the_model_alone(tmp_path):
+    tried = trials(tmp_path, "dp", "zero1")
+    plain, divided = (peak_of(way, each, 1, Job(1, 64)) for way, each in tried.items())
+    assert divided[1] == pytest.approx(64 * 829_440 + 3 * 829_440, rel=0.02)
+    assert plain[1] - divided[1] == pytest.approx(126 * 829_440, rel=0.02)
+
+
+@pytest.mark.parametrize(("share", "fits"), [(1 + MARGIN, YES), (1.02, PERHAPS), (0.97, PERHAPS), (0.94, NO)])
+def test_a_strategy_fits_with_a_margin(tmp_path, share, fits):
+    (row,) = rows_of(trials(tmp_path, "dp"), Job(1, 4), LINK)
+    assert row.fits(1 + round(row.peak_nbytes * share)) == fits
+
+
+def test_the_fastest_that_fits_comes_first(tmp_path):
+    report = planned(tmp_path, 900 * MIB, "dp", "zero2", "diloco:h=50")
+    assert [row["name"] for row in report.tables[0].rows] == ["diloco:h=50", "dp", "zero2"]
+    assert report.headline[0].startswith("diloco:h=50: ") and "It is the fastest, and fits." in report.headline[0]
+    assert report.tables[0].rows[1]["why"].endswith(" slower, 0 B less")
+
+
+def test_where_none_fits_one_line_says_what_would(tmp_path):
+    with pytest.raises(
+        ArgumentError, match=r"\A--memory: expected 4\d\d.\d MiB or more a host for 4 ranks there \((dp|zero2), the "
+        r"least of 2 strategies\), got 100 MiB; \1 would\Z",
+    ):  # fmt: skip
+        planned(tmp_path, 100 * MIB, "dp", "zero2")
+
+
+def test_fewer_ranks_may_fit(tmp_path):
+    ((way, tried),) = trials(tmp_path, "dp").items()
+    assert most_ranks(way, tried, 1, Job(1, 16), round(HELD.nbytes * (1 + MARGIN)) + 99) == 4
+    assert most_ranks(way, tried, 1, Job(1, 16), 50 * MIB) == 0
+
+
+def test_ranks_that_share_a_core_compute_longer(tmp_path):
+    alone = rows_of(trials(tmp_path, "dp"), Job(1, 4), LINK)[0]
+    tried = {way: each._replace(slowdown=3.0) for way, each in trials(tmp_path, "dp").items()}
+    shared = rows_of(tried, Job(1, 4), LINK)[0]
+    assert shared.step_s - shared.exposed_s == pytest.approx(3 * (alone.step_s - alone.exposed_s))
+
+
+@pytest.mark.parametrize("text", ["", "tp", "tp1", "zero4", "zero0", "pp2", "ddp", "diloco2"])
+def test_other_strategies_are_refused(text):
+    with pytest.raises(ArgumentError, match=r"\A--strategies: expected dp, [^\n]*\Z"):
+        parse_way(text)
+
+
+def test_a_policy_is_tried_with_an_exchange():
+    way = parse_way("diloco:h=50,lr=0.5")
+    assert way.policy_every == 50 and way.options_for(16) == ("--policy", "diloco:h=15,lr=0.5,momentum=0.9")
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [([], "plan: expected --model"), (["--model", "gpt", "--ranks", "4", "--hosts", "2"], "--hosts 2: expected --link"),
+     (["--model", "gpt", "--ranks", "3", "--hosts", "2", "--link", "1Gbit/s,1us"], "--ranks: expected a multiple"),
+     (["--model", "bert", "--ranks", "2"], "--model: expected one of gpt"),
+     (["--model", "gpt", "--ranks", "3", "--strategies", "tp2"], "--strategies: expected tp of a number")],
+)  # fmt: skip
+def test_options_that_tell_no_job_are_refused(options, what):
+    with pytest.raises(ArgumentError, match=rf"\A{what}[^\n]*\Z"):
+        cli.main(["plan", *options])
+
+
+def test_a_trial_counts_what_processes_hold_and_share():
+    hold = f"import time; held = bytearray({64 * MIB}); time.sleep(0.5)"
+    empty, full = (try_job(["-c", text], 2, 2, 60.0) for text in ("import time; time.sleep(0.5)", hold))
+    assert not full.problem and full.peak.own - empty.peak.own == pytest.approx(2 * 64 * MIB, rel=0.03)
+    common = (
+        "import mmap, os, time; from mpi4py import MPI; comm = MPI.COMM_WORLD\n"
+        f"window = MPI.Win.Allocate_shared({64 * MIB} if comm.rank == 0 else 0, 1, comm=comm)\n"
+        "memory = window.Shared_query(0)[0]; memory[:] = bytes(len(memory)); time.sleep(0.5); comm.Barrier()"
+    )
+    shared = try_job(["-c", common], 2, 2, 60.0)
+    assert not shared.problem and 64 * MIB <= shared.peak.common < 100 * MIB  # once, and what MPI has
+
+
+def test_a_trial_that_fails_says_why():
+    assert try_job(["-c", "import sys; sys.exit('clcomm: no file')"], 1, 1, 60.0).problem == "clcomm: no file"
+    assert try_job(["-c", "import time; time.sleep(60)"], 1, 1, 0.2).problem == "took longer than 0.2 s"
+
+
+def test_a_model_is_planned_and_its_run_holds_that(capsys, tmp_path):
+    model, file = "mlp:data=synthetic,batch_size=256", tmp_path / "plan.json"
+    given = ["--ranks", "2", "--strategies", "dp", "--steps", "14", "--memory", "4GiB", "-o", str(file)]
+    assert cli.main(["plan", "--model", model, *given]) == 0
+    assert "trying dp" in capsys.readouterr().err
+    (row,) = json.loads(file.read_text())["tables"]["plan"]
+    again = try_way(program_of(model), parse_way("dp"), 2, 14)
+    assert not isinstance(again, str) and row["fits"] == YES
+    assert row["peak_nbytes"] == pytest.approx(again.peak.nbytes, rel=2 * MARGIN) and row["step_s"] > 0
+    wrong = try_way(program_of("mlp:batch_size=0"), parse_way("dp"), 2, 14)
+    assert isinstance(wrong, str) and "--batch-size" in wrong and sys.executable not in wrong
