@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from clcomm.engine import pocl_cache, program_cache
+from clcomm.engine import enqueue_code, pocl_cache, program_cache
 from clcomm.errors import DeviceError, ShortageError
 
 if TYPE_CHECKING:
@@ -145,6 +145,7 @@ def typed_kernel(program: cl.Program, name: str) -> Kernel:
     import pyopencl as cl
 
     with _making:
+        enqueue_code.share()
         kernel = cl.Kernel(program, name)
         known = getattr(program, "scalar_types", None)  # of a stored program: binaries have no argument information
         if known is not None:
@@ -186,8 +187,7 @@ def bound_copy(kernel: Any, args: Sequence[Any], spare: list[cl.Kernel] | None =
 
     Args:
         args: the arguments; None leaves one unset.
-        spare: unused objects of that kernel, one of which is taken, as PyOpenCL compiles Python code for each new one
-            and never frees it.
+        spare: unused objects of that kernel, one of which is taken.
     """
     import pyopencl as cl
 

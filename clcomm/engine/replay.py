@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 _MOST_FAILURES = 3  # attempts to record a signature before its function runs as Python only
 _MOST_STATES = 6  # recordings of a signature, for different states of gradients and guards
+#: The most signatures whose calls are counted, and the calls after which all counts are halved: what counts is recent.
+_MOST_COUNTED, _COUNTED_CALLS = 1024, 1024
+#: A signature takes another's place if it was called so many times as often.
+_MORE_OFTEN = 2
 #: Replays before the function runs as Python and is compared with its recording; later every `check_every`.
 _FIRST_CHECKS = (0, 10, 100)
 #: Bytes of an arena above which it is released during a check, which needs memory of its own. Smaller ones are kept, as
@@ -38,20 +42,22 @@ class _Signature:
 
     Attributes:
         failures: attempts to record that failed, and recordings that were never replayed.
+        calls: how often it was called lately.
     """
 
     def __init__(self) -> None:
         self.recordings: list[LaunchRecording] = []
-        self.failures = 0
+        self.failures = self.calls = 0
 
 
 class _Latest(NamedTuple):
-    """The recording that was replayed last, and what it was called with.
+    """The recording that was replayed last, of which signature, and what it was called with.
 
     arguments: of each Tensor its (device, shape, dtype), else the value.
     """
 
     recording: LaunchRecording
+    signature: _Signature
     arguments: list[object]
     is_recording: bool
 
@@ -86,7 +92,8 @@ class Replay:
     Args:
         function: takes Tensors, and hashable values such as a gradient's weight, in any order; returns None, a Tensor
             or a tuple of Tensors, which are not on the tape. It may run forward and backward.
-        limit: the most sets of shapes and values to remember.
+        limit: the most sets of shapes and values that are recorded; of more, as of sequences' lengths, those that
+            are called most often.
         check_every: replays between checks.
 
     Attributes:
@@ -95,7 +102,7 @@ class Replay:
         refusal: the reason of the latest refusal; None: there was none.
     """
 
-    def __init__(self, function: Callable[..., Results], *, limit: int = 16, check_every: int = 1000):
+    def __init__(self, function: Callable[..., Results], *, limit: int = 64, check_every: int = 1000):
         if limit < 1:
             raise ArgumentError(f"limit: expected a number of sets of shapes from 1 up, got {limit}")
         if check_every < 1:
@@ -109,12 +116,14 @@ class Replay:
         self._arena: cl.Buffer | None = None
         self._busy = False
         self._latest: _Latest | None = None
+        self._calls = 0
 
     def __call__(self, *args: object) -> Results:
         """Run the function, or queue its recorded launches; raises the function's exceptions."""
         inputs = [arg for arg in args if isinstance(arg, Tensor)]
         latest = self._latest
         if latest is not None and self.enabled and not self._busy and latest.serves(args):
+            latest.signature.calls += 1
             return self._run(latest.recording, inputs)
         device = self._device(inputs)
         if not self.enabled or self._busy or device.recorder is not None or _on_tape(inputs):
@@ -135,7 +144,7 @@ class Replay:
 
     def _replay_or_run(self, device: Device, args: tuple[object, ...], inputs: list[Tensor]) -> Results:
         signature = self._signature_of(args)
-        if signature is None:
+        if signature.calls == 1:
             with self._noting_code():
                 return without_tape(self.function(*args))
         if signature.failures >= _MOST_FAILURES:
@@ -147,8 +156,10 @@ class Replay:
                 if not recording.is_bound:
                     recording.bind(self._arena_for(recording))
                 keys = [(arg.device, arg.shape, arg.dtype) if isinstance(arg, Tensor) else arg for arg in args]
-                self._latest = _Latest(recording, keys, is_recording())
+                self._latest = _Latest(recording, signature, keys, is_recording())
                 return self._run(recording, inputs)
+        if not signature.recordings and not self._has_place_for(signature):
+            return without_tape(self.function(*args))
         return self._record(device, signature, args)
 
     @property
@@ -165,21 +176,37 @@ class Replay:
                 raise ArgumentError("Replay: expected tensors on one device, got several")
         return device
 
-    def _signature_of(self, args: tuple[object, ...]) -> _Signature | None:
-        """Return the signature of these arguments; None the first time, when it is added."""
+    def _signature_of(self, args: tuple[object, ...]) -> _Signature:
+        """Return the signature of these arguments, with this call counted."""
         keys = [(arg.device, arg.shape, arg.dtype) if isinstance(arg, Tensor) else arg for arg in args]
         key = (is_recording(), *keys)
         try:
-            signature = self._signatures.get(key)
+            signature = self._signatures.setdefault(key, _Signature())
         except TypeError:
             raise ArgumentError("Replay: expected tensors and hashable values; wrap arrays in Tensor(...)") from None
-        if signature is None:
-            self._signatures[key] = _Signature()
-            if len(self._signatures) > self.limit:
-                self._signatures.popitem(last=False)
-        elif len(self._signatures) > 1:
-            self._signatures.move_to_end(key)
+        self._signatures.move_to_end(key)
+        if len(self._signatures) > _MOST_COUNTED:
+            self._signatures.popitem(last=False)
+        self._calls += 1
+        if self._calls % _COUNTED_CALLS == 0:
+            for each in self._signatures.values():
+                each.calls = -(-each.calls // 2)
+        signature.calls += 1
         return signature
+
+    def _has_place_for(self, signature: _Signature) -> bool:
+        """Return whether a signature is to be recorded: there is a place, or one that is called less gives up its own.
+
+        Recording takes as long as some ten calls, so that one that is soon displaced would be a loss.
+        """
+        recorded = [each for each in self._signatures.values() if each.recordings]
+        if len(recorded) < self.limit:
+            return True
+        rarest = min(recorded, key=lambda each: each.calls)
+        if signature.calls < _MORE_OFTEN * rarest.calls:
+            return False
+        rarest.recordings = []
+        return True
 
     def _record(self, device: Device, signature: _Signature, args: tuple[object, ...]) -> Results:
         code = self._code

@@ -249,7 +249,7 @@ def test_a_repeated_launch_sets_what_changed_and_is_recorded_as_any_other(device
     kernel = device.kernel("optim", "sgd")
     for number, (gradient, rate, decay) in enumerate([(1, 0.5, 0.0), (1, 0.25, 0.0), (2, 0.25, 0.0), (2, 0.25, 0.125)]):
         ours, theirs = device.upload(values[0]), device.upload(values[0])
-        arguments = device.upload(values[gradient]), rate, decay, 0, count
+        arguments = device.upload(values[gradient]), 0, rate, decay, 0, count
         repeated(kernel, *device.grid(count), ours, *arguments)
         device.launch(kernel, *device.grid(count), theirs, *arguments)
         found = [np.empty(count, np.float32) for _ in range(2)]
@@ -257,7 +257,7 @@ def test_a_repeated_launch_sets_what_changed_and_is_recorded_as_any_other(device
             device.read(buffer, array)
         assert found[0].tobytes() == found[1].tobytes(), number
     with pytest.raises(Exception, match=r"(?i)argument|float|type|cast"):  # half of the arguments set
-        repeated(kernel, *device.grid(count), theirs, device.upload(values[1]), "none", 0.0, 0, count)
+        repeated(kernel, *device.grid(count), theirs, device.upload(values[1]), 0, "none", 0.0, 0, count)
     repeated(kernel, *device.grid(count), ours, *arguments)
     device.launch(kernel, *device.grid(count), theirs, *arguments)
     for buffer, array in zip((ours, theirs), found, strict=True):

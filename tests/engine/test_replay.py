@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clcomm.engine import Replay, Tensor, no_grad
+from clcomm.engine import Replay, Tensor, no_grad, replay
 from tests.engine.twin import LOSS, MODELS, OPTIMIZERS, SHAPE, Twin, repeats
 
 
@@ -174,13 +174,24 @@ def test_forward_alone_under_no_grad_and_with_a_tape(device):
     assert predict.recorded == 2 and repeats(predict) == 4
 
 
-def test_only_so_many_shapes_are_remembered(device):
+def test_only_so_many_shapes_are_recorded(device):
+    """The first ones; others take their places when they are called twice as often, and are not recorded till then."""
     twin = Twin(device, limit=2)
-    for size in [3, 4, 5, 6] * 3:
+    for size in [3, 4, 5, 6] * 5:
         twin.step(size)
         twin.update()
-    assert repeats(twin.replay) == 0 and len(twin.replay._signatures) == 2
-    for size in [4, 3] * 3:
+    assert twin.replay.recorded == 2 and repeats(twin.replay) == 6
+    for size in [6, 5] * 9:
         twin.step(size)
         twin.update()
-    assert repeats(twin.replay) >= 2
+    assert twin.replay.recorded == 4 and repeats(twin.replay) > 6 + 4
+
+
+def test_counts_of_calls_are_recent_ones(device, monkeypatch):
+    """After a hundred steps of one size another takes its place within a few dozen calls."""
+    monkeypatch.setattr(replay, "_COUNTED_CALLS", 8)
+    twin = Twin(device, limit=1)
+    for size in [3] * 100 + [4] * 40:
+        twin.step(size)
+        twin.update()
+    assert twin.replay.recorded == 2
