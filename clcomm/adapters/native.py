@@ -89,7 +89,7 @@ class NativeAdapter:
         return RandomStream.of(self.flat_space.device)
 
     def decides_bits(self) -> list[str]:
-        return []
+        return [f"a device of {self.flat_space.device.cl_device.platform.name.strip()}"]
 
     def without_own_averaging(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -12,12 +12,13 @@ from clcomm.adapters.trainable import require_same_parameters
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.parameters import ParameterSpec
+from clcomm.host.arrays import host_array
 
 _REMEDY = "make a new Synchronizer after replacing parameters"
 
 
 class NumpyParameter(Protocol):
-    """A parameter: its array, and its gradient once backward has computed one."""
+    """A parameter: its array, and its gradient once backward has computed one; or other libraries' by `__dlpack__`."""
 
     data: np.ndarray
     grad: np.ndarray | None
@@ -32,6 +33,9 @@ class NumpyModel(Protocol):
 
 class NumpyAdapter(CopyingAdapter):
     """A model whose `named_parameters()` yields (name, p) with `p.data` and `p.grad` as NumPy arrays.
+
+    Tensors of the host's memory with `__dlpack__` are as good: they are read and written where they lie. A gradient
+    that was missing, or that nothing may write to, is replaced by an array.
 
     Arrays are updated in place, so that views of them stay valid. A parameter that is yielded under several names
     counts once. float16 is float32 in the flat space: MPI has no arithmetic for it, and a sum needs more bits.
@@ -54,22 +58,22 @@ class NumpyAdapter(CopyingAdapter):
         if self._are_kept:  # the model does not create parameter objects at each call of named_parameters()
             require_same_parameters(now, self._parameters, remedy=_REMEDY)
         for spec in self.specs:
-            shape = np.shape(self._parameters[spec.name].data)
+            shape = _data(spec.name, self._parameters[spec.name]).shape
             if shape != spec.shape:
                 raise ArgumentError(f"parameter {spec.name!r}: expected shape {spec.shape}, got {shape}; {_REMEDY}")
 
     def pull_parameters(self) -> None:
         for name, parameter in self._parameters.items():
-            np.copyto(self._layout.view(self._arrays.params, name), parameter.data)
+            np.copyto(self._layout.view(self._arrays.params, name), _data(name, parameter))
 
     def push_parameters(self) -> None:
         for name, parameter in self._parameters.items():
-            np.copyto(parameter.data, self._layout.view(self._arrays.params, name), casting="same_kind")
+            np.copyto(_data(name, parameter), self._layout.view(self._arrays.params, name), casting="same_kind")
 
     def pull_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's gradients into the flat space; a missing one counts as zero."""
         for place in bucket.opening:
-            gradient = self._parameters[place.name].grad
+            gradient = _gradient(place.name, self._parameters[place.name])
             if gradient is not None and np.shape(gradient) != place.shape:
                 raise ArgumentError(
                     f"gradient of {place.name!r}: expected shape {place.shape}, got {np.shape(gradient)}"
@@ -84,25 +88,27 @@ class NumpyAdapter(CopyingAdapter):
         for place in bucket.closing:
             parameter = self._parameters[place.name]
             averaged = self._layout.view(self._arrays.reduced, place.name)
-            if parameter.grad is None or not parameter.grad.flags.writeable:
-                parameter.grad = averaged.astype(parameter.data.dtype)
+            gradient = _gradient(place.name, parameter)
+            if gradient is None or not gradient.flags.writeable:
+                parameter.grad = averaged.astype(_data(place.name, parameter).dtype)
             else:
-                np.copyto(parameter.grad, averaged, casting="same_kind")
+                np.copyto(gradient, averaged, casting="same_kind")
 
     def pull_written(self) -> tuple[str, ...]:
         """Copy gradients that differ from the averaged ones into the flat space; return their names."""
         written = []
         for name, parameter in self._parameters.items():
             averaged = self._layout.view(self._arrays.reduced, name)
-            if parameter.grad is not None and not np.array_equal(parameter.grad, averaged.astype(parameter.grad.dtype)):
-                np.copyto(self._layout.view(self._arrays.grads, name), parameter.grad, casting="same_kind")
+            gradient = _gradient(name, parameter)
+            if gradient is not None and not np.array_equal(gradient, averaged.astype(gradient.dtype)):
+                np.copyto(self._layout.view(self._arrays.grads, name), gradient, casting="same_kind")
                 written.append(name)
         return tuple(written)
 
     def push_written(self, names: Sequence[str]) -> None:
         for name in names:
             parameter = self._parameters[name]
-            parameter.grad = self._layout.view(self._arrays.grads, name).astype(parameter.data.dtype)
+            parameter.grad = self._layout.view(self._arrays.grads, name).astype(_data(name, parameter).dtype)
 
     def extra_state(self) -> dict[str, np.ndarray]:
         return self._model.extra_state() if hasattr(self._model, "extra_state") else {}
@@ -121,9 +127,19 @@ def _named(model: NumpyModel) -> dict[str, NumpyParameter]:
     return dict(named.values())
 
 
+def _data(name: str, parameter: NumpyParameter) -> np.ndarray:
+    return host_array(parameter.data, f"parameter {name!r}")
+
+
+def _gradient(name: str, parameter: NumpyParameter) -> np.ndarray | None:
+    return None if parameter.grad is None else host_array(parameter.grad, f"gradient of {name!r}")
+
+
 def _spec(name: str, parameter: NumpyParameter) -> ParameterSpec:
-    data = parameter.data
+    data = _data(name, parameter) if hasattr(parameter.data, "__dlpack__") else parameter.data
     if not isinstance(data, np.ndarray) or data.dtype.kind not in "fc":
         found = f"{data.dtype} array" if isinstance(data, np.ndarray) else type(data).__name__
         raise ArgumentError(f"parameter {name!r}: expected .data as an array of floating-point numbers, got {found}")
+    if not data.flags.writeable and not isinstance(parameter.data, np.ndarray):
+        raise ArgumentError(f"parameter {name!r}: expected .data that can be written to, got a read-only tensor")
     return ParameterSpec(name, data.shape, "float32" if data.dtype == np.float16 else str(data.dtype))

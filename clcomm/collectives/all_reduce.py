@@ -15,6 +15,7 @@ from clcomm.collectives.prepared import PreparedBackgroundCollective, PreparedCo
 from clcomm.collectives.runner import KEPT_CALLS, CollectiveRunner
 from clcomm.collectives.world import World
 from clcomm.errors import ArgumentError
+from clcomm.host.arrays import host_array
 from clcomm.stats.call import Call
 from clcomm.stats.comm_stats import Collective, Phase
 from clcomm.transport import Transport
@@ -97,7 +98,9 @@ class AllReduces:
         first, then in the order of the hosts' lowest ranks.
 
         Args:
-            array: any shape and numeric dtype, the same on every rank.
+            array: any shape and numeric dtype, the same on every rank. Like all arrays of the collectives, those in
+                lists of `all_to_all` aside, it may be another library's in the host's memory: whatever has
+                `__dlpack__`, which is read and written without a copy.
             op: "sum", "mean" (floating dtypes), "min", "max" or "prod"; for integers and booleans also MPI's "land",
                 "lor", "lxor", "band", "bor" and "bxor".
             out: receives the result, of the same shape and dtype; None: reduce in place.
@@ -114,6 +117,7 @@ class AllReduces:
         key = self._key_of(array, into, op, label, nbytes, bucket, compared)
         planned = None if key is None else self.plans.of.get(key)
         if planned is None:
+            array, out = _arrays(array, out)
             source, target, finish = self._reduction_operands(array, op, out)
             chosen = self.world.mover_for(source, target)
             call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, compared=compared)
@@ -122,7 +126,8 @@ class AllReduces:
                     self.plans.of.clear()
                 self.plans.of[key] = call, chosen
             self.runner.run(call, chosen.all_reduce, source, target, op)
-            return finish()
+            finish()
+            return into
         call, chosen = planned
         self.runner.run(call, chosen.all_reduce, array.reshape(-1), into.reshape(-1), op)
         return into
@@ -142,13 +147,16 @@ class AllReduces:
                 self.world.comm, self.rank, schedule, partial(_round_finished, self.runner, algorithm)
             )
             self.plans.scheduled[algorithm] = scheduled
+        into = array if out is None else out
+        array, out = _arrays(array, out)
         source, target, finish = self._reduction_operands(array, op, out)
         call = self.runner.call(
             "all_reduce", scheduled, label, array=array, nbytes=nbytes, op=op, bucket=bucket,
             is_aligned=source.flags.aligned and target.flags.aligned,
         )  # fmt: skip
         self.runner.run(call, scheduled.all_reduce, source, target, op)
-        return finish()
+        finish()
+        return into
 
     def all_reduce_init(
         self,
@@ -166,6 +174,7 @@ class AllReduces:
         are not repeated. Preparing is collective, and so is each call. Calls in different orders on different ranks
         raise MismatchError where memory is shared.
         """
+        array, out = _arrays(array, out)
         source, target, number = self._prepare(array, op, out, "prepared")
         chosen = self.world.mover_for(source, target)
         call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, number)
@@ -195,10 +204,11 @@ class AllReduces:
         from the end of the one started before it until this rank sees its own end; exposed are those that the caller
         spends in this call and in `wait()` and `done()` of any of this Communicator's handles.
         """
+        result = array if out is None else out
+        array, out = _arrays(array, out)
         source, target = self._contiguous_operands(array, op, out, "non-blocking")
         chosen = self.world.transport_for(source, target)
         call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, compared=compared)
-        result = array if out is None else out
         start = partial(chosen.start_all_reduce, source, target, op)
         return self.runner.start(call, start, result, keeps=self)
 
@@ -218,12 +228,13 @@ class AllReduces:
         the same order, and wait for one before they start it again. The returned function takes an optional function
         that returns whether the caller's device is computing; the caller's time in calls then counts as hidden.
         """
+        result = array if out is None else out
+        array, out = _arrays(array, out)
         source, target, number = self._prepare(array, op, out, "non-blocking")
         chosen = self.world.transport_for(source, target)
         call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, number)
         prepared = self.runner.prepare(call, chosen.prepare_start, source, target, op)
-        result, keeps = array if out is None else out, (self, source, target)
-        return PreparedBackgroundCollective(self.runner, call, prepared, result, keeps).start
+        return PreparedBackgroundCollective(self.runner, call, prepared, result, (self, source, target)).start
 
     def _prepare(
         self, array: np.ndarray, op: str, out: np.ndarray | None, kind: str
@@ -366,6 +377,10 @@ class AllReduces:
         if self.world.is_common(source):
             raise ArgumentError("array: expected memory of this rank, got memory that is common to all ranks")
         return source, target, finish
+
+
+def _arrays(array: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+    return host_array(array, "array"), None if out is None else host_array(out, "out")
 
 
 def _round_finished(runner: CollectiveRunner, algorithm: str, done: Round) -> None:

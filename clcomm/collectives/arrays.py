@@ -14,6 +14,7 @@ from clcomm.collectives.prepared import GatherInPlace, MeetAndReduce, PreparedCo
 from clcomm.collectives.runner import CollectiveRunner
 from clcomm.collectives.world import World
 from clcomm.errors import ArgumentError
+from clcomm.host.arrays import host_array
 from clcomm.transport import mpi_communicators
 from clcomm.transport.reduction import prepared_reduction
 
@@ -53,11 +54,13 @@ class OtherCollectives:
         nbytes: the size to count, where part of the array is padding.
         """
         check_root(root, self.size)
-        values, finish = writable(array, "array")
+        shaped = host_array(array, "array")
+        values, finish = writable(shaped, "array")
         chosen = self.world.mover_for(values)
-        call = self.runner.call("broadcast", chosen, label, array=array, nbytes=nbytes, root=root)
+        call = self.runner.call("broadcast", chosen, label, array=shaped, nbytes=nbytes, root=root)
         self.runner.run(call, chosen.broadcast, values, root)
-        return finish()
+        finish()
+        return array
 
     def all_gather(
         self,
@@ -73,9 +76,10 @@ class OtherCollectives:
         out: receives them, C-contiguous; None: a new array. bucket: index of a bucket of parameters, for observers.
         operation: the collective that this one implements.
         """
+        array = host_array(array, "array")
         source = flat(array, "array")
-        if out is None:
-            out = np.empty((self.size, *array.shape), array.dtype)
+        given = out = np.empty((self.size, *array.shape), array.dtype) if out is None else out
+        out = host_array(out, "out")
         if out.size != self.size * array.size or out.dtype != array.dtype or not out.flags.carray:
             raise ArgumentError(
                 f"out: expected a C-contiguous array of {self.size * array.size:,} {array.dtype}, "
@@ -84,7 +88,7 @@ class OtherCollectives:
         chosen = self.world.mover_for(source)
         call = self.runner.call(operation, chosen, label, array=array, nbytes=out.nbytes, bucket=bucket)
         self.runner.run(call, chosen.all_gather, source, out.reshape(-1))
-        return out
+        return given
 
     def all_gather_async(self, array: np.ndarray, *, out: np.ndarray, label: str = "", bucket: int = -1) -> Handle:
         """Start an `all_gather` in the background, through MPI; arguments as there, both contiguous, up to 1 GiB.
@@ -93,6 +97,7 @@ class OtherCollectives:
         in calls to the Communicator's handles.
         """
         self.runner.require_open()
+        given, array, out = out, host_array(array, "array"), host_array(out, "out")
         source = flat(array, "array")
         if out.size != self.size * array.size or out.dtype != array.dtype or not out.flags.carray:
             raise ArgumentError(
@@ -101,7 +106,7 @@ class OtherCollectives:
             )
         call = self.runner.call("all_gather", self.world.base, label, array=array, nbytes=out.nbytes, bucket=bucket)
         start = partial(self.world.base.start_all_gather, source, out.reshape(-1))
-        return self.runner.start(call, start, out, keeps=self)
+        return self.runner.start(call, start, given, keeps=self)
 
     def all_gather_rows_async(
         self, array: np.ndarray, *, label: str = "", operation: str = "all_gather", **compared: object
@@ -136,7 +141,8 @@ class OtherCollectives:
     ) -> Callable[[], None]:
         """Return a prepared `all_gather_in_place` of this memory, to be called repeatedly."""
         self.runner.require_open()
-        if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
+        array = host_array(array, "array")
+        if not array.flags.c_contiguous:
             raise ArgumentError("array: expected a C-contiguous array to gather in place")
         values, _ = writable(array, "array")
         if values.size % self.size:
@@ -172,6 +178,7 @@ class OtherCollectives:
         array: array.shape[0] is a multiple of the world's size. out: receives the block, C-contiguous; None: a new
         array. nbytes: the size to count, where part of the array is padding. bucket: its index, for observers.
         """
+        array = host_array(array, "array")
         check_op(op, array)
         source = flat(array, "array")
         if array.ndim == 0 or array.shape[0] % self.size:
@@ -179,8 +186,8 @@ class OtherCollectives:
                 f"array: expected a first dimension that {self.size} ranks divide, got shape {array.shape}"
             )
         shape = (array.shape[0] // self.size, *array.shape[1:])
-        if out is None:
-            out = np.empty(shape, array.dtype)
+        given = out = np.empty(shape, array.dtype) if out is None else out
+        out = host_array(out, "out")
         if out.shape != shape or out.dtype != array.dtype or not out.flags.c_contiguous:
             raise ArgumentError(
                 f"out: expected a C-contiguous array of shape {shape} and dtype {array.dtype}, "
@@ -190,7 +197,8 @@ class OtherCollectives:
         chosen = self.world.mover_for(source)
         call = self.runner.call("reduce_scatter", chosen, label, array=array, nbytes=nbytes, op=op, bucket=bucket)
         self.runner.run(call, chosen.reduce_scatter, source, target, op)
-        return finish()
+        finish()
+        return given
 
     def reduce_scatter_init(
         self, rows: np.ndarray, op: str = "sum", *, out: np.ndarray, label: str = "", nbytes: int | None = None,

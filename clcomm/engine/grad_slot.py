@@ -25,6 +25,7 @@ class Gradient(Tensor):
     """
 
     __slots__ = ("_number", "_owner")
+    exports_copy = True
 
     _owner: GradSlot
     _number: int  # how many gradients were dropped before this one

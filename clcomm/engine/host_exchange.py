@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clcomm.errors import ArgumentError
+from clcomm.host.arrays import host_array
 
 if TYPE_CHECKING:
     from clcomm.engine.device import Device
@@ -28,6 +29,8 @@ class HostExchange:
 
     __slots__ = ()
 
+    #: Whether other libraries get a copy, as the memory is not the tensor's own.
+    exports_copy = False
     device: Device
     buffer: Any
     shape: tuple[int, ...]
@@ -49,9 +52,13 @@ class HostExchange:
     ) -> Any:
         """Return the tensor as a DLPack capsule (https://dmlc.github.io/dlpack); arguments as in the array API.
 
-        Raises BufferError for a device with memory of its own, and for a `stream` or a `dl_device` other than the host.
+        Raises BufferError for a device with memory of its own, for copy=False where others get a copy, which is of
+        booleans, gradients in a flat space and parameters stored in 16 bits, and for a `stream` or a `dl_device` other
+        than the host.
         """
         self._require_host_memory()
+        if copy is False and (self.exports_copy or self.dtype.kind == "b"):
+            raise BufferError("got one of which others get a copy; use numpy() and copy_from()")
         options: dict[str, Any] = {"stream": stream}
         if np.lib.NumpyVersion(np.__version__) >= "2.1.0":
             options |= {"max_version": max_version, "dl_device": dl_device, "copy": copy}
@@ -96,13 +103,7 @@ def array_from_dlpack(exporter: object) -> np.ndarray:
     """
     if not hasattr(exporter, "__dlpack__"):
         raise ArgumentError(f"from_dlpack: expected an object with __dlpack__, got {type(exporter).__name__}")
-    try:
-        array = np.from_dlpack(exporter)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ArgumentError(
-            f"from_dlpack: expected a tensor in the host's memory that can be shared: {reason}"
-        ) from None
+    array = host_array(exporter, "from_dlpack", may_copy=True)
     if array.dtype not in (np.float32, np.int32):
         raise ArgumentError(f"from_dlpack: expected float32 or int32, got {array.dtype}; convert it first")
     return array

@@ -19,6 +19,7 @@ class StoredParameter(LazyParameter):
     """A parameter stored in 16 bits by its flat space."""
 
     __slots__ = ()
+    exports_copy = True
 
     @property
     def buffer(self) -> Any:

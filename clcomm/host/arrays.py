@@ -1,10 +1,13 @@
-"""Host arrays that an OpenCL device can use in place."""
+"""Host arrays that an OpenCL device can use in place, and other libraries' tensors as such arrays."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+
+from clcomm.errors import ArgumentError
 
 #: A page: more than the alignment that any OpenCL device needs to use host memory in place.
 PAGE = 4096
@@ -24,3 +27,32 @@ def aligned_zeros(nbytes: int) -> np.ndarray:
     array = aligned_empty((nbytes,), np.uint8)
     array[...] = 0
     return array
+
+
+def host_array(value: Any, name: str, *, may_copy: bool = False) -> np.ndarray:
+    """Return an array itself, and an object with `__dlpack__` as an array on its memory (https://dmlc.github.io/dlpack).
+
+    The array keeps the memory; it is read-only where the library lets nothing else write to it, as JAX does.
+
+    Args:
+        value: of the host's memory, of a dtype that NumPy has.
+        name: what messages call it.
+        may_copy: whether a library may copy what it does not share.
+
+    Raises ArgumentError for other objects, for memory of another device, and for what the library does not hand out,
+    such as PyTorch's tensors that require a gradient.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    if not hasattr(value, "__dlpack__"):
+        raise ArgumentError(f"{name}: expected a NumPy array, got {type(value).__name__}")
+    try:
+        try:
+            return np.from_dlpack(value, copy=None if may_copy else False)
+        except TypeError:  # NumPy before 2.1, or a library that does not say whether it copies
+            if getattr(value, "exports_copy", False) and not may_copy:
+                raise BufferError("got one of which others get a copy; use numpy()") from None
+            return np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ArgumentError(f"{name}: expected a tensor in the host's memory that can be shared: {reason}") from None

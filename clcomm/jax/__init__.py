@@ -9,6 +9,7 @@ the calls, and limits JAX to the rank's share of the cores. Written for JAX 0.10
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -25,7 +26,9 @@ from clcomm.units import parse_size
 import jax  # isort: skip  # after clcomm.adapters.jax, which tells the extra that is missing and a version that is not ours
 from jax._src import xla_bridge  # isort: skip
 
-__all__ = ["Model", "all_gather", "all_reduce", "broadcast", "reduce_scatter", "sync"]
+__all__ = [
+    "Handle", "Model", "all_gather", "all_reduce", "all_reduce_async", "broadcast", "reduce_scatter", "sync"
+]  # fmt: skip
 
 Tree = TypeVar("Tree")
 
@@ -44,6 +47,7 @@ _prepare()
 
 from clcomm.jax.collectives import AllGather, AllReduce, Broadcast, ReduceScatter  # noqa: E402
 from clcomm.jax.ffi import SUPPORTED  # noqa: E402
+from clcomm.jax.in_flight import AllReduced, Start, Wait  # noqa: E402
 from clcomm.jax.mean import GradientMean  # noqa: E402
 from clcomm.jax.primitive import Collective, run  # noqa: E402
 
@@ -62,6 +66,43 @@ def all_reduce(tree: Tree, op: str = "sum", *, comm: Communicator | None = None)
     """
     used = _or_world(comm)
     return _map(AllReduce(used, op), tree, op)
+
+
+@jax.tree_util.register_pytree_node_class
+class Handle:
+    """All-reduces in flight, of an array or a tree; a tree itself, which programs take and return."""
+
+    def __init__(self, tickets: Sequence[Any], kinds: tuple[AllReduced, ...], structure: Any):
+        self._tickets, self._kinds, self._structure = tuple(tickets), kinds, structure
+
+    def wait(self) -> Any:
+        """Return the tree with each array reduced; once for each handle, on every rank."""
+        done = [run(Wait(kind), [each])[0] for kind, each in zip(self._kinds, self._tickets, strict=True)]
+        return jax.tree.unflatten(self._structure, done)
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return the arrays in it and the rest, for JAX."""
+        return self._tickets, (self._kinds, self._structure)
+
+    @classmethod
+    def tree_unflatten(cls, rest: tuple[Any, ...], tickets: Sequence[Any]) -> Handle:
+        """Return the handle again."""
+        return cls(tickets, *rest)
+
+
+def all_reduce_async(tree: Any, op: str = "sum", *, comm: Communicator | None = None) -> Handle:
+    """Start the all-reduces of `all_reduce` in the background, with its arguments; `wait()` of the handle returns it.
+
+    Any number may be in flight, and what the program computes in between needs not wait for the other ranks. Backward
+    starts the gradients' all-reduces where it comes by the waits, and waits for them where it comes by the starts.
+    Raises as `all_reduce`; a second `wait()` raises ArgumentError.
+    """
+    used = _or_world(comm)
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = [_checked(leaf, op) for leaf in leaves]
+    kinds = tuple(AllReduced(used, op, each.shape, np.dtype(each.dtype)) for each in arrays)
+    tickets = [run(Start(kind), [each])[0] for kind, each in zip(kinds, arrays, strict=True)]
+    return Handle(tickets, kinds, structure)
 
 
 def all_gather(tree: Tree, *, comm: Communicator | None = None) -> Tree:

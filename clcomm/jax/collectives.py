@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class AllReduce:
         self.comm.all_reduce(operands[0], self.op, out=results[0])
 
     def transposed(self) -> Collective:
-        _require_linear(self)
+        require_linear(self)
         return self
 
 
@@ -65,7 +65,7 @@ class ReduceScatter:
         self.comm.reduce_scatter(operands[0], self.op, out=results[0][None])
 
     def transposed(self) -> Collective:
-        _require_linear(self)
+        require_linear(self)
         return AllGather(self.comm)
 
 
@@ -109,7 +109,15 @@ class _Reduce:
         return Broadcast(self.comm, self.root)
 
 
-def _require_linear(collective: AllReduce | ReduceScatter) -> None:
+class _Reduction(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def op(self) -> str: ...
+
+
+def require_linear(collective: _Reduction) -> None:
+    """Raise ArgumentError for a reduction without a gradient."""
     if collective.op not in ("sum", "mean"):
         raise ArgumentError(
             f"{collective.name}: expected op 'sum' or 'mean' where gradients are computed, got {collective.op!r}; use "

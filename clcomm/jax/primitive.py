@@ -89,6 +89,14 @@ def _lower_elsewhere(context: Any, *operands: Any, collective: Collective) -> No
     )
 
 
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, collective: Collective) -> tuple[list[Any], list[Any]]:
+    values = run(collective, primals)
+    if all(type(each) is ad.Zero for each in tangents):
+        return values, [ad.Zero.from_primal_value(each) for each in values]
+    collective.transposed()  # raises where it is not linear
+    return values, run(collective, [ad.instantiate_zeros(each) for each in tangents])
+
+
 def _transpose(cotangents: Sequence[Any], *operands: Any, collective: Collective) -> list[Any]:
     given = [ad.instantiate_zeros(each) for each in cotangents]
     return run(collective.transposed(), given)
@@ -105,4 +113,5 @@ _PRIMITIVE.def_effectful_abstract_eval(_abstract)
 mlir.register_lowering(_PRIMITIVE, _lower, platform="cpu")
 mlir.register_lowering(_PRIMITIVE, _lower_elsewhere)
 ad.deflinear2(_PRIMITIVE, _transpose)
+ad.primitive_jvps[_PRIMITIVE] = _jvp
 batching.primitive_batchers.__setitem__(_PRIMITIVE, _refuse_batch)  # as a call, which Sphinx can imitate

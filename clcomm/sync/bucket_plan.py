@@ -169,8 +169,11 @@ class BucketPlan:
             self._timed("pack", self.space.adapter.pull_gradients, prepared.bucket)
             apply_weight(prepared.own, weight)
             prepared.reduce()
-            self._require_finite(prepared)
-            self._timed("unpack", self.space.adapter.push_gradients, prepared.bucket)
+            if not self._checks:
+                self._timed("unpack", self.space.adapter.push_gradients, prepared.bucket)
+        if self._checks:  # once all are reduced, as on ranks whose gradients are not copied
+            self.require_finite()
+            self.push_all()
 
     def starts(self) -> list[Callable[..., Handle] | None]:
         """Return for each bucket what begins its all-reduce; None: a hook reduces it. Collective the first time."""

@@ -15,6 +15,8 @@ _MOST_SYNCHRONISATIONS = 2
 class CompletionOrder:
     """Notes the order in which gradients become complete, until rank 0 has seen a backward; all ranks take rank 0's.
 
+    Models of several libraries may be in one job, of which only some report it: all ranks look equally long.
+
     names: the parameters in that order; empty until it is known, and where the library does not report completion
     (`is_reported`). is_open: whether the order is still being looked for. accumulates: whether several backwards ran
     before a synchronisation, outside `no_sync()`. is_paused: whether gradients are to accumulate; settable.
@@ -28,7 +30,7 @@ class CompletionOrder:
         self._sent: set[str] = set()
         self._synchronisations = 0
         self._stop: Callable[[], None] | None = adapter.watch_gradients(self._note)
-        self.is_reported = self.is_open = self._stop is not None
+        self.is_reported, self.is_open = self._stop is not None, True
 
     def _note(self, name: str) -> None:
         self._seen.setdefault(name)
@@ -41,7 +43,8 @@ class CompletionOrder:
         self._synchronisations += 1
         self._sent.clear()
         self.names = tuple(self._comm.broadcast_object(list(self._seen), label=CHECKS))
-        if (self.names or self._synchronisations == _MOST_SYNCHRONISATIONS) and self._stop is not None:
-            self._stop()
+        if self.names or self._synchronisations == _MOST_SYNCHRONISATIONS:
             self.is_open = False
+            if self._stop is not None:
+                self._stop()
         return not self.is_open

@@ -31,7 +31,7 @@ def broadcast_parameters(comm: Communicator, space: SharedSpace, root: int) -> N
         space.adapter.pull_parameters()
         comm.broadcast(space.arrays.params, root, label=PARAMETERS, nbytes=space.params_nbytes)
         space.adapter.push_parameters()
-    state = space.adapter.extra_state()
+    state = dict(sorted(space.adapter.extra_state().items()))  # libraries list them in other orders
     lines = [f"{name} {array.shape} {array.dtype}" for name, array in state.items()]
     require_agreement(comm, "buffers and frozen parameters", lines, "build the same model on every rank")
     received = _broadcast(comm, state, root, PARAMETERS)
@@ -59,7 +59,7 @@ def average_parameters(comm: Communicator, space: SharedSpace) -> None:
 
 def broadcast_buffers(comm: Communicator, space: SharedSpace, root: int) -> None:
     """Give every rank root's buffers; collective where the model has any."""
-    received = _broadcast(comm, space.adapter.buffers(), root, BUFFERS)
+    received = _broadcast(comm, dict(sorted(space.adapter.buffers().items())), root, BUFFERS)
     if received and comm.rank != root:
         space.adapter.load_buffers(received)
 

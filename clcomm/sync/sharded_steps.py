@@ -33,7 +33,8 @@ class ShardedSteps:
         check_finite: see ShardMean.
 
     Raises ArgumentError, on every rank, for a model with a SyncBatchNorm of other ranks or of another library, or with
-    parameters of several dtypes; MismatchError where PyTorch has other threads.
+    parameters of several dtypes; MismatchError where the library, the kind of device or PyTorch's number of
+    threads differs.
     """
 
     def __init__(self, comm: Communicator, space: SharedSpace, shards: LogicalShards, check_finite: bool = False):
@@ -48,7 +49,10 @@ class ShardedSteps:
         if ranks.part is not None or ranks.stages is not None:
             refuse_mixing(space, "shards", "whose statistics are of all shards at once, where ranks divide the model")
         layers = space.layers_over_shards()
-        require_agreement(comm, "shards", self._adapter.decides_bits(), "give each rank as many threads")
+        lines = [type(self._adapter).__name__, *self._adapter.decides_bits()]
+        require_agreement(
+            comm, "shards", lines, "give each rank the same library, kind of device and number of threads"
+        )
         foreign = [each for each in layers if not hasattr(type(each), "over_shards")]
         if foreign:
             raise ArgumentError(
