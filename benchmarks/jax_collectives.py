@@ -3,7 +3,8 @@
 The same ranks take turns on arrays of float32: clcomm.jax, the same Communicator called by JAX's `io_callback`, JAX's
 `psum` between processes, and mpi4jax where it is installed. Results have to agree. A call counts with the slowest
 rank's time: many in a loop of one program, as a simulation has them, or a program for each. A third table has means of
-gradients, in one program as a training step has them: `clcomm.jax.sync` beside an all-reduce of each.
+gradients, in one program as a training step has them: `clcomm.jax.sync` beside an all-reduce of each. A fourth has
+programs with several all-reduces, each before the next or all in flight, where ranks take turns in being late.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from benchmarks.on_ranks import relaunch, slowest_s
 from clcomm import Communicator
-from clcomm.jax import all_reduce, sync
+from clcomm.jax import all_reduce, all_reduce_async, sync
 from clcomm.units import format_size, parse_size
 
 PROGRAM = "benchmarks.jax_collectives"
 #: Numbers of gradients, and the size of each.
 TREES = (40, "4KiB"), (16, "1MiB"), (4, "16MiB")
 SIZES = "4KiB", "64KiB", "1MiB", "4MiB", "64MiB"
+#: All-reduces in one program, and by how much a rank is late at every other one, as products of square matrices.
+FLYING, LATE_PRODUCTS, LATE_SIDE = 8, 4, 256
 OURS, CALLBACK, GLOO, MPI4JAX = "clcomm.jax", "io_callback", "JAX, gloo", "mpi4jax"
 
 #: Adds an array up over the ranks, within a program.
@@ -120,6 +123,7 @@ def main() -> int:
     for title, in_loop in (("A call of many in a loop, us", True), ("A program with one call, us", False)):
         report.grids.append(_grid(comm, sides, options, report, title, in_loop))
     report.grids.append(_means(comm, sides, options, report))
+    report.grids.append(_in_flight(comm, options))
     if comm.rank == 0:
         harness.conclude(report, console, options.record)
     jax.distributed.shutdown()
@@ -169,6 +173,34 @@ def _means(comm: Communicator, sides: Sides, options: argparse.Namespace, report
         for name, ratio in ratios.items():
             report.bars.append(Bar(f"{name}'s time to ours, mean of {count} of {size}", ratio.value, 1.0))
     assert grid is not None, "no tree"
+    return grid
+
+
+def _in_flight(comm: Communicator, options: argparse.Namespace) -> Grid:
+    grid = Grid(f"{FLYING} all-reduces, ranks late in turn, us", ("each of", "blocking", "in flight", "to blocking"))
+    late = jax.numpy.full((LATE_SIDE, LATE_SIDE), 1 / LATE_SIDE, np.float32)
+
+    def work(number: int, array: Any) -> Any:
+        """Return an array that is ready later on a rank whose turn it is."""
+        product = late
+        for _ in range(LATE_PRODUCTS * (number % comm.size == comm.rank)):
+            product = product @ late
+        return array + product[0, 0] * 0
+
+    def blocking(array: Any) -> list[Any]:
+        return [all_reduce(work(number, array), comm=comm) for number in range(FLYING)]
+
+    def flying(array: Any) -> list[Any]:
+        handles = [all_reduce_async(work(number, array), comm=comm) for number in range(FLYING)]
+        return [handle.wait() for handle in handles]
+
+    for size in "4KiB", "64KiB", "1MiB":
+        own = jax.numpy.zeros(parse_size(size) // 4, np.float32)
+        programs = {name: _once(jax.jit(way), own) for name, way in (("blocking", blocking), ("in flight", flying))}
+        repeats = harness.repeats_for(_seconds(comm, programs["blocking"], 4, False), options.window_s)
+        measures = {name: partial(_seconds, comm, each, repeats, False) for name, each in programs.items()}
+        samples = harness.alternate(measures, options.windows)
+        grid.add(size, *map(_us, samples.values()), str(Ratio.of(samples["in flight"], samples["blocking"])))
     return grid
 
 
