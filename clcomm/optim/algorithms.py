@@ -46,7 +46,8 @@ class SGD(Optimizer):
     def _kernel_call(self, hyper: Mapping[str, float], steps: int) -> tuple[str, tuple[object, ...]]:
         if not hyper["momentum"]:
             return "sgd", (hyper["lr"], hyper["weight_decay"])
-        share = 1.0 if steps == 1 else 1.0 - hyper["dampening"]
+        damped = steps > 1 and hyper["dampening"]
+        share = 1.0 - damped if damped else 1.0  # the same object each time: no argument of the kernel is set again
         numbers = (hyper["lr"], hyper["weight_decay"], hyper["momentum"], share, int(hyper["nesterov"]))
         return "sgd_momentum", (self._state["velocity"], *numbers)
 
