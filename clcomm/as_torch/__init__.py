@@ -14,7 +14,7 @@ import numpy as np
 
 from clcomm import optim, weights
 from clcomm.as_torch import data, distributions
-from clcomm.engine import Device, Tensor, default_device, nn, no_grad
+from clcomm.engine import Device, Tensor, default_device, nn, no_grad, recomputation
 from clcomm.engine.creation import *  # noqa: F403 - the names in its __all__
 from clcomm.engine.creation import tensor, zeros
 from clcomm.engine.functional import *  # noqa: F403 - the names in its __all__
@@ -54,7 +54,7 @@ def Variable(x: Tensor, requires_grad: Any = False) -> Tensor:
     return x.requires_grad_(requires_grad) if requires_grad else x
 
 
-utils = SimpleNamespace(data=data)
+utils = SimpleNamespace(data=data, checkpoint=recomputation)
 
 
 class device:

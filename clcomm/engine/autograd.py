@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from contextlib import ContextDecorator
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,10 @@ class _Modes(threading.local):
 
     recording = True
     backward = 0
+    recomputing = False
+
+    def __init__(self) -> None:
+        self.pending: dict[int, Tensor] = {}  # what leaves with gradient hooks have got so far, by their ids
 
 
 _modes = _Modes()
@@ -62,6 +67,11 @@ class no_grad(ContextDecorator):
 def is_recording() -> bool:
     """Return whether this thread's operations are recorded for backward()."""
     return _modes.recording
+
+
+def is_recomputing() -> bool:
+    """Return whether a `checkpoint` computes again what its forward has computed in this thread."""
+    return _modes.recomputing
 
 
 class Context(Node):
@@ -95,7 +105,7 @@ class Context(Node):
         That is the input's own gradient if it is a leaf without one yet, else a new tensor.
         """
         source: Tensor = self.inputs[index]
-        if self.producers[index] is None:
+        if self.producers[index] is None and not _has_gradient_hooks(source):
             claimed = source.claim_gradient()
             if claimed is not None:
                 return claimed
@@ -107,7 +117,7 @@ class Context(Node):
         The caller has to set the gradient to 0 where the mask is not positive or NaN.
         """
         producer = self.producers[index]
-        if producer is None or producer.mask is None or producer.grad is not None:
+        if producer is None or producer.mask is None or producer.grad is not None or producer.hooks:
             return None
         producer.is_masked = True
         return producer.mask
@@ -160,10 +170,11 @@ def backward(root: Tensor, gradient: Tensor | float | None = None, retain_graph:
     seed = _seed(root, gradient)
     number = next(_backwards)
     outer, _modes.backward = _modes.backward, number
+    pending, _modes.pending = _modes.pending, {}
     try:
         _backpropagate(root, seed, retain_graph)
     finally:
-        _modes.backward = outer
+        _modes.backward, _modes.pending = outer, pending
     for end in tuple(root.device.backward_ends):
         action = end(number)
         if action is not None:
@@ -172,8 +183,9 @@ def backward(root: Tensor, gradient: Tensor | float | None = None, retain_graph:
 
 def _backpropagate(root: Tensor, seed: Tensor, retain_graph: bool) -> None:
     if root._node is None:
-        _accumulate(root, seed)
-        _run_hooks(root)
+        with no_grad():
+            _receive(root, seed)
+            _run_hooks(root)
         return
     nodes, uses = _nodes_before(root._node)
     if root.device.written_at > nodes[-1].order:
@@ -198,10 +210,32 @@ def _seed(root: Tensor, gradient: Tensor | float | None) -> Tensor:
     return expand(value, root.shape)
 
 
-def _nodes_before(root: Any) -> tuple[list[Context], dict[int, int]]:
+def backward_again(function: Callable[[], Tensor], grad: Tensor) -> None:
+    """Run a function again, recorded, and go back through what it computed, within the backward() that runs.
+
+    Gradients arrive where they would have, had they been recorded before; leaves' hooks are left to that backward().
+    """
+    begun, recording, outer = next(orders), _modes.recording, _modes.recomputing
+    _modes.recording = _modes.recomputing = True
+    try:
+        result = function()
+    finally:
+        _modes.recording, _modes.recomputing = recording, outer
+    nodes = nodes_since(begun, result)
+    nodes[0].grad = grad
+    for node in nodes:
+        _run_node(node, None, False)
+
+
+def nodes_since(order: int, result: Tensor) -> list[Context]:
+    """Return the nodes after `order` from which a tensor was computed, latest first."""
+    return _nodes_before(result._node, order)[0]
+
+
+def _nodes_before(root: Any, since: int = -1) -> tuple[list[Context], dict[int, int]]:
     """Return the nodes from which `root` was computed, latest first, and the number of uses of each leaf with hooks.
 
-    The uses are by the leaf's id.
+    The uses are by the leaf's id. since: none before this order.
     """
     uses: dict[int, int] = {}
     nodes, seen, waiting = [], {root}, [root]
@@ -218,7 +252,7 @@ def _nodes_before(root: Any) -> tuple[list[Context], dict[int, int]]:
                 if producer is None:
                     if x._hooks:
                         uses[id(x)] = uses.get(id(x), 0) + 1
-                elif producer not in seen:
+                elif producer not in seen and producer.order > since:
                     seen.add(producer)
                     waiting.append(producer)
     nodes.sort(key=lambda node: node.order, reverse=True)
@@ -245,9 +279,14 @@ def _require_unwritten(node: Context) -> None:
             )
 
 
-def _run_node(node: Context, uses: dict[int, int], retain_graph: bool) -> None:
-    """Run one node's backward, pass its gradients on, and release the saved tensors unless they are to be retained."""
+def _run_node(node: Context, uses: dict[int, int] | None, retain_graph: bool) -> None:
+    """Run one node's backward, pass its gradients on, and release the saved tensors unless they are to be retained.
+
+    uses: of each leaf with hooks, how often it is still to come; None: they are not called.
+    """
     inputs = node.inputs
+    for hook in node.hooks if node.grad is not None else ():
+        node.grad = _hooked(hook, node.grad)
     grads = node.op.backward(node, node.grad) if node.grad is not None else (None,) * len(inputs)
     for x, producer, grad, needed in zip(inputs, node.producers, grads, node.needs, strict=True):
         if not needed:
@@ -258,10 +297,10 @@ def _run_node(node: Context, uses: dict[int, int], retain_graph: bool) -> None:
                     f"{node.op.__name__.removesuffix('Op')}: backward gave shape {grad.shape} for an input {x.shape}"
                 )
             if producer is None:
-                _accumulate(x, grad)
+                _receive(x, grad)
             else:
                 _add_to_node(producer, grad)
-        if producer is None and x._hooks:
+        if producer is None and x._hooks and uses is not None:
             uses[id(x)] -= 1
             if not uses[id(x)]:
                 _run_hooks(x)
@@ -271,6 +310,32 @@ def _run_node(node: Context, uses: dict[int, int], retain_graph: bool) -> None:
         return
     node.inputs = node.mask = None
     node.saved = ()
+
+
+def _hooked(hook: Callable[[Tensor], Tensor | None], grad: Any) -> Tensor:
+    """Return a gradient, or what a hook gives for it."""
+    changed = hook(grad)
+    if changed is None:
+        return grad  # type: ignore[no-any-return]
+    if not isinstance(changed, Tensor) or changed.shape != grad.shape:
+        given = changed.shape if isinstance(changed, Tensor) else type(changed).__name__
+        raise ArgumentError(f"register_hook: expected None or a gradient of shape {grad.shape}, got {given}")
+    return changed
+
+
+def _has_gradient_hooks(leaf: Tensor) -> bool:
+    return bool(leaf._hooks) and any(planned is None for _, planned in leaf._hooks or ())
+
+
+def _receive(leaf: Tensor, grad: Tensor) -> None:
+    """Add a gradient to a leaf's, or to what its gradient hooks are to be called with."""
+    if not _has_gradient_hooks(leaf):
+        _accumulate(leaf, grad)
+    elif id(leaf) in _modes.pending:
+        _add_into(_modes.pending[id(leaf)], grad)
+    else:
+        total = _modes.pending[id(leaf)] = empty(grad.device, grad.shape)
+        copy_into(total, grad)
 
 
 def _accumulate(leaf: Tensor, grad: Tensor) -> None:
@@ -306,8 +371,14 @@ def _add_into(total: Tensor, grad: Tensor) -> None:
 
 
 def _run_hooks(leaf: Tensor) -> None:
+    hooks = leaf._hooks or []
+    grad = _modes.pending.pop(id(leaf), None)
+    if grad is not None:
+        for hook, planned in hooks:
+            grad = grad if planned is not None else _hooked(hook, grad)
+        _accumulate(leaf, grad)
     # Planned ones come last: they may send the gradient, which the program's own may change.
-    for hook, planned in sorted(leaf._hooks or (), key=_is_planned):
+    for hook, planned in sorted([each for each in hooks if each[1] is not None], key=_is_planned):
         if not planned:
             leaf.device.on_host(hook, leaf)
             continue
@@ -316,8 +387,8 @@ def _run_hooks(leaf: Tensor) -> None:
             leaf.device.on_host(action)
 
 
-def _is_planned(entry: tuple[object, bool]) -> bool:
-    return entry[1]
+def _is_planned(entry: tuple[object, bool | None]) -> bool:
+    return bool(entry[1])
 
 
 # Tensor.backward() calls this function; tensor.py cannot import this module, which imports it.

@@ -57,6 +57,7 @@ from clcomm.engine.ops.composed import (
     threshold,
 )
 from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool, conv_transpose2d
+from clcomm.engine.ops.ctc import ctc_loss
 from clcomm.engine.ops.dropout import dropout
 from clcomm.engine.ops.einsum import einsum
 from clcomm.engine.ops.elementwise import add, div, mul, sub
@@ -147,6 +148,7 @@ __all__ = [
     "cos",
     "cosine_similarity",
     "cross_entropy",
+    "ctc_loss",
     "cumsum",
     "div",
     "dot",

@@ -6,7 +6,7 @@ device or its number of cores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar
 from weakref import WeakSet
@@ -14,7 +14,7 @@ from weakref import WeakSet
 import numpy as np
 
 from clcomm.engine.device import Device
-from clcomm.engine.tensor import INT32, Tensor, empty
+from clcomm.engine.tensor import INT32, Tensor, copy_into, empty
 from clcomm.errors import ArgumentError
 from clcomm.host.launcher import launched_rank
 
@@ -123,6 +123,30 @@ class RandomStream:
             self._write(state)
         else:
             self._of_shards[shard] = state
+
+    @classmethod
+    @contextmanager
+    def as_at(cls, states: Mapping[RandomStream, Tensor]) -> Iterator[None]:
+        """Return a block in which streams draw as from these `copies`; after it their own numbers go on. Queued."""
+        now = {stream: stream.copied() for stream in states}
+        for stream, state in states.items():
+            copy_into(stream._state, state)
+        try:
+            yield
+        finally:
+            for stream, state in now.items():
+                copy_into(stream._state, state)
+
+    @classmethod
+    def copies(cls, device: Device) -> dict[RandomStream, Tensor]:
+        """Queue a copy of the state of each of a device's streams."""
+        RandomStream.of(device)
+        return {stream: stream.copied() for stream in tuple(cls._all) if stream._state.device is device}
+
+    def copied(self) -> Tensor:
+        """Queue a copy of the state."""
+        copy_into(copy := empty(self._state.device, (STATE_WORDS,), INT32), self._state)
+        return copy
 
     @contextmanager
     def lent(self) -> Iterator[Callable[[np.ndarray], None]]:

@@ -44,6 +44,7 @@ class Node:
     owns_grad = False  # whether `grad` is this node's alone
     mask: Tensor | None = None  # the result of an op that ends in ReLU: where it is not positive or NaN, `grad` is void
     is_masked = False  # whether `grad` is 0 there already
+    hooks: tuple[Callable[[Tensor], Tensor | None], ...] = ()  # called with `grad`, for which a result stands
 
 
 class Tensor(TensorOperators["Tensor"], HostExchange):
@@ -73,7 +74,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
     whole_columns: int
     _grad: Tensor | None
     _node: Node | None
-    _hooks: list[tuple[Callable[[Tensor], Any], bool]] | None  # (hook, planned)
+    _hooks: list[tuple[Callable[[Tensor], Any], bool | None]] | None  # (hook, planned), of a gradient hook None
     _bounds: np.ndarray  # see known_values; not set where it is empty
 
     def __init__(
@@ -240,7 +241,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
             self.device.recorder.refuse("it has gradients outside a flat space; call module.flat_space() before")
 
     def register_post_accumulate_grad_hook(
-        self, hook: Callable[[Tensor], Any], *, planned: bool = False
+        self, hook: Callable[[Tensor], Any], *, planned: bool | None = False
     ) -> Callable[[], None]:
         """Call `hook(self)` in each backward once this leaf's gradient is complete (its last kernel is queued).
 
@@ -249,7 +250,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         Args:
             hook: the function to call.
             planned: whether the hook only returns a function that does its work, or None. That function is called next;
-                replays call the one of the recorded run, without the hook.
+                replays call the one of the recorded run, without the hook. None: as of `register_hook`.
         """
         if self._hooks is None:
             self._hooks = []

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import builtins
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from clcomm.engine.tensor_in_place import InPlaceMethods
 from clcomm.engine.tensor_shapes import AnyTensor
+from clcomm.errors import ArgumentError
+
+
+class Removable(NamedTuple):
+    """A hook's handle: `remove()` ends it."""
+
+    remove: Callable[[], None]
 
 
 class TensorMethods(InPlaceMethods[AnyTensor]):
@@ -29,6 +37,24 @@ class TensorMethods(InPlaceMethods[AnyTensor]):
         """Set `requires_grad`; return the tensor."""
         self.requires_grad = requires_grad  # type: ignore[misc]
         return self  # type: ignore[return-value]
+
+    def register_hook(self, hook: Callable[[AnyTensor], AnyTensor | None]) -> Removable:
+        """Call `hook(gradient)` in each backward once the tensor's gradient is complete; a result stands for it.
+
+        A leaf adds what results to its `grad`. A replayed step calls no hooks, as no Python. Returns a handle, whose
+        `remove()` ends it. Raises ArgumentError for a tensor that needs no gradient.
+        """
+        if not self.requires_grad:
+            raise ArgumentError("register_hook: expected a tensor that needs a gradient, got one that does not")
+        node: Any = self._node  # type: ignore[attr-defined]
+        if node is None:
+            return Removable(self.register_post_accumulate_grad_hook(hook, planned=None))  # type: ignore[attr-defined]
+        node.hooks = (*node.hooks, hook)
+
+        def remove() -> None:
+            node.hooks = tuple([each for each in node.hooks if each is not hook])
+
+        return Removable(remove)
 
     def matmul(self, other: AnyTensor) -> AnyTensor:
         """Return the product of matrices. See `functional.matmul`."""

@@ -53,6 +53,9 @@ MANUAL = {
     "unfold": ["input", "kernel_size", "dilation", "padding", "stride"],
     **{name: ["input", "dim", "index", "src"] for name in ("scatter", "scatter_add")},
     "median": ["input", "dim", "keepdim"],
+    "ctc_loss": [
+        "log_probs", "targets", "input_lengths", "target_lengths", "blank", "reduction", "zero_infinity",
+    ],
     "pixel_shuffle": ["input", "upscale_factor"],
     "pixel_unshuffle": ["input", "downscale_factor"],
     "scaled_dot_product_attention": ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"],

@@ -9,7 +9,7 @@ import numpy as np
 from clcomm.engine import Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
-from tests.families.family import Family, assert_equal, drawn, leaf, whole_numbers
+from tests.families.family import Family, assert_equal, assert_near, drawn, leaf, whole_numbers
 
 
 class Case(NamedTuple):
@@ -73,5 +73,67 @@ def _of_twice_the_size(count: int) -> np.ndarray:
     return weights
 
 
+class Labelled(NamedTuple):
+    """Sequences of classes, and labels that may repeat, be none, or not fit."""
+
+    steps: int
+    samples: int
+    classes: int
+    longest: int
+    joined: bool
+    seed: int
+
+
+def draw_labelled(rng: np.random.Generator, longest: int, number: int) -> Labelled:
+    """Draw sequences; every other case has its labels one after the other."""
+    steps, samples, classes = (int(rng.integers(least, max(4, longest // 3))) for least in (1, 1, 2))
+    return Labelled(steps, samples, classes, int(rng.integers(1, 5)), number % 2 == 1, int(rng.integers(1 << 30)))
+
+
+def check_labelled(device: Device, case: Labelled) -> None:
+    """Compare losses and gradients with sums over all paths in float64, made one label after the other."""
+    rng = np.random.default_rng(case.seed)
+    x = rng.standard_normal((case.steps, case.samples, case.classes))
+    x = (x - np.log(np.exp(x).sum(2, keepdims=True))).astype(np.float32)
+    labels = rng.integers(1, case.classes, (case.samples, case.longest)).astype(np.int32)
+    lengths, counts = (rng.integers(low, high + 1, case.samples).astype(np.int32) for low, high in (
+        (0, case.longest), (1, case.steps)))  # fmt: skip
+    lengths[0] = max(lengths[0], 1)
+    given = np.concatenate([own[:n] for own, n in zip(labels, lengths, strict=True)]) if case.joined else labels
+    logs = leaf(device, x)
+    integers = [Tensor(each, device) for each in (given, counts, lengths)]
+    losses = F.ctc_loss(logs, *integers, reduction="none", zero_infinity=True)
+    losses.backward(leaf(device, np.ones(case.samples, np.float32), False))
+    for n in range(case.samples):
+        path = [0, *(each for label in labels[n, : lengths[n]] for each in (label, 0))]
+        loss, grad = _of_all_paths(x[: counts[n], n].astype(np.float64), path)
+        assert_near(losses[n], loss, "ctc", 1e-4)
+        assert_near(logs.grad[: int(counts[n]), n], grad, "ctc: gradient", 1e-4)
+        assert case.steps == counts[n] or not logs.grad.numpy()[counts[n] :, n].any()
+
+
+def _of_all_paths(x: np.ndarray, path: list[int]) -> tuple[float, np.ndarray]:
+    """Return -log of the paths' probability, and exp(x) less the share of the paths in each class; zeros for none."""
+    steps, states = len(x), len(path)
+    moves = np.array([
+        [a <= b <= a + 1 or (b == a + 2 and path[b] != 0 and path[a] != path[b]) for b in range(states)]
+        for a in range(states)
+    ], np.float64)  # fmt: skip
+    chances, ahead, behind = np.exp(x)[:, path], np.zeros((steps, states)), np.zeros((steps, states))
+    ahead[0, :2], behind[-1, -2:] = chances[0, :2], 1.0
+    for t in range(1, steps):
+        ahead[t] = ahead[t - 1] @ moves * chances[t]
+    for t in range(steps - 2, -1, -1):
+        behind[t] = moves @ (behind[t + 1] * chances[t + 1])
+    total = float((ahead[-1] * behind[-1]).sum())
+    if total == 0:
+        return 0.0, np.zeros(x.shape)
+    shares = np.zeros(x.shape)
+    for s, label in enumerate(path):
+        shares[:, label] += ahead[:, s] * behind[:, s] / total
+    return -float(np.log(total)), np.exp(x) - shares
+
+
+LABELS = Family("labels of unknown places", drawn(draw_labelled), check_labelled)
 INDICES = Family("indices", drawn(draw), check)
 RESAMPLING = Family("resampling", drawn(draw), check_resampling)

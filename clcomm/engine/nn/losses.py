@@ -6,6 +6,7 @@ import numpy as np
 
 from clcomm.engine import functional as F
 from clcomm.engine.nn.module import Module
+from clcomm.engine.ops.ctc import Lengths
 from clcomm.engine.tensor import Tensor
 
 
@@ -40,6 +41,19 @@ class NLLLoss(Module):
         return F.nll_loss(
             log_probabilities, targets, self.reduction, weight=self.weight, ignore_index=self.ignore_index
         )
+
+
+class CTCLoss(Module):
+    """Loss of sequences of labels whose places are not known; see ops.ctc.ctc_loss."""
+
+    def __init__(self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False):
+        self.blank, self.reduction, self.zero_infinity = blank, reduction, zero_infinity
+
+    def forward(  # type: ignore[override]
+        self, log_probs: Tensor, targets: Tensor | np.ndarray, input_lengths: Lengths, target_lengths: Lengths
+    ) -> Tensor:
+        given = self.blank, self.reduction, self.zero_infinity
+        return F.ctc_loss(log_probs, targets, input_lengths, target_lengths, *given)
 
 
 class BCEWithLogitsLoss(Module):

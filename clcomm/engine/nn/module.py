@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.flat import FlatSpace
+from clcomm.engine.nn.backward_hooks import watched
 from clcomm.engine.parameter import Parameter, ParameterPart
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
@@ -123,11 +124,26 @@ class Module:
             changed = handle.hook(self, args) if handle.is_before else None
             if changed is not None:
                 args = changed if isinstance(changed, tuple) else (changed,)
+        behind = [each.hook for each in self.call_hooks if each.is_before is None]
+        if behind:
+            return watched(self, behind, args, lambda *given: self._forward_hooked(given, kwargs))
+        return self._forward_hooked(args, kwargs)
+
+    def _forward_hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         result = self.forward(*args, **kwargs)
         for handle in self.call_hooks:
-            changed = None if handle.is_before else handle.hook(self, args, result)
+            changed = handle.hook(self, args, result) if handle.is_before is False else None
             result = result if changed is None else changed
         return result
+
+    def register_full_backward_hook(self, hook: Callable[[Any, tuple[Any, ...], tuple[Any, ...]], Any]) -> HookHandle:
+        """Call `hook(module, gradients of the arguments, gradients of the result)` in each backward through a call.
+
+        There is None for an argument that needs no gradient; a result of the hook's stands for these gradients. A
+        replayed step calls no hooks, as no Python. Returns a handle, whose `remove()` ends it. The call raises
+        ArgumentError for more than one argument that needs a gradient, and for a result that is no Tensor.
+        """
+        return HookHandle(self, hook, None)
 
     def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> HookHandle:
         """Call `hook(module, arguments)` before each call of the module; a result stands for the arguments.
@@ -326,9 +342,9 @@ class Module:
 
 
 class HookHandle:
-    """A function that a module calls before or after `forward`, until `remove()`."""
+    """A function that a module calls before or after `forward`, or (None) in backward, until `remove()`."""
 
-    def __init__(self, module: Module, hook: Callable[..., Any], is_before: bool):
+    def __init__(self, module: Module, hook: Callable[..., Any], is_before: bool | None):
         self._module, self.hook, self.is_before = module, hook, is_before
         self._set((*module.call_hooks, self))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Protocol
 
-from clcomm.engine.autograd import Context, Op
+from clcomm.engine.autograd import Context, Op, is_recomputing
 from clcomm.engine.ops.blocks import Block, copy_part
 from clcomm.engine.ops.elementwise import add, mul
 from clcomm.engine.ops.layer_norm import layer_norm
@@ -218,7 +218,7 @@ def batch_norm(
         raise ArgumentError(f"batch_norm: expected momentum from 0 to 1 or None, got {momentum!r}")
     statistics = GIVEN
     if training:
-        statistics = _OF_BATCH if running is None else _CUMULATIVE if momentum is None else _TRACKED
+        statistics = _OF_BATCH if running is None or is_recomputing() else _CUMULATIVE if momentum is None else _TRACKED
     share = 0.0 if momentum is None else float(momentum)
     settings = {"running": running, "statistics": statistics, "momentum": share, "eps": float(eps)}
     if alone or not training:

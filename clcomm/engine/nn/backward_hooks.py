@@ -1,0 +1,55 @@
+"""Hooks of modules that backward calls, as torch.nn.Module.register_full_backward_hook's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from clcomm.engine.autograd import is_recording
+from clcomm.engine.ops.shape import reshape
+from clcomm.engine.tensor import Tensor
+from clcomm.errors import ArgumentError
+
+
+def watched(module: object, hooks: Sequence[Callable[..., Any]], args: tuple[Any, ...], call: Any) -> Tensor:
+    """Return call(*args), whose gradients the hooks get in backward, with the module and those of the arguments.
+
+    Raises ArgumentError for more than one argument that needs a gradient, and for a result that is no Tensor.
+    """
+    name = f"{type(module).__name__}: register_full_backward_hook"
+    if not is_recording():
+        return call(*args)  # type: ignore[no-any-return]
+    places = [at for at, each in enumerate(args) if isinstance(each, Tensor) and each.requires_grad]
+    if len(places) > 1:
+        raise ArgumentError(f"{name}: expected at most one argument that needs a gradient, got {len(places)}")
+    given, of_result = list(args), [None]
+    at = places[0] if places else None
+    if at is not None:
+        given[at] = reshape(args[at], args[at].shape)  # a place on the tape for this call alone
+    result = call(*given)
+    if not isinstance(result, Tensor):
+        raise ArgumentError(f"{name}: expected a module that returns a Tensor, got {type(result).__name__}")
+    if not result.requires_grad:
+        return result
+    result = reshape(result, result.shape)
+
+    def call_hooks(gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+        for hook in hooks:
+            changed = hook(module, gradients, tuple(of_result))
+            if changed is not None:
+                changed = changed if isinstance(changed, tuple) else (changed,)
+                if len(changed) != len(gradients):
+                    raise ArgumentError(f"{name}: expected {len(gradients)} gradients, got {len(changed)}")
+                gradients = changed
+        return gradients
+
+    def note(gradient: Any) -> None:
+        of_result[0] = gradient
+        if at is None:
+            call_hooks((None,) * len(args))
+
+    result.register_hook(note)
+    if at is not None:
+        before, behind = (None,) * at, (None,) * (len(args) - at - 1)
+        given[at].register_hook(lambda gradient: call_hooks((*before, gradient, *behind))[at])
+    return result
