@@ -35,19 +35,23 @@ __kernel void squared_error_grad(__global float *restrict dx, __global const flo
 /* factor times d^2 / (2 beta) where |d| < beta, else |d| - beta / 2, of d = x - y */
 __kernel void smooth_l1(__global float *restrict out, __global const float *x, __global const float *y, float beta,
                         float factor, int count) {
-    FOR_ELEMENTS(i, count) {
-        const float apart = x[i] - y[i], size = apart < 0.0f ? -apart : apart;
-        out[i] = factor * (size < beta ? 0.5f * apart * apart / beta : size - 0.5f * beta);
+    FOR_LANES(i, count) {
+        const int left = count - i;
+        const lanes apart = load_lanes(x + i, left, 0.0f) - load_lanes(y + i, left, 0.0f), size = size_of(apart);
+        const lanes near = 0.5f * apart * apart / beta, far = size - 0.5f * beta;
+        store_lanes(factor * (size < beta ? near : far), out + i, left);
     }
 }
 
 __kernel void smooth_l1_grad(__global float *restrict dx, __global const float *g, __global const float *x,
-                             __global const float *y, int g_step, float scale, float beta,
-                             float factor, int count) {
-    FOR_ELEMENTS(i, count) {
-        const float apart = x[i] - y[i], size = apart < 0.0f ? -apart : apart;
-        const float slope = size < beta ? apart / beta : apart > 0.0f ? 1.0f : apart < 0.0f ? -1.0f : apart;
-        dx[i] = scale * factor * g[i * g_step] * slope;
+                             __global const float *y, int g_step, float scale, float beta, float factor, int count) {
+    const lanes of_all = scale * factor * g[0], up = 1.0f, down = -1.0f;
+    FOR_LANES(i, count) {
+        const int left = count - i;
+        const lanes apart = load_lanes(x + i, left, 0.0f) - load_lanes(y + i, left, 0.0f);
+        const lanes far = apart > 0.0f ? up : apart < 0.0f ? down : apart;
+        const lanes grad = g_step ? scale * factor * load_lanes(g + i, left, 0.0f) : of_all;
+        store_lanes(grad * (size_of(apart) < beta ? apart / beta : far), dx + i, left);
     }
 }
 

@@ -69,6 +69,10 @@ __kernel void copy_block(__global float *restrict out, __global const float *res
         }
         if (to_step == 1 && from_step == 1)
             for (int i = 0; i < inner; ++i) to[i] = from[i];
+        else if (to_step == 1 && from_step == -1)
+            for (int i = 0; i < inner; ++i) to[i] = from[-i];
+        else if (to_step == -1 && from_step == 1)
+            for (int i = 0; i < inner; ++i) to[-i] = from[i];
         else
             for (int i = 0; i < inner; ++i) to[i * to_step] = from[i * from_step];
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,9 +51,8 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | Non
         return reshape(roll(reshape(x, (-1,)), shifts, 0), x.shape)
     by = [shifts] if isinstance(shifts, int) else list(shifts)
     for d, shift in zip(_dimensions("roll", x, (dims,)), by, strict=True):
-        at = -shift % x.shape[d]
-        before: tuple[Any, ...] = (slice(None),) * d
-        x = blocks.concat([take(x, (*before, part)) for part in (slice(at, None), slice(at))], d) if at else x
+        by_less = shift % x.shape[d]
+        x = moved(x, partial(blocks.Roll.apply, shift=by_less, axis=d)) if by_less else x
     return x
 
 

@@ -134,6 +134,27 @@ class Concat(Op):
         return [_part(shape, [start * (d == ctx.axis) for d in range(len(shape))]) for start in ctx.starts]
 
 
+class Roll(Op):
+    """x with `shift` elements of `axis` moved from its end to its beginning."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, *, shift: int, axis: int) -> Tensor:
+        ctx.shift, ctx.axis = shift, axis
+        return Roll._by(x, shift, axis, empty(x.device, x.shape))
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (Roll._by(grad, grad.shape[ctx.axis] - ctx.shift, ctx.axis, ctx.out(0)),)
+
+    @staticmethod
+    def _by(x: Tensor, shift: int, axis: int, out: Tensor) -> Tensor:
+        shape, stays = x.shape, x.shape[axis] - shift
+        for length, to, start in ((stays, shift, 0), (shift, 0, stays)):
+            parts = [_part(shape, [at * (d == axis) for d in range(len(shape))]) for at in (to, start)]
+            copy_part((*shape[:axis], length, *shape[axis + 1 :]), out, parts[0], x, parts[1])
+        return out
+
+
 class Pad(Op):
     """x within a tensor of `shape` that holds `value` elsewhere; x begins at `starts`."""
 
