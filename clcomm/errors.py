@@ -79,8 +79,9 @@ class NonFiniteError(ClcommError, ArithmeticError):
 
 #: The packages that an extra of this one brings, by the name that is imported: as messages call them, and the extra.
 _OPTIONAL = {
-    "jax": ("JAX", "jax"), "netcl": ("netcl", "netcl"), "onnx": ("onnx", "onnx"), "shtab": ("shtab", "completion"),
-    "safetensors": ("safetensors", "safetensors"), "tinygrad": ("tinygrad", "tinygrad"), "torch": ("PyTorch", "torch"),
+    "jax": ("JAX", "jax"), "netcl": ("netcl", "netcl"), "onnx": ("onnx", "onnx"), "otf2": ("otf2", "otf2"),
+    "shtab": ("shtab", "completion"), "safetensors": ("safetensors", "safetensors"),
+    "tinygrad": ("tinygrad", "tinygrad"), "torch": ("PyTorch", "torch"),
 }  # fmt: skip
 
 

@@ -38,7 +38,7 @@ COMMANDS: tuple[Listed | Command, ...] = (
     Listed("plan", "find the strategies that fit a host's memory, the fastest first"),
     Listed("compare", "compare runs' reports: settings, speed, communication, bytes, accuracy"),
     Listed("replay", "compute a step of a run again in one process, or find where two runs part"),
-    Listed("trace", "write the timeline of a job that was ended, from its parts"),
+    Listed("trace", "write the timeline of a job that was ended, or a timeline in another format"),
     Listed("completion", "print the completion of this command's words for a shell"),
     Listed("man", "show the manual page, or print its source"),
 )

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 _PORT, _ANSWER_S = 22, 5.0
 #: Messages that measure latency and bandwidth, and how often.
 _SMALL, _LARGE, _PINGS, _TAG = 8, 4 << 20, 50, 12
+#: Messages of _LARGE in a measurement each way, and how much of their bytes a tunnel has to have carried to be theirs.
+_LARGE_SENT, _CARRIED = 10, 0.95
+_SYSTEM, _SOCKETS = Path("/sys/class/net"), Path("/var/run/wireguard")
 #: Beyond this latency, or below this bandwidth, communication takes longer than computing for most models.
 SLOW_S, SLOW_BYTES_PER_S = 1e-3, 110e6
 #: Offsets in seconds: lines of logs are out of order; files look newer or older than they are.
@@ -75,10 +79,44 @@ def measure(world: Intracomm, hosts: list[str]) -> Facts:
         peer = hosts.index(host)
         if host != hosts[0] and world.Get_rank() in (0, peer):
             latency_s = _half_round_trip(world, peer, _SMALL, _PINGS)
-            large_s = _half_round_trip(world, peer, _LARGE, 8)
-            found[host] = {"latency_s": latency_s, "bytes_per_s": _LARGE / max(large_s, 1e-9)}
+            before = sent_nbytes()
+            large_s = _half_round_trip(world, peer, _LARGE, _LARGE_SENT - 2)
+            sent = {name: nbytes - before.get(name, 0) for name, nbytes in sent_nbytes().items()}
+            tunnels = {name: nbytes for name, nbytes in sent.items() if is_wireguard(name)}
+            found[host] = {"latency_s": latency_s, "bytes_per_s": _LARGE / max(large_s, 1e-9), "tunnels": tunnels}
     world.barrier()
     return found
+
+
+def sent_nbytes() -> dict[str, int]:
+    """Return what each network interface of this host has sent since it is there; {} where the system does not say."""
+    found = {}
+    for path in _SYSTEM.glob("*/statistics/tx_bytes"):
+        with suppress(OSError, ValueError):  # it has gone
+            found[path.parent.parent.name] = int(path.read_text())
+    return found
+
+
+def is_wireguard(name: str) -> bool:
+    """Return whether an interface is WireGuard's: the kernel's, or one of a program such as wireguard-go."""
+    with suppress(OSError):
+        return "DEVTYPE=wireguard" in (_SYSTEM / name / "uevent").read_text() or (
+            (_SYSTEM / name / "tun_flags").exists() and (_SOCKETS / f"{name}.sock").exists()
+        )
+    return False
+
+
+def _privacy(first: str, host: str, tunnels: dict[str, int]) -> Iterator[Finding]:
+    """Judge whether messages went through WireGuard, where a host has an interface of it."""
+    names, share = ", ".join(sorted(tunnels)), sum(tunnels.values()) / (_LARGE_SENT * _LARGE)
+    if share >= _CARRIED:
+        yield ok("privacy", f"{first} to {host}: through {names}, which WireGuard encrypts", sent=tunnels)
+    elif tunnels:
+        yield problem(
+            "privacy", f"{first} to {host}: {1 - share:.0%} of what MPI sent did not go through {names} and was not "
+            "encrypted", f"UCX_NET_DEVICES={names} on all hosts (MPICH), or Open MPI's --mca btl_tcp_if_include; "
+            "docs/launchers.md", sent=tunnels,
+        )  # fmt: skip
 
 
 def _half_round_trip(world: Intracomm, peer: int, nbytes: int, count: int) -> float:
@@ -109,7 +147,9 @@ def check(job: JobFacts) -> Iterator[Finding]:
             else:
                 yield ok("hosts", f"{name} answers", host=name)
     first = next(iter(job.hosts))
-    for host, speed in job.ranks[0].get("network", {}).items():
+    for host, measured in job.ranks[0].get("network", {}).items():
+        speed = {name: value for name, value in measured.items() if name != "tunnels"}
+        yield from _privacy(first, host, measured["tunnels"])
         latency_s, rate = speed["latency_s"], speed["bytes_per_s"]
         what = f"{first} to {host}: {latency_s * 1e6:,.0f} us a message, {format_size(int(rate))}/s"
         if latency_s > SLOW_S or rate < SLOW_BYTES_PER_S:

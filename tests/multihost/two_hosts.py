@@ -26,6 +26,8 @@ from tests.multihost.cable import Cable, ip  # noqa: E402
 
 #: Addresses that only these two namespaces know.
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
+#: Those of a tunnel between them, where a test has made one.
+TUNNEL_ADDRESSES = ("10.78.0.1", "10.78.0.2")
 #: What a launcher tells its ranks: a job started from within another must not inherit it.
 LAUNCHERS = ("PMI_", "PMIX_", "MPI_LOCAL", "OMPI_", "PRTE_", "HYDRA", "HYDI_", "MPIEXEC", "CLCOMM_", "SLURM_")
 _made = itertools.count()
@@ -40,6 +42,7 @@ class TwoHosts:
     def __init__(self, delay_ms: float = 0.0, rate_mbit: float = 0.0) -> None:
         self._id = f"{os.getpid()}.{next(_made)}"
         self.names = (f"clcomm-{self._id}-a", f"clcomm-{self._id}-b")
+        self.devices = (f"cl{self._id}a", f"cl{self._id}b")
         self._limits = delay_ms, rate_mbit
         self._cable: Cable | None = None
         self._launcher = Path()
@@ -48,7 +51,7 @@ class TwoHosts:
         try:
             for name in self.names:
                 ip("netns", "add", name)
-            self._cable = Cable(self.names, (f"cl{self._id}a", f"cl{self._id}b"), *self._limits)
+            self._cable = Cable(self.names, self.devices, *self._limits)
             self._cable.plug_in(ADDRESSES)
             self._launcher = self._write_launcher()
         except BaseException:
@@ -79,7 +82,8 @@ class TwoHosts:
         A host has its own name and no shared memory of System V, or MPI would find out that it is the same machine.
         """
         handle, path = tempfile.mkstemp(prefix="clcomm-launch-", suffix=".sh")
-        names = " ".join(f"{address}) name={name} ;;" for address, name in zip(ADDRESSES, self.names, strict=True))
+        pairs = zip((*ADDRESSES, *TUNNEL_ADDRESSES), self.names * 2, strict=True)
+        names = " ".join(f"{address}) name={name} ;;" for address, name in pairs)
         with os.fdopen(handle, "w") as script:
             script.write(
                 "#!/bin/sh\n"
@@ -91,14 +95,21 @@ class TwoHosts:
         os.chmod(path, 0o700)
         return Path(path)
 
-    def command(self, ranks: tuple[int, int], arguments: list[str], total: int | None = None) -> list[str]:
+    def command(
+        self,
+        ranks: tuple[int, int],
+        arguments: list[str],
+        total: int | None = None,
+        addresses: tuple[str, str] = ADDRESSES,
+    ) -> list[str]:
         """Return the command that runs Python with these arguments, so many ranks on each host.
 
         total: more ranks than that go on at the first host again, so that (1, 1) and 4 alternate between the hosts.
+        addresses: by which the launcher finds the hosts.
         """
-        placed = ",".join(f"{address}:{count}" for address, count in zip(ADDRESSES, ranks, strict=True))
+        placed = ",".join(f"{address}:{count}" for address, count in zip(addresses, ranks, strict=True))
         return [
-            *("ip", "netns", "exec", self.names[0], str(mpiexec()), "-localhost", ADDRESSES[0]),
+            *("ip", "netns", "exec", self.names[0], str(mpiexec()), "-localhost", addresses[0]),
             *("-launcher", "ssh", "-launcher-exec", str(self._launcher), "-hosts", placed),
             *("-n", str(total or sum(ranks)), sys.executable, *arguments),
         ]
