@@ -10,6 +10,7 @@ and each gradient weighs by its samples. Replicas have to be equal by hash.
 from __future__ import annotations
 
 import argparse
+import os
 from contextlib import ExitStack
 from importlib.util import find_spec
 
@@ -27,6 +28,8 @@ _NAMES = {POCL: "engine on PoCL", INTEL: "engine on Intel's runtime", TINYGRAD: 
 _BAR = 0.9
 #: How often shares are found anew, as speed depends on the batch.
 _ROUNDS = 3
+#: Of Linux's load average: more than the measured ranks make.
+_BUSY = 6
 _WARM_UP_STEPS = 6  # kernels are built, steps recorded
 
 
@@ -66,7 +69,7 @@ def main() -> None:
         "Images/s, a core for each side", ("", "first alone", "second alone", "mixed", "to both added up", "batches")
     )
     report.grids.append(grid)
-    for pair in PAIRS:
+    for pair in [each for each in PAIRS if each[1] in options.beside]:
         without = [kind for kind in pair if missing.get(kind)]
         if without:
             report.notes.append(f"{' with '.join(pair)}: left out, as {without[0]} is not installed: pip install "
@@ -74,6 +77,9 @@ def main() -> None:
             continue
         with console.status(" with ".join(pair)):
             measure(report, grid, pair, options)
+    if os.getloadavg()[0] > _BUSY:
+        report.notes.append(f"other programs computed on the machine at the same time, {os.getloadavg()[0]:.0f} by "
+                            f"Linux's load average; the measured ranks had nice {os.nice(0)}")  # fmt: skip
     harness.conclude(report, console, options.record)
 
 
@@ -121,6 +127,10 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--ranks", type=harness.positive, default=2, help="of each side; default: %(default)s")
     parser.add_argument("--batch", type=harness.positive, default=128, help="the mean; default: %(default)s")
+    beside = [second for _, second in PAIRS]
+    parser.add_argument(
+        "--beside", nargs="+", choices=beside, default=beside, help="what PoCL's ranks stand beside; default: all"
+    )
     return parser.parse_args()
 
 
