@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--limit", default=DEFAULT_LIMIT, metavar="SIZE", help="of the file before compression; default: %(default)s"
     )
     parser.add_argument("--to", choices=FORMATS, help="write a whole FILE in this format instead, into the folder -o")
-    parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="of --to")
+    parser.add_argument("-o", "--output", metavar="DIR", help="of --to")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> None:
     if (options.to is None) != (options.output is None):
         raise ArgumentError("trace: expected --to FORMAT and -o DIR together")
     if options.to is not None:
-        print(f"{_written_as(options.to, options.file, options.output)}: written from {options.file}")
+        print(f"{_written_as(options.to, options.file, Path(options.output))}: written from {options.file}")
         return
     ranks = write_from_parts(options.file, checked_limit(options.limit, 1))
     print(f"{options.file}: written from the parts of rank {', '.join(map(str, ranks))}")
