@@ -1,31 +1,28 @@
 /* The loss of connectionist temporal classification (Graves et al., 2006) of x[steps][samples][classes], logarithms of
-   probabilities. A sample's path passes its labels with a blank before, between and behind them: 2 * length + 1 states, of
+   probabilities. A sample's path passes its labels, with blanks around each: 2 * length + 1 states, of
    `width` places in `alpha`. A work-item has a sample. Labels and lengths that do not fit give NaN. */
 
-typedef struct {
-    __global const int *labels;
-    int steps, length, fits;
-} Sample;
-
-INLINE Sample sample_of(__global const int *restrict targets, __global const int *restrict steps_of,
-                        __global const int *restrict lengths, int sample, int stride, int room, int blank, int steps,
-                        int classes, int width) {
-    Sample found;
+/* Where a sample's labels begin: of `stride` places each, or (0) one after the other. */
+INLINE int first_label(__global const int *lengths, int sample, int stride) {
     int first = sample * stride;
     for (int k = 0; !stride && k < sample; ++k) first += lengths[k];
-    found.steps = steps_of[sample], found.length = lengths[sample], found.labels = targets + first;
-    found.fits = found.steps >= 0 && found.steps <= steps && found.length >= 0 && 2 * found.length < width && first >= 0
-        && found.length <= (stride ? stride : room - first);
-    for (int k = 0; found.fits && k < found.length; ++k)
-        found.fits = found.labels[k] >= 0 && found.labels[k] < classes && found.labels[k] != blank;
-    return found;
+    return first;
 }
 
-INLINE int label_of(Sample sample, int state, int blank) { return state % 2 ? sample.labels[state / 2] : blank; }
+INLINE int fits(__global const int *labels, int first, int length, int own_steps, int room, int blank, int steps,
+                int classes, int width) {
+    int is_right = own_steps >= 0 && own_steps <= steps && length >= 0 && 2 * length < width && first >= 0
+        && length <= room - first;
+    for (int k = 0; is_right && k < length; ++k)
+        is_right = labels[first + k] >= 0 && labels[first + k] < classes && labels[first + k] != blank;
+    return is_right;
+}
+
+INLINE int label_of(__global const int *labels, int state, int blank) { return state % 2 ? labels[state / 2] : blank; }
 
 /* Whether a path may come to a label's state from the one before, past the blank between them. */
-INLINE int may_skip(Sample sample, int state) {
-    return state % 2 && state > 1 && sample.labels[state / 2] != sample.labels[state / 2 - 1];
+INLINE int may_skip(__global const int *labels, int state) {
+    return state % 2 && state > 1 && labels[state / 2] != labels[state / 2 - 1];
 }
 
 INLINE float log_sum(float a, float b, float c) {
@@ -38,21 +35,23 @@ __kernel void ctc(__global float *restrict losses, __global float *restrict alph
                   __global const int *restrict lengths, int stride, int room, int blank, int steps, int samples,
                   int classes, int width) {
     FOR_EACH(n, samples) {
-        const Sample own = sample_of(targets, steps_of, lengths, n, stride, room, blank, steps, classes, width);
-        const int states = own.fits ? 2 * own.length + 1 : 0;
+        const int first = first_label(lengths, n, stride), length = lengths[n], own_steps = steps_of[n];
+        const int is_right = fits(targets, first, length, own_steps, room, blank, steps, classes, width);
+        __global const int *labels = targets + (is_right ? first : 0);
+        const int states = is_right ? 2 * length + 1 : 0;
         __global float *now = alpha + (long)n * steps * width;
-        for (int t = 0; own.fits && t < own.steps; ++t, now += width) {
+        for (int t = 0; is_right && t < own_steps; ++t, now += width) {
             __global const float *from = x + ((long)t * samples + n) * classes, *last = now - width;
             for (int s = 0; s < states; ++s) {
                 float before = s < 2 ? 0.0f : -INFINITY;
                 if (t)
                     before = log_sum(last[s], s > 0 ? last[s - 1] : -INFINITY,
-                                     may_skip(own, s) ? last[s - 2] : -INFINITY);
-                now[s] = before + from[label_of(own, s, blank)];
+                                     may_skip(labels, s) ? last[s - 2] : -INFINITY);
+                now[s] = before + from[label_of(labels, s, blank)];
             }
         }
-        float loss = own.fits ? (own.length ? INFINITY : 0.0f) : NAN;
-        if (own.fits && own.steps > 0)
+        float loss = is_right ? (length ? INFINITY : 0.0f) : NAN;
+        if (is_right && own_steps > 0)
             loss = -log_sum(now[states - 1 - width], states > 1 ? now[states - 2 - width] : -INFINITY, -INFINITY);
         losses[n] = loss;
     }
@@ -66,25 +65,27 @@ __kernel void ctc_grad(__global float *restrict dx, __global float *restrict bet
                        __global const int *restrict steps_of, __global const int *restrict lengths, int zeroes,
                        int stride, int room, int blank, int steps, int samples, int classes, int width) {
     FOR_EACH(n, samples) {
-        const Sample own = sample_of(targets, steps_of, lengths, n, stride, room, blank, steps, classes, width);
-        const int states = own.fits ? 2 * own.length + 1 : 0, is_none = zeroes && losses[n] == INFINITY;
+        const int first = first_label(lengths, n, stride), length = lengths[n], own_steps = steps_of[n];
+        const int is_right = fits(targets, first, length, own_steps, room, blank, steps, classes, width);
+        __global const int *labels = targets + (is_right ? first : 0);
+        const int states = is_right ? 2 * length + 1 : 0, is_none = zeroes && losses[n] == INFINITY;
         const float loss = losses[n], is_finite = loss < INFINITY ? 1.0f : NAN;
         for (int t = steps - 1; t >= 0; --t) {
             const long place = ((long)t * samples + n) * classes;
             __global const float *from = x + place;
-            const int is_in = t < own.steps || !own.fits;
+            const int is_in = t < own_steps || !is_right;
             for (int c = 0; c < classes; ++c)
                 dx[place + c] = is_in && !is_none ? exp(from[c]) * g[n] * is_finite : 0.0f;
-            if (t >= own.steps || !own.fits || is_none) continue;
+            if (t >= own_steps || !is_right || is_none) continue;
             __global float *now = beta + ((long)n * 2 + t % 2) * width;
             __global const float *next = beta + ((long)n * 2 + (t + 1) % 2) * width;
             __global const float *reached = alpha + ((long)n * steps + t) * width;
             for (int s = 0; s < states; ++s) {
-                const int label = label_of(own, s, blank);
+                const int label = label_of(labels, s, blank);
                 float behind = s > states - 3 ? 0.0f : -INFINITY;
-                if (t < own.steps - 1)
+                if (t < own_steps - 1)
                     behind = log_sum(next[s], s + 1 < states ? next[s + 1] : -INFINITY,
-                                     s + 2 < states && may_skip(own, s + 2) ? next[s + 2] : -INFINITY);
+                                     s + 2 < states && may_skip(labels, s + 2) ? next[s + 2] : -INFINITY);
                 now[s] = behind + from[label];
                 const float both = reached[s] + behind;
                 if (both > -INFINITY) dx[place + label] -= exp(both + loss) * g[n];
