@@ -114,13 +114,15 @@ def _trials(
 
 def _remedy(least: Row, tried: dict[Way, Tried], job: Job, memory: int) -> str:
     """Return what would fit, where the way that needs least does not."""
-    from clcomm.report.planning import buffers_of, most_ranks
+    from clcomm.report.planning import MARGIN, buffers_of, most_ranks, peak_of
 
-    most = most_ranks(least.way, tried[least.way], buffers_of(tried), job, memory)
+    of = least.way, tried[least.way], buffers_of(tried)
+    most = most_ranks(*of, job, memory)
     if most:
         return f"{most} ranks a host would fit"
-    alone = format_size(tried[least.way].peak.another)
-    return f"no number of ranks would, as one takes some {alone}: a smaller batch or model would"
+    fewest = job._replace(ranks_per_host=least.way.division)
+    alone = format_size(peak_of(*of, fewest)[0] * (1 + MARGIN))
+    return f"no number of ranks would, as {fewest.ranks_per_host} a host needs {alone}: a smaller batch or model would"
 
 
 def _possible(ranks: int, model: str) -> Sequence[str]:
