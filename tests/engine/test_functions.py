@@ -137,6 +137,34 @@ def test_order_with_nan_is_pytorchs():
         np.testing.assert_array_equal(getattr(ours, name)(0, True).numpy(), getattr(theirs, name)(0, True).numpy())
 
 
+@pytest.mark.parametrize("length", [8, 9, 37])
+def test_extremes_of_long_rows_are_pytorchs(length):
+    """Wherever the largest lies, twice too, and the first NaN, in any lane and behind the last whole vector."""
+    values = np.tile(RNG.integers(-3, 3, length).astype(np.float32), (2 * length, 1))
+    for row in range(length):
+        values[row, row] = values[row, row // 2] = 7
+        values[length + row, row] = values[length + row, -1 - row // 2] = np.nan
+    ours, theirs = Tensor(values), torch.tensor(values)
+    for name in ("argmax", "argmin"):
+        np.testing.assert_array_equal(getattr(ours, name)(1).numpy(), getattr(theirs, name)(1).numpy())
+    for largest in (True, False):
+        found, expected = ours.topk(length, 1, largest), theirs.topk(length, 1, largest)
+        np.testing.assert_array_equal(found.values.numpy(), expected.values.numpy())
+    order = theirs.sort(dim=1, stable=True).indices
+    np.testing.assert_array_equal(ours.sort(1).indices.numpy(), order.numpy())
+
+
+@pytest.mark.parametrize("name", ["elu", "hardtanh", "relu6", "hardswish", "mish", "logsigmoid", "threshold"])
+def test_nan_passes_through_activations_as_through_pytorchs(name):
+    settings = (0.5, -1.0) if name == "threshold" else ()
+    values = np.float32([np.nan, np.inf, -np.inf, -0.0, 30, -100])
+    result, expected, grad, its = both(
+        lambda x: getattr(F if isinstance(x, Tensor) else torch.nn.functional, name)(x, *settings), values
+    )
+    np.testing.assert_allclose(result.numpy(), expected.numpy(), rtol=1e-6, atol=1e-37)
+    np.testing.assert_allclose(grad.numpy()[3:], its.numpy()[3:], rtol=1e-6, atol=1e-9)
+
+
 COMPARED = [
     lambda x, y: x == y, lambda x, y: x != y, lambda x, y: x < y, lambda x, y: x <= y, lambda x, y: x > y,
     lambda x, y: x >= y, lambda x, y: x == 2, lambda x, y: x > 1.5, lambda x, y: (x > 0) & (y > 0),

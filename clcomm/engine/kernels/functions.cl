@@ -72,7 +72,7 @@ GRADIENT(mish, mish_slope(v))
 ACTIVATION(hard_swish, v * (above_0(v + 3.0f < 6.0f ? v + 3.0f : (lanes)(6.0f)) / 6.0f))
 GRADIENT(hard_swish, v <= -3.0f ? (lanes)(0.0f) : v < 3.0f ? v / 3.0f + 0.5f : (lanes)(1.0f))
 
-/* Functions of an element v and two settings, a and b. */
+/* Functions of an element v and two settings, a and b. NaN passes through, as through PyTorch's. */
 #define WITH_SETTINGS(NAME, RESULT, SLOPE)                                                                      \
     __kernel void NAME(__global float *restrict y, __global const float *restrict x, float a, float b, int count) { \
         FOR_LANES(i, count) {                                                                                   \
@@ -90,8 +90,8 @@ GRADIENT(hard_swish, v <= -3.0f ? (lanes)(0.0f) : v < 3.0f ? v / 3.0f + 0.5f : (
     }
 
 WITH_SETTINGS(exponential_linear, v > 0.0f ? v : a * (exponential(v) - 1.0f), v > 0.0f ? (lanes)(1.0f) : a * exponential(v))
-WITH_SETTINGS(hard_tangent, v < a ? (lanes)(a) : v > b ? (lanes)(b) : v, ((v > a) & (v < b)) ? (lanes)(1.0f) : (lanes)(0.0f))
-WITH_SETTINGS(above_threshold, v > a ? v : (lanes)(b), v > a ? (lanes)(1.0f) : (lanes)(0.0f))
+WITH_SETTINGS(hard_tangent, v < a ? (lanes)(a) : v > b ? (lanes)(b) : v, ((v <= a) | (v >= b)) ? (lanes)(0.0f) : (lanes)(1.0f))
+WITH_SETTINGS(above_threshold, v <= a ? (lanes)(b) : v, v <= a ? (lanes)(0.0f) : (lanes)(1.0f))
 
 /* v to a small whole power, by squares. */
 INLINE lanes whole_power_of(lanes v, int exponent) {
