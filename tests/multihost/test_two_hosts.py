@@ -71,7 +71,7 @@ def test_every_stage_of_zero_has_the_bits_of_plain_data_parallelism(two_hosts: T
     for name, (alike, whole, units, parameters, gradients, state, _) in json.loads(ended.stdout).items():
         stage, part = int(name[-1]), whole / sum(ranks) + units * 512
         assert alike, name
-        assert state <= 2 * part
+        assert state <= 3 * part  # of AMSGrad; whole it would be at least 2 * whole
         assert (gradients <= part) == (stage > 1), name
         assert (parameters <= part) == (stage > 2), name
 

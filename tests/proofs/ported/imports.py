@@ -24,6 +24,7 @@ LINES = (
     (r"from torch\.optim\.lr_scheduler import (.+)", r"from clcomm.optim.lr_scheduler import \1"),
     (r"from torch\.utils\.data import (.+)", r"from clcomm.as_torch.data import \1"),
     (r"from torch\.utils\.data\.dataloader import (.+)", r"from clcomm.as_torch.data import \1"),
+    (r"from torch\.utils\.checkpoint import (.+)", r"from clcomm.engine.recomputation import \1"),
     (r"from torch\.distributions import (.+)", r"from clcomm.as_torch.distributions import \1"),
 )  # fmt: skip
 
