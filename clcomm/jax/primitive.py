@@ -113,5 +113,5 @@ _PRIMITIVE.def_effectful_abstract_eval(_abstract)
 mlir.register_lowering(_PRIMITIVE, _lower, platform="cpu")
 mlir.register_lowering(_PRIMITIVE, _lower_elsewhere)
 ad.deflinear2(_PRIMITIVE, _transpose)
-ad.primitive_jvps[_PRIMITIVE] = _jvp
-batching.primitive_batchers.__setitem__(_PRIMITIVE, _refuse_batch)  # as a call, which Sphinx can imitate
+ad.primitive_jvps.__setitem__(_PRIMITIVE, _jvp)  # as calls, which Sphinx can imitate
+batching.primitive_batchers.__setitem__(_PRIMITIVE, _refuse_batch)
