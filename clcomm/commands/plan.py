@@ -139,7 +139,8 @@ def program_of(text: str) -> list[str]:
     if name not in PROGRAMS:
         raise ArgumentError(f"--model: expected one of {', '.join(PROGRAMS)}, with options, got {text!r}")
     module, own = PROGRAMS[name]
-    if find_spec("examples") is None or find_spec(module) is None:
+    is_here = Path(*module.split(".")).with_suffix(".py").is_file()  # which the script `clcomm` cannot import
+    if not is_here and (find_spec("examples") is None or find_spec(module) is None):
         raise ArgumentError(f"--model {name}: expected {module}, of clcomm's repository, in the working directory")
     words: list[str] = []
     for part in filter(None, settings.split(",")):

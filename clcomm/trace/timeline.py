@@ -55,7 +55,8 @@ def read_timeline(path: Path) -> list[Timeline]:
         if not found or min(found) < 0:
             raise ValueError("it has no ranks")
     except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
+        missing = f"none with {error}" if isinstance(error, LookupError) else error
+        reason = " ".join(str(getattr(error, "strerror", None) or missing).split())[:200]
         raise DataError(f"{path}: expected a file of --trace, which is JSON, found {reason or 'another'}") from None
     for one in found.values():
         one.spans.sort(key=lambda span: (span.begin_ns, -span.end_ns))

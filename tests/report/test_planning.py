@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from clcomm import cli
+from clcomm.commands import plan
 from clcomm.commands.plan import program_of, try_way
 from clcomm.costs.jobs import Job
 from clcomm.costs.model import Cost
@@ -111,6 +112,17 @@ def test_a_policy_is_tried_with_an_exchange():
 def test_options_that_tell_no_job_are_refused(options, what):
     with pytest.raises(ArgumentError, match=rf"\A{what}[^\n]*\Z"):
         cli.main(["plan", *options])
+
+
+def test_a_program_is_found_in_the_working_directory(tmp_path, monkeypatch):
+    """As the script `clcomm` finds it, from which Python does not import what lies there."""
+    monkeypatch.setattr(plan, "find_spec", lambda name: None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArgumentError, match=r"--model mlp: expected examples.mnist, [^\n]* in the working directory"):
+        program_of("mlp")
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "mnist.py").touch()
+    assert program_of("mlp:width=3")[:2] == ["-m", "examples.mnist"]
 
 
 def test_a_trial_counts_what_processes_hold_and_share():
