@@ -1,21 +1,103 @@
-"""Convolutional layers. N C H W: images, channels, height, width."""
+"""Convolutional layers. N C L: signals; N C H W: images; N C D H W: volumes."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.nn.init import Generator, layer_parameters
 from clcomm.engine.nn.layers import require_positive
 from clcomm.engine.nn.module import Module
-from clcomm.engine.ops.one_dimension import Size, one
+from clcomm.engine.ops.one_dimension import one
 from clcomm.engine.ops.three_dimensions import whole_triple
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
-Triple = int | tuple[int, int, int]
+#: One number for all directions, or one for each.
+Sizes = int | tuple[int, ...]
 
 
-class Conv2d(Module):
+def _pair(name: str, value: Sizes) -> tuple[int, ...]:
+    return (value, value) if isinstance(value, int) else value
+
+
+def _single(name: str, value: Sizes) -> tuple[int, ...]:
+    return (one(name, value),)
+
+
+def _triple(name: str, value: Sizes) -> tuple[int, ...]:
+    return whole_triple(name, value, 1)
+
+
+class _Convolution(Module):
+    """A convolution by `_convolve`, whose kernel has the sizes that `_sizes` makes of an argument."""
+
+    _sizes: ClassVar[staticmethod[[str, Sizes], tuple[int, ...]]]
+    _convolve: ClassVar[staticmethod[..., Tensor]]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Sizes | str = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        *,
+        device: Device | str | None = None,
+        rng: Generator | None = None,
+    ):
+        kernel = self._sizes("kernel_size", kernel_size)
+        _check_sizes(in_channels, out_channels, min(kernel), groups)
+        _check_mode(padding_mode)
+        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.weight, self.bias = layer_parameters((out_channels, in_channels // groups, *kernel), bias, device, rng)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._convolve(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class _Transposed(Module):
+    """A transposed convolution, likewise."""
+
+    _sizes: ClassVar[staticmethod[[str, Sizes], tuple[int, ...]]]
+    _convolve: ClassVar[staticmethod[..., Tensor]]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        output_padding: Sizes = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Sizes = 1,
+        *,
+        device: Device | str | None = None,
+        rng: Generator | None = None,
+    ):
+        kernel = self._sizes("kernel_size", kernel_size)
+        _check_sizes(in_channels, out_channels, min(kernel), groups)
+        self.stride, self.padding, self.output_padding = stride, padding, output_padding
+        self.groups, self.dilation = groups, dilation
+        shape = in_channels, out_channels // groups, *kernel
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.weight, self.bias = layer_parameters(shape, bias, device, rng, out_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._convolve(
+            x, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
+        )
+
+
+class Conv2d(_Convolution):
     """x [N, in_channels, H, W] -> [N, out_channels, H', W']; initial values are PyTorch's.
 
     Args:
@@ -29,35 +111,10 @@ class Conv2d(Module):
         rng: the source of the initial values; by default the one that `manual_seed` seeds.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] = 1,
-        padding: int | tuple[int, int] | str = 0,
-        dilation: int | tuple[int, int] = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: str = "zeros",
-        *,
-        device: Device | str | None = None,
-        rng: Generator | None = None,
-    ):
-        height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
-        _check_sizes(in_channels, out_channels, min(height, width), groups)
-        _check_mode(padding_mode)
-        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.weight, self.bias = layer_parameters(
-            (out_channels, in_channels // groups, height, width), bias, device, rng
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+    _sizes, _convolve = staticmethod(_pair), staticmethod(F.conv2d)
 
 
-class ConvTranspose2d(Module):
+class ConvTranspose2d(_Transposed):
     """x [N, in_channels, H, W] -> [N, out_channels, H', W'], see F.conv_transpose2d; initial values are PyTorch's.
 
     Args:
@@ -71,155 +128,31 @@ class ConvTranspose2d(Module):
         rng: the source of the initial values; by default the one that `manual_seed` seeds.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] = 1,
-        padding: int | tuple[int, int] = 0,
-        output_padding: int | tuple[int, int] = 0,
-        groups: int = 1,
-        bias: bool = True,
-        dilation: int | tuple[int, int] = 1,
-        *,
-        device: Device | str | None = None,
-        rng: Generator | None = None,
-    ):
-        height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
-        _check_sizes(in_channels, out_channels, min(height, width), groups)
-        self.stride, self.padding, self.output_padding = stride, padding, output_padding
-        self.groups, self.dilation = groups, dilation
-        shape = in_channels, out_channels // groups, height, width
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.weight, self.bias = layer_parameters(shape, bias, device, rng, out_channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.conv_transpose2d(
-            x, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
-        )
+    _sizes, _convolve = staticmethod(_pair), staticmethod(F.conv_transpose2d)
 
 
-class Conv1d(Module):
+class Conv1d(_Convolution):
     """x [N, in_channels, L] -> [N, out_channels, L']; initial values are PyTorch's. Arguments are those of Conv2d."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Size,
-        stride: Size = 1,
-        padding: Size | str = 0,
-        dilation: Size = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: str = "zeros",
-        *,
-        device: Device | str | None = None,
-        rng: Generator | None = None,
-    ):
-        length = one("kernel_size", kernel_size)
-        _check_sizes(in_channels, out_channels, length, groups)
-        _check_mode(padding_mode)
-        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.weight, self.bias = layer_parameters((out_channels, in_channels // groups, length), bias, device, rng)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.conv1d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+    _sizes, _convolve = staticmethod(_single), staticmethod(F.conv1d)
 
 
-class ConvTranspose1d(Module):
+class ConvTranspose1d(_Transposed):
     """x [N, in_channels, L] -> [N, out_channels, L'], as F.conv_transpose1d; arguments as of ConvTranspose2d."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Size,
-        stride: Size = 1,
-        padding: Size = 0,
-        output_padding: Size = 0,
-        groups: int = 1,
-        bias: bool = True,
-        dilation: Size = 1,
-        *,
-        device: Device | str | None = None,
-        rng: Generator | None = None,
-    ):
-        length = one("kernel_size", kernel_size)
-        _check_sizes(in_channels, out_channels, length, groups)
-        self.stride, self.padding, self.output_padding = stride, padding, output_padding
-        self.groups, self.dilation = groups, dilation
-        shape = in_channels, out_channels // groups, length
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.weight, self.bias = layer_parameters(shape, bias, device, rng, out_channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.conv_transpose1d(
-            x, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
-        )
+    _sizes, _convolve = staticmethod(_single), staticmethod(F.conv_transpose1d)
 
 
-class Conv3d(Module):
+class Conv3d(_Convolution):
     """x [N, in_channels, D, H, W] -> [N, out_channels, D', H', W'], as F.conv3d; arguments as of Conv2d, of three."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Triple,
-        stride: Triple = 1,
-        padding: Triple | str = 0,
-        dilation: Triple = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: str = "zeros",
-        *,
-        device: Device | str | None = None,
-        rng: Generator | None = None,
-    ):
-        kernel = whole_triple("kernel_size", kernel_size, 1)
-        _check_sizes(in_channels, out_channels, min(kernel), groups)
-        _check_mode(padding_mode)
-        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.weight, self.bias = layer_parameters((out_channels, in_channels // groups, *kernel), bias, device, rng)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.conv3d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+    _sizes, _convolve = staticmethod(_triple), staticmethod(F.conv3d)
 
 
-class ConvTranspose3d(Module):
+class ConvTranspose3d(_Transposed):
     """x [N, in_channels, D, H, W] -> [N, out_channels, ...], as F.conv_transpose3d; arguments as of ConvTranspose2d."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Triple,
-        stride: Triple = 1,
-        padding: Triple = 0,
-        output_padding: Triple = 0,
-        groups: int = 1,
-        bias: bool = True,
-        dilation: Triple = 1,
-        *,
-        device: Device | str | None = None,
-        rng: Generator | None = None,
-    ):
-        kernel = whole_triple("kernel_size", kernel_size, 1)
-        _check_sizes(in_channels, out_channels, min(kernel), groups)
-        self.stride, self.padding, self.output_padding = stride, padding, output_padding
-        self.groups, self.dilation = groups, dilation
-        shape = in_channels, out_channels // groups, *kernel
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.weight, self.bias = layer_parameters(shape, bias, device, rng, out_channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.conv_transpose3d(
-            x, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
-        )
+    _sizes, _convolve = staticmethod(_triple), staticmethod(F.conv_transpose3d)
 
 
 def _check_mode(padding_mode: str) -> None:
