@@ -110,9 +110,10 @@ class AdamW(Adam):
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize)
 
 
-class RAdam(Adam):
+class RAdam(Optimizer):
     """Adam with a rectified variance of the first steps (Liu et al., 2020), like torch.optim.RAdam."""
 
+    _limits: ClassVar = Adam._limits
     _switches = _later = ("decoupled_weight_decay", "maximize")
 
     def __init__(
@@ -128,7 +129,7 @@ class RAdam(Adam):
     ):
         own = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
         decoupled = {"decoupled_weight_decay": decoupled_weight_decay}
-        Optimizer.__init__(self, params, lr=lr, **own, **decoupled, maximize=maximize)
+        super().__init__(params, lr=lr, **own, **decoupled, maximize=maximize)
 
     @classmethod
     def _buffers_for(cls, hyper: Mapping[str, float]) -> tuple[str, ...]:
