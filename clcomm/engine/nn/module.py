@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.flat import FlatSpace
-from clcomm.engine.nn.backward_hooks import watched
+from clcomm.engine.nn.hooks import AFTER, BACKWARD, BEFORE, HookHandle, call_with_hooks
 from clcomm.engine.parameter import Parameter, ParameterPart
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
@@ -118,23 +118,7 @@ class Module:
         raise TypeError(f"{type(self).__name__} defines no forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        if not self.call_hooks:
-            return self.forward(*args, **kwargs)
-        for handle in self.call_hooks:
-            changed = handle.hook(self, args) if handle.is_before else None
-            if changed is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
-        behind = [each.hook for each in self.call_hooks if each.is_before is None]
-        if behind:
-            return watched(self, behind, args, lambda *given: self._forward_hooked(given, kwargs))
-        return self._forward_hooked(args, kwargs)
-
-    def _forward_hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        result = self.forward(*args, **kwargs)
-        for handle in self.call_hooks:
-            changed = handle.hook(self, args, result) if handle.is_before is False else None
-            result = result if changed is None else changed
-        return result
+        return call_with_hooks(self, args, kwargs) if self.call_hooks else self.forward(*args, **kwargs)
 
     def register_full_backward_hook(self, hook: Callable[[Any, tuple[Any, ...], tuple[Any, ...]], Any]) -> HookHandle:
         """Call `hook(module, gradients of the arguments, gradients of the result)` in each backward through a call.
@@ -143,21 +127,21 @@ class Module:
         replayed step calls no hooks, as no Python. Returns a handle, whose `remove()` ends it. The call raises
         ArgumentError for more than one argument that needs a gradient, and for a result that is no Tensor.
         """
-        return HookHandle(self, hook, None)
+        return HookHandle(self, hook, BACKWARD)
 
     def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> HookHandle:
         """Call `hook(module, arguments)` before each call of the module; a result stands for the arguments.
 
         A replayed step calls no hooks, as no Python. Returns a handle, whose `remove()` ends it.
         """
-        return HookHandle(self, hook, True)
+        return HookHandle(self, hook, BEFORE)
 
     def register_forward_hook(self, hook: Callable[[Any, tuple[Any, ...], Any], Any]) -> HookHandle:
         """Call `hook(module, arguments, result)` after each call of the module; a result of the hook's stands for it.
 
         A replayed step calls no hooks, as no Python. Returns a handle, whose `remove()` ends it.
         """
-        return HookHandle(self, hook, False)
+        return HookHandle(self, hook, AFTER)
 
     # -- contents
 
@@ -339,22 +323,6 @@ class Module:
         values = {name: _values_for(name, tensor, state[name]) for name, tensor in own.items()}
         for name, tensor in own.items():
             tensor.copy_from(values[name])
-
-
-class HookHandle:
-    """A function that a module calls before or after `forward`, or (None) in backward, until `remove()`."""
-
-    def __init__(self, module: Module, hook: Callable[..., Any], is_before: bool | None):
-        self._module, self.hook, self.is_before = module, hook, is_before
-        self._set((*module.call_hooks, self))
-
-    def remove(self) -> None:
-        """Take the hook from its module."""
-        self._set(tuple(each for each in self._module.call_hooks if each is not self))
-
-    def _set(self, hooks: tuple[HookHandle, ...]) -> None:
-        object.__setattr__(self._module, "call_hooks", hooks)
-        self._module._note_change(self._module)
 
 
 def _members(value: object) -> Iterator[Module | Parameter]:

@@ -1,4 +1,4 @@
-"""Hooks of modules that backward calls, as torch.nn.Module.register_full_backward_hook's."""
+"""Hooks of modules: functions called before and after `forward`, and in backward, as torch.nn.Module's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,45 @@ from clcomm.engine.ops.shape import reshape
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
+#: When a hook is called.
+BEFORE, AFTER, BACKWARD = "before", "after", "backward"
 
-def watched(module: object, hooks: Sequence[Callable[..., Any]], args: tuple[Any, ...], call: Any) -> Tensor:
+
+class HookHandle:
+    """A function that a module calls before or after `forward`, or in backward, until `remove()`."""
+
+    def __init__(self, module: Any, hook: Callable[..., Any], when: str):
+        self._module, self.hook, self.when = module, hook, when
+        self._set((*module.call_hooks, self))
+
+    def remove(self) -> None:
+        """Take the hook from its module."""
+        self._set(tuple(each for each in self._module.call_hooks if each is not self))
+
+    def _set(self, hooks: tuple[HookHandle, ...]) -> None:
+        object.__setattr__(self._module, "call_hooks", hooks)
+        self._module._note_change(self._module)
+
+
+def call_with_hooks(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Return a module's result for these arguments, with its hooks called."""
+    hooks = {when: [each.hook for each in module.call_hooks if each.when == when] for when in (BEFORE, AFTER, BACKWARD)}
+    for hook in hooks[BEFORE]:
+        changed = hook(module, args)
+        if changed is not None:
+            args = changed if isinstance(changed, tuple) else (changed,)
+
+    def forward(*given: Any) -> Tensor:
+        result: Tensor = module.forward(*given, **kwargs)
+        for hook in hooks[AFTER]:
+            changed = hook(module, given, result)
+            result = result if changed is None else changed
+        return result
+
+    return _watched(module, hooks[BACKWARD], args, forward) if hooks[BACKWARD] else forward(*args)
+
+
+def _watched(module: object, hooks: Sequence[Callable[..., Any]], args: tuple[Any, ...], call: Any) -> Tensor:
     """Return call(*args), whose gradients the hooks get in backward, with the module and those of the arguments.
 
     Raises ArgumentError for more than one argument that needs a gradient, and for a result that is no Tensor.
