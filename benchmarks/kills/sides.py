@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.kills import task
 from benchmarks.kills.outcome import Outcome
-from benchmarks.kills.task import Task, read_events
+from benchmarks.kills.task import Task, Written
 from benchmarks.workers import ROOT
 from clcomm.errors import LaunchError
 
@@ -67,47 +67,50 @@ def torchft(given: Task, ranks: int, heartbeat_ms: int) -> Iterator[list[subproc
 
 def undisturbed(side: Side, steps: int, ranks: int) -> set[str]:
     """Return the hashes of a run without kills, as fast as it goes."""
-    with tempfile.TemporaryDirectory(prefix="clcomm-bench-") as name, side(Task(Path(name), steps, 0.0), ranks) as jobs:
-        _wait_for(Path(name), jobs, task.ENDS, START_S + steps)
-        _wait_for_all(Path(name), jobs, ranks)
-        return {each.digest for each in read_events(Path(name)) if each.what == task.ENDS}
+    with tempfile.TemporaryDirectory(prefix="clcomm-bench-") as name:
+        given = Task(Path(name), steps, 0.0)
+        written = Written(given.folder)
+        with side(given, ranks) as jobs:
+            _wait_for(written, given, jobs, task.ENDS, START_S + steps)
+            _wait_for_all(written, jobs, ranks)
+        return {each.digest for each in written.look().events if each.what == task.ENDS}
 
 
 def killed(side: Side, given: Task, ranks: int, seed: int, every_s: float) -> Outcome:
     """Return the outcome of a run whose ranks are killed in drawn moments until it has ended."""
-    folder, kills_s = given.folder, list[float]()
+    written, kills_s = Written(given.folder), list[float]()
     with side(given, ranks) as jobs:
-        _wait_for(folder, jobs, task.STEP, START_S)
+        _wait_for(written, given, jobs, task.STEP, START_S)
         last_s = time.monotonic()
         for distance_s, rank in drawn_kills(seed, every_s, ranks):
-            if _has_ended(folder, jobs, last_s + distance_s):
+            if _has_ended(written, given, jobs, last_s + distance_s):
                 break
-            last_s = _kill(folder, jobs, rank, ranks)
+            last_s = _kill(written, given, jobs, rank, ranks)
             kills_s.append(last_s)
-        _wait_for_all(folder, jobs, ranks)
-    return Outcome.of(read_events(folder), kills_s)
+        _wait_for_all(written, jobs, ranks)
+    return Outcome.of(written.look().events, kills_s)
 
 
-def _has_ended(folder: Path, jobs: list[subprocess.Popen[str]], until_s: float) -> bool:
+def _has_ended(written: Written, given: Task, jobs: list[subprocess.Popen[str]], until_s: float) -> bool:
     """Wait until then, or until a rank has taken the last step; return whether one has."""
     while time.monotonic() < until_s:
-        if any(each.what == task.ENDS for each in read_events(folder)):
+        if written.look().counts[task.ENDS]:
             return True
-        _require_running(folder, jobs)
+        _require_running(given.folder, jobs)
         time.sleep(min(0.5, max(0.0, until_s - time.monotonic())))
     return False
 
 
-def _kill(folder: Path, jobs: list[subprocess.Popen[str]], rank: int, ranks: int) -> float:
+def _kill(written: Written, given: Task, jobs: list[subprocess.Popen[str]], rank: int, ranks: int) -> float:
     """Kill this rank, or the next one that takes steps, and return when; wait for one."""
     while True:
-        newest = {each.rank: each.process for each in read_events(folder) if each.what == task.STEP}
+        newest = written.look().stepping
         for one in range(rank, rank + ranks):
             process = newest.get(one % ranks)
             if process is not None and _is_rank(process):
                 os.kill(process, signal.SIGKILL)
                 return time.monotonic()
-        _require_running(folder, jobs)
+        _require_running(given.folder, jobs)
         time.sleep(_LOOK_S)
 
 
@@ -119,20 +122,20 @@ def _is_rank(process: int) -> bool:
         return False
 
 
-def _wait_for(folder: Path, jobs: list[subprocess.Popen[str]], what: str, limit_s: float) -> None:
+def _wait_for(written: Written, given: Task, jobs: list[subprocess.Popen[str]], what: str, limit_s: float) -> None:
     until_s = time.monotonic() + limit_s
-    while not any(each.what == what for each in read_events(folder)):
-        _require_running(folder, jobs)
+    while not written.look().counts[what]:
+        _require_running(given.folder, jobs)
         if time.monotonic() > until_s:
-            raise LaunchError(f"{what}: expected it within {limit_s:.0f} s; {_said(folder)}")
+            raise LaunchError(f"{what}: expected it within {limit_s:.0f} s; {_said(given.folder)}")
         time.sleep(_LOOK_S)
 
 
-def _wait_for_all(folder: Path, jobs: list[subprocess.Popen[str]], ranks: int) -> None:
+def _wait_for_all(written: Written, jobs: list[subprocess.Popen[str]], ranks: int) -> None:
     """Wait until every rank has taken the last step; ranks that are away then are not waited for long."""
     until_s = time.monotonic() + LAST_S
     while time.monotonic() < until_s and any(job.poll() is None for job in jobs):
-        if sum(each.what == task.ENDS for each in read_events(folder)) >= ranks:
+        if written.look().counts[task.ENDS] >= ranks:
             return
         time.sleep(_LOOK_S)
 

@@ -10,6 +10,7 @@ import hashlib
 import os
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,13 +73,38 @@ class Events:
         os.write(self._file, line.encode())
 
 
-def read_events(folder: Path) -> list[Event]:
-    """Return what all ranks have written so far, in its order."""
-    path = folder / EVENTS
-    text = path.read_text() if path.exists() else ""
-    words = [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]  # a reader may see half a line
-    return [Event(float(at), int(rank), int(pid), what, int(step), int(samples), digest)
-            for at, rank, pid, what, step, samples, digest in words]  # fmt: skip
+class Written:
+    """The events of all ranks, read as their file grows.
+
+    Attributes:
+        events: those so far, in the file's order.
+        counts: how many there are of each kind.
+        stepping: by rank, the process that took its newest step.
+    """
+
+    def __init__(self, folder: Path):
+        self._path, self._read = folder / EVENTS, 0
+        self.events: list[Event] = []
+        self.counts = Counter[str]()
+        self.stepping: dict[int, int] = {}
+
+    def look(self) -> Written:
+        """Read what was written since the last look; return this object."""
+        if not self._path.exists():
+            return self
+        with open(self._path, "rb") as file:
+            file.seek(self._read)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]  # a reader may see half a line
+        self._read += len(whole)
+        for line in whole.decode().splitlines():
+            at, rank, pid, what, step, samples, digest = line.split()
+            event = Event(float(at), int(rank), int(pid), what, int(step), int(samples), digest)
+            self.events.append(event)
+            self.counts[what] += 1
+            if what == STEP:
+                self.stepping[event.rank] = event.process
+        return self
 
 
 def network() -> nn.Module:

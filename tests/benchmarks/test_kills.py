@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -53,15 +54,20 @@ def test_percentiles_of_few_values():
 
 
 def test_events_are_read_as_they_were_written(tmp_path: Path):
-    given = Task(tmp_path, 7, 0.5)
-    assert task.read_events(tmp_path) == [] and given.words() == [str(tmp_path), "7", "0.5"]
+    given, written = Task(tmp_path, 7, 0.5), task.Written(tmp_path)
+    assert written.look().events == [] and given.words() == [str(tmp_path), "7", "0.5"]
     for rank in range(2):
         Events(given, rank).note(STEP, 3, 64, "abc")
-    with open(tmp_path / task.EVENTS, "a") as half:
-        half.write("12.5 0 77 st")
-    assert [each[1:] for each in task.read_events(tmp_path)] == [
-        (rank, each.process, STEP, 3, 64, "abc") for rank, each in enumerate(task.read_events(tmp_path))
-    ]
+    with open(tmp_path / task.EVENTS, "a") as file:
+        file.write("12.5 0 77 st")
+        file.flush()
+        assert [each[1:] for each in written.look().events] == [
+            (rank, os.getpid(), STEP, 3, 64, "abc") for rank in (0, 1)
+        ]
+        file.write("ep 4 64 -\n")
+    assert written.look().events[2:] == [(12.5, 0, 77, STEP, 4, 64, "-")]
+    assert written.counts == {STEP: 3} and written.stepping == {0: 77, 1: os.getpid()}
+    assert len(written.look().events) == 3
 
 
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> str:
