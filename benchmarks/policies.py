@@ -1,8 +1,10 @@
 """`python -m benchmarks.policies`: held-out loss and bytes of training that talks rarely, beside plain data parallel.
 
 The GPT example trains with nanoGPT's settings for computers without a GPU, from the same seed and for as many steps
-under each policy. The bytes are those that a rank has to send at least: of an all-reduce 2 (N - 1) / N of the array, of
-an all-gather (N - 1) / N of the whole. Neither depends on what else the machine does.
+under each policy, and at each of a few learning rates, of which the best counts, as for plain data parallel. The bytes
+are those that a rank has to send at least: of an all-reduce 2 (N - 1) / N of the array, of an all-gather (N - 1) / N of
+the whole. Neither depends on what else the machine does, so that several runs may go on at once, and with --kept those
+that are done are not repeated.
 """
 
 from __future__ import annotations
@@ -10,6 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,29 +26,34 @@ from clcomm.job import run
 
 PROGRAM = "benchmarks.policies"
 PLAIN = "none"
-POLICIES = ("diloco:h=100", "streaming:h=25", "sparseloco:h=25", "noloco:h=100", "local:h=100")
-#: The losses that papers' authors call equal, and the share of the bytes, by policy.
+POLICIES = ("diloco:h=100", "streaming:h=25", "sparseloco:h=25", "noloco:h=100", "local:h=100", "demo:32")
+RATES = (1e-3, 2e-3, 4e-3)
+#: The losses to plain that papers' authors call equal, and the share of the bytes where they name one.
 LOSS_BARS = {"diloco": 1.02, "streaming": 1.02, "sparseloco": 1.03, "demo": 1.03}
-BYTES_BAR = 0.01
+BYTES_BARS = {"diloco": 0.01, "streaming": 0.01, "sparseloco": 0.01}
 #: What training sends, by the labels under which it is counted.
 _LABELS = ("gradients", "outer gradients")
+_LIMIT_S = 1800.0
 
 
 class Trained(NamedTuple):
-    """A run's held-out loss, and the bytes that a rank sends in a step."""
+    """A run's held-out loss, the bytes that a rank sends in a step, and the learning rate."""
 
     loss: float
     step_bytes: float
+    rate: float
 
 
 def main() -> None:
     options, console = parse(), harness.make_console()
     report = Report("policies: held-out loss and bytes", harness.command_line(PROGRAM))
+    cells = list(product((PLAIN, *options.policies), options.rates))
+    kept = nullcontext(options.kept) if options.kept else tempfile.TemporaryDirectory(prefix="clcomm-bench-")
+    with console.status("training"), kept as folder, ThreadPoolExecutor(options.at_once) as pool:
+        found = list(pool.map(partial(train, options, Path(folder)), *zip(*cells, strict=True)))
     runs: dict[str, Trained] = {}
-    with console.status("training") as status:
-        for policy in (PLAIN, *options.policies):
-            status.update(policy)
-            runs[policy] = train(options, policy)
+    for (policy, _), trained in zip(cells, found, strict=True):
+        runs[policy] = min(runs.get(policy, trained), trained)
     compare(options, runs, report)
     harness.conclude(report, console, options.record)
 
@@ -54,25 +65,31 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ranks", type=harness.positive, default=4, help="default: %(default)s")
     parser.add_argument("--steps", type=harness.positive, default=2000, help="default: %(default)s")
     parser.add_argument("--policies", nargs="+", default=POLICIES, metavar="POLICY", help="default: %(default)s")
+    parser.add_argument("--rates", nargs="+", type=float, default=RATES, metavar="RATE", help="default: %(default)s")
+    parser.add_argument("--at-once", type=harness.positive, default=1, metavar="N", help="runs; default: %(default)s")
+    parser.add_argument("--kept", metavar="FOLDER", help="with the reports of runs; those that are there count")
     parser.add_argument(
         "--record", action="store_true", help=f"keep the results in benchmarks/{results_file.RESULTS.name}"
     )
     return parser.parse_args()
 
 
-def train(options: argparse.Namespace, policy: str) -> Trained:
-    """Train the example once; policy: also a compression, such as "demo:32", with SGD."""
-    how = ["--compression", policy, "--optimizer", "sgd"] if policy.startswith("demo") else ["--policy", policy]
-    with tempfile.TemporaryDirectory(prefix="clcomm-bench-") as folder:
-        file = Path(folder, "run.json")
+def train(options: argparse.Namespace, folder: Path, policy: str, rate: float) -> Trained:
+    """Train the example once; policy: also a compression, such as "demo:32", whose sign replaces AdamW's step."""
+    file = folder / f"{policy}-{rate:g}-{options.steps}-{options.ranks}.json"
+    how = ["--policy", policy]
+    if policy.startswith("demo"):
+        how = ["--compression", policy, "--optimizer", "sgd", "--momentum", "0"]
+    if not file.exists():
         run_to_end(
             options.ranks, "-m", "examples.gpt", "--preset", "nanogpt-cpu", "--sample", "0", "--quiet",
-            "--max-steps", str(options.steps), "--report", str(file), *how,
+            "--max-steps", str(options.steps), "--lr", f"{rate:g}", "--report", str(file.absolute()), *how,
+            limit_s=_LIMIT_S,
         )  # fmt: skip
-        document = json.loads(file.read_text(encoding="utf-8"))
+    document = json.loads(file.read_text(encoding="utf-8"))
     rows = [row for row in document["communication"]["operations"] if row["label"] in _LABELS]
     sent = sum(sent_bytes(row["operation"], row["wire_bytes"], options.ranks) for row in rows)
-    return Trained(document["test_loss"], sent / document["steps"])
+    return Trained(document["test_loss"], sent / document["steps"], rate)
 
 
 def sent_bytes(operation: str, nbytes: float, ranks: int) -> float:
@@ -85,14 +102,15 @@ def compare(options: argparse.Namespace, runs: dict[str, Trained], report: Repor
     """Compare the policies with plain data parallel."""
     plain = runs[PLAIN]
     title = f"nanoGPT's run for CPUs, {options.ranks} ranks, {options.steps} steps"
-    grid = Grid(title, ("policy", "held-out loss", "to plain", "bytes a step", "to plain"))
+    grid = Grid(title, ("policy", "rate", "held-out loss", "to plain", "bytes a step", "to plain"))
     for policy, found in runs.items():
         loss, share = found.loss / plain.loss, found.step_bytes / plain.step_bytes
-        grid.add(policy, f"{found.loss:.4f}", f"{loss:.3f}x", f"{found.step_bytes:,.0f}", f"1/{1 / share:.0f}")
-        bar = LOSS_BARS.get(policy.partition(":")[0])
-        if bar is not None:
-            report.bars.append(Bar(f"{policy}: held-out loss to plain", loss, bar, at_least=False))
-            report.bars.append(Bar(f"{policy}: bytes to plain", share, BYTES_BAR, at_least=False))
+        figures = f"{found.loss:.4f}", f"{loss:.3f}x", f"{found.step_bytes:,.0f}", f"1/{1 / share:.0f}"
+        grid.add(policy, f"{found.rate:g}", *figures)
+        name = policy.partition(":")[0]
+        for what, value, bars in (("held-out loss", loss, LOSS_BARS), ("bytes", share, BYTES_BARS)):
+            if name in bars:
+                report.bars.append(Bar(f"{policy}: {what} to plain", value, bars[name], at_least=False))
     report.grids.append(grid)
 
 

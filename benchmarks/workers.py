@@ -46,12 +46,14 @@ def mpi_launch(ranks: int, python: str = sys.executable) -> list[str]:
     return [*command, "-n", str(ranks)]
 
 
-def run_to_end(ranks: int, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+def run_to_end(
+    ranks: int, *arguments: str, environment: Mapping[str, str] | None = None, limit_s: float = _RUN_LIMIT_S
+) -> None:
     """Run Python with these arguments on `ranks` ranks. LaunchError with the end of its output where it fails."""
     command = [*mpi_launch(ranks), sys.executable, *arguments]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=_RUN_LIMIT_S, check=False,
+        timeout=limit_s, check=False,
     )  # fmt: skip
     if done.returncode:
         raise LaunchError(f"{' '.join(arguments)} ended with exit code {done.returncode}:\n{done.stderr.strip()}")

@@ -19,6 +19,8 @@ def refuse_conflicts(options: JobOptions) -> None:
     parse_compression(options.compression)
     if parse_policy(options.policy) is not None:
         _refuse("--policy", _works_on_gradients(options))
+    if options.averages_signs and options.clip_norm is not None:
+        raise ArgumentError("--clip-norm: expected none with --compression demo, which leaves signs alone of gradients")
     if options.split_tensors and compresses:
         raise ArgumentError("--split-tensors: expected no --compression with it, which needs whole tensors")
     if options.zero_stage:

@@ -7,6 +7,8 @@ from argparse import ArgumentTypeError
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from clcomm.compression import parse_compression
+from clcomm.compression.decoupled import DeMo
 from clcomm.console.option_types import number, whole_number
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.precision import PRECISIONS
@@ -179,6 +181,11 @@ class JobOptions(Options):
     def learning_rate(self) -> float:
         """--lr, by default the optimizer's of DEFAULT_LR."""
         return DEFAULT_LR[self.optimizer] if self.lr is None else self.lr
+
+    @property
+    def averages_signs(self) -> bool:
+        """Whether --compression leaves signs in the place of gradients, as large as ever after any step."""
+        return isinstance(parse_compression(self.compression), DeMo)
 
     def settings(self) -> dict[str, Any]:
         """Return all options but those of the run's outputs, by name, for its report."""

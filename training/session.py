@@ -204,6 +204,8 @@ class Session:
         trainer.optimizer.load_state_dict(state.optimizer)
         trainer.optimizer.zero_grad()  # those of the interrupted step
         load_state(trainer, state.training)
+        if state.policy:
+            trainer.sync.load_state_dict(trainer.model, state.policy)
         self._numbers = state.random
         if state.random is not None and self.parts.opencl is not None:
             RandomStream.of(self.parts.opencl).load(state.random)

@@ -172,17 +172,20 @@ def _check_compression(checkpoint: Checkpoint, trainer: Trainer, ranks: int) -> 
 
 
 def _restore_compression(checkpoint: Checkpoint, trainer: Trainer, ranks: int) -> None:
-    """Restore what compression or a policy kept, if the same ranks keep something now; collective."""
+    """Restore what compression kept, if the same ranks keep something now, or a policy on any number; collective."""
     if not checkpoint.group("sync"):
         return
-    holders = [bool(checkpoint.group(f"sync/{rank}")) for rank in range(ranks)]
     comm, sync = trainer.comm, trainer.sync
-    now = sync.models.settings.policy is not None or bool(sync.state_dict(trainer.model))
-    if comm.all_gather_object(now, label=CHECKPOINT) == holders:
+    if sync.models.settings.policy is not None:
+        source = comm.rank if ranks == comm.size else 0  # others go on from rank 0's parameters and outer optimizer
+        sync.load_state_dict(trainer.model, checkpoint.group(f"sync/{source}"))
+        return
+    holders = [bool(checkpoint.group(f"sync/{rank}")) for rank in range(ranks)]
+    if comm.all_gather_object(bool(sync.state_dict(trainer.model)), label=CHECKPOINT) == holders:
         sync.load_state_dict(trainer.model, checkpoint.group(f"sync/{comm.rank}"))
     elif comm.rank == 0:
         written = f"by {ranks} ranks, this job has {comm.size}" if ranks != comm.size else "on other hosts"
-        _log.warning("checkpoint: was written %s: what compression or a policy kept is left out", written)
+        _log.warning("checkpoint: was written %s: what compression kept is left out", written)
 
 
 def _random_states(checkpoint: Checkpoint) -> list[dict[str, np.ndarray]]:

@@ -49,8 +49,9 @@ class TextOptions(TrainingOptions):
     lr: float | None = _optimizer(1e-3, "at its highest", number(above=True), metavar="RATE")
     schedule: str = _optimizer("cosine:warmup=100", 'of the rate, e.g. "constant"', metavar="TEXT")
     clip_norm: float | None = _optimizer(
-        1.0, "largest norm of all gradients together, after averaging", number(above=True), metavar="N"
-    )
+        None, "largest norm of all gradients together, after averaging; default: 1, but none with demo",
+        number(above=True), metavar="N",
+    )  # fmt: skip
 
     eval: bool = _output(True, "measure the loss on held-out text after each epoch and at the end")
     sample: int = _output(256, "characters that the model writes at the end", whole_number(), metavar="N")
@@ -61,6 +62,8 @@ class TextOptions(TrainingOptions):
 
     def check(self) -> None:
         super().check()
+        if self.clip_norm is None and not self.averages_signs:
+            object.__setattr__(self, "clip_norm", 1.0)
         if self.width % self.heads:
             raise ArgumentError(f"--heads: expected a number that divides --width {self.width}, got {self.heads}")
         if self.dropout >= 1:

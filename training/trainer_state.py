@@ -107,24 +107,34 @@ class MovingState(NamedTuple):
     Attributes:
         model, optimizer: their arrays by name.
         training: see `state_of`.
+        policy: what a policy keeps on this rank, its parameters and outer optimizer; empty without one.
         random: the state of the device's random numbers after that step; None: they are the rank's own.
     """
 
     model: dict[str, np.ndarray]
     optimizer: dict[str, np.ndarray]
     training: dict[str, Any]
+    policy: dict[str, np.ndarray]
     random: np.ndarray | None = None
 
     @classmethod
     def of(cls, trainer: Trainer, random: np.ndarray | None = None) -> MovingState:
         """Return the trainer's state after its last complete step; not collective."""
-        return cls(trainer.model.state_dict(), trainer.optimizer.state_dict(), state_of(trainer), random)
+        sync, model = trainer.sync, trainer.model
+        policy = {} if sync.models.settings.policy is None else sync.state_dict(model)
+        return cls(model.state_dict(), trainer.optimizer.state_dict(), state_of(trainer), policy, random)
 
     def newest(self, comm: Communicator) -> MovingState:
         """Return the state of the lowest of the ranks that have completed the most steps; collective."""
         root = elastic.newest(comm, self.training["progress"]["step"])
+        kept = {name: (array.shape, array.dtype) for name, array in self.policy.items()}
+        training, kept, random = comm.broadcast_object((self.training, kept, self.random), root, label=elastic.RECOVERY)
+        # On a rank that was interrupted in its first step a policy may not have begun.
+        policy = {name: self.policy.get(name, np.zeros(*kind)) for name, kind in kept.items()}
         return MovingState(
             elastic.send_arrays(comm, self.model, root),
             elastic.send_arrays(comm, self.optimizer, root),
-            *comm.broadcast_object((self.training, self.random), root, label=elastic.RECOVERY),
+            training,
+            elastic.send_arrays(comm, policy, root),
+            random,
         )

@@ -66,7 +66,7 @@ class _Gossip(LocalSteps):
 
     def align(self) -> None:
         super().align()
-        self.comm.all_reduce(self._anchor, "mean", label=OUTER)
+        self._anchor = self.comm.all_reduce(self._anchor, "mean", out=np.empty_like(self._anchor), label=OUTER)
         self.model.read()
         self.model.write(self._anchor)
 

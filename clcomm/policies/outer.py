@@ -45,9 +45,8 @@ class LocalSGD(Policy):
 
 class _Mean(LocalSteps):
     def outer_step(self) -> None:
-        values = self.model.read()
-        self.comm.all_reduce(values, "mean", label=OUTER)
-        self.model.write(values)
+        own = self.model.read()
+        self.model.write(self.comm.all_reduce(own, "mean", out=np.empty_like(own), label=OUTER))
 
     def state(self) -> dict[str, np.ndarray]:
         return {}

@@ -35,9 +35,16 @@ class LocalSteps(ABC):
         self.steps = 0
 
     def step_finished(self) -> None:
-        """Note that this rank's optimizer has updated the parameters, and take the outer step that is due."""
+        """Note that this rank's optimizer has updated the parameters, and take the outer step that is due.
+
+        Where that fails, as a rank was lost, `state` and the steps stay those of before.
+        """
         self.steps += 1
-        self.after_step()
+        try:
+            self.after_step()
+        except BaseException:
+            self.steps -= 1
+            raise
 
     def after_step(self) -> None:
         """Take the outer step that is due after so many steps."""

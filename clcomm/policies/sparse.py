@@ -50,13 +50,12 @@ class _Sparse(LocalSteps):
 
     def outer_step(self) -> None:
         number = self.model.dtype.type
-        self._unsent *= number(self._settings.decay)
-        self._unsent += self._anchor - self.model.read()
-        sent = self._encoded(self._unsent)
-        self._unsent -= self._decoded(sent)
+        unsent = self._unsent * number(self._settings.decay) + (self._anchor - self.model.read())
+        sent = self._encoded(unsent)
         mean = np.zeros_like(self._anchor)
         for rows in self.comm.all_gather(sent, label=OUTER):
             mean += self._decoded(rows)
+        self._unsent = unsent - self._decoded(sent)
         self._anchor -= number(self._settings.lr) * (mean / number(self.comm.size))
         self.model.write(self._anchor)
 

@@ -72,13 +72,13 @@ class _Streaming(LocalSteps):
         self.outer_step()
 
     def _send(self, number: int) -> None:
-        self._sent[number][:] = self._outer[number].anchor - self.model.read()[self._parts[number]]
-        self._due[number] = self.steps + self._settings.delay
-        self._start(number)
+        gradient = self._outer[number].anchor - self.model.read()[self._parts[number]]
+        self._start(number, gradient)
+        self._sent[number], self._due[number] = gradient, self.steps + self._settings.delay
 
-    def _start(self, number: int) -> None:
+    def _start(self, number: int, gradient: np.ndarray) -> None:
         start = _start_sum if self._settings.bits == 32 else _start_codes
-        self._means[number] = start(self.comm, self._sent[number])
+        self._means[number] = start(self.comm, gradient)
 
     def _receive(self, number: int, alpha: float) -> None:
         outer, part = self._outer[number], self._parts[number]
@@ -97,7 +97,7 @@ class _Streaming(LocalSteps):
         while self._means:
             self._means.popitem()[1]()
         for number in np.flatnonzero(self._due):
-            self._start(int(number))
+            self._start(int(number), self._sent[number])
 
 
 def _start_sum(comm: Communicator, gradient: np.ndarray) -> Callable[[], np.ndarray]:

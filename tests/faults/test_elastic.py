@@ -54,6 +54,23 @@ def test_one_goes_on_when_three_are_killed(mpiexec: str, place: str):
 
 
 @pytest.mark.parametrize(
+    ("policy", "kill", "left"),
+    [
+        ("diloco:h=10,momentum=0.5", "1:optimizer:40:0", 3),  # the others wait for it in the outer step
+        ("streaming:h=20", "2:step:35:0.002;0:send:2:0", 2),
+        ("sparseloco:h=5", "0:optimizer:50:0;3:step:55:0", 2),
+        ("noloco:h=5", "0:optimizer:50:0", 3),
+    ],
+)
+def test_the_others_go_on_under_a_policy_and_are_alike_at_the_end(mpiexec: str, policy: str, kill: str, left: int):
+    outcome = train(mpiexec, kill, *DIGITS, "--policy", policy)
+    assert outcome.code == 0 and "Traceback" not in outcome.output, outcome.output
+    ends = [{name: value.tobytes() for name, value in found.items()} for found in outcome.ends.parameters]
+    assert len(ends) == left and all(found == ends[0] for found in ends)
+    assert outcome.accuracy > 85, outcome.output
+
+
+@pytest.mark.parametrize(
     ("program", "number"), [("sharded", 1), ("mnist", 0), ("horovod", 0), ("horovod", 1), ("horovod", 2)]
 )
 def test_drawn_deaths_leave_the_numbers_of_the_same_steps_on_one_rank(mpiexec: str, program: str, number: int):

@@ -129,5 +129,5 @@ def test_resuming_has_the_bits_of_an_uninterrupted_run_on_the_same_hosts_alone(c
         assert not other.sync.state_dict(other.model)["residual"].any()
     if comm.rank == 0:
         assert [record.getMessage() for record in caplog.records] == [
-            "checkpoint: was written on other hosts: what compression or a policy kept is left out"
+            "checkpoint: was written on other hosts: what compression kept is left out"
         ]

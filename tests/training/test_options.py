@@ -22,6 +22,7 @@ from training.command_line import parser
 from training.comparison.options import ComparisonOptions
 from training.option_fields import Options, flag
 from training.options import DEFAULT_LR, TrainingOptions
+from training.text_options import TextOptions
 
 KINDS = [TrainingOptions, ComparisonOptions]
 #: A value beside the default of each option that takes text of a certain form.
@@ -34,6 +35,7 @@ NEEDS = {"checkpoint_every": {"checkpoint": "run.npz"}, "nesterov": {"momentum":
 EXCLUDED = [
     {"nesterov": True, "optimizer": "adam"}, {"nesterov": True, "momentum": 0.0},
     {"sharded_optimizer": True, "engine": "torch"}, {"sharded_optimizer": True, "no_bucketing": True},
+    {"compression": "demo:32", "clip_norm": 1.0},
     {"split_tensors": True, "compression": "int8"}, {"compression": "zip"}, {"uneven_inputs": "join", "overlap": "on"},
     {"eval": False, "target_accuracy": 0.9}, {"trace": "t.json", "trace_limit": "much"},
     {"elastic": True, "sharding": "contiguous"}, {"elastic": True, "sharded_optimizer": True},
@@ -164,6 +166,7 @@ def test_options_that_follow_from_others(tmp_path: Path) -> None:
     assert TrainingOptions(optimizer="adam", lr=0.5).learning_rate == 0.5
     assert TrainingOptions(resume="a.npz", checkpoint="b.npz").resume_from == "a.npz"
     assert TrainingOptions(checkpoint=tmp_path / "run.npz", resume="").resume_from == str(tmp_path / "run.npz")
+    assert (TextOptions().clip_norm, TextOptions(compression="demo:32").clip_norm) == (1.0, None)
     assert TrainingOptions(target_accuracy=98).target_accuracy == 0.98
     settings = TrainingOptions(report="run.json", quiet=True, epochs=3).settings()
     assert settings["epochs"] == 3 and not {"report", "quiet", "checkpoint", "trace"} & set(settings)

@@ -9,18 +9,27 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
+from clcomm.checkpoint import load
 from clcomm.errors import ArgumentError, CheckpointError
 from tests.helpers import one_line
 from training.console import make_console
 from training.data.datasets import load_synthetic
 from training.options import TrainingOptions
 from training.session import Session
+from training.trainer_state import MovingState
 
 SPLITS = load_synthetic(103, 50, shape=(1, 8, 8))
 OPTIONS: dict[str, object] = {
     "model": "mlp", "batch_size": 4, "epochs": 2, "max_steps": 9, "device": "cpu", "quiet": True, "optimizer": "adam",
     "clip_norm": 0.5,
 }  # fmt: skip
+
+
+POLICIES = ("local:h=2", "diloco:h=4", "streaming:h=4", "sparseloco:h=4", "noloco:h=2")
+
+
+def session_of(comm: Communicator, policy: str, **options: object) -> Session:
+    return Session(TrainingOptions(**{**OPTIONS, "policy": policy, **options}), comm, SPLITS, make_console(comm))  # type: ignore[arg-type]
 
 
 def ends_with(comm: Communicator, **options: object) -> tuple[str, float]:
@@ -33,7 +42,7 @@ def ends_with(comm: Communicator, **options: object) -> tuple[str, float]:
     return hashlib.sha256(values).hexdigest(), result.evaluation.loss
 
 
-@pytest.mark.parametrize("policy", ["local:h=2", "diloco:h=4", "streaming:h=4", "sparseloco:h=4", "noloco:h=2"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_ranks_are_alike_at_the_end(comm: Communicator, policy: str) -> None:
     mine = ends_with(comm, policy=policy)
     assert comm.all_gather_object(mine) == [mine] * comm.size
@@ -57,6 +66,46 @@ def test_a_resumed_run_goes_on_with_what_the_policy_keeps(auto: Communicator, tm
         assert resumed == whole
     with pytest.raises(CheckpointError, match="policy"):
         ends_with(auto, policy="diloco:h=5", resume=file)
+
+
+@pytest.mark.mpi(min_size=1)
+def test_another_number_of_ranks_goes_on_with_the_outer_optimizer(auto: Communicator, tmp_path: Path) -> None:
+    """All begin at rank 0's place, between two outer steps; outer momentum has moved the anchor away from it."""
+    file = auto.broadcast_object(str(tmp_path / "run.npz"))
+    session_of(auto, "diloco:h=4", max_steps=6, checkpoint=file).run()
+    kept = load(file).group("sync/0")
+    alone = Communicator(transport="solo")
+    resumed = session_of(alone, "diloco:h=4", resume=file, max_steps=6)
+    resumed.run()
+    found = resumed.trainer.sync.state_dict(resumed.parts.model)
+    assert found.keys() == kept.keys() and found["velocity"].any()
+    # The end of the run before has aligned the ranks, which is an outer step.
+    assert all(found[name].tobytes() == kept[name].tobytes() for name in ("steps", "velocity", "anchor"))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_ranks_that_are_left_have_the_outer_state_of_the_first(comm: Communicator, policy: str) -> None:
+    """What a session does after a loss: the state of the lowest of the ranks that are farthest goes to all."""
+    session = session_of(comm, policy, max_steps=7)
+    for _ in session.steps():
+        pass
+    old = session.trainer
+    mine = MovingState.of(old)
+    if comm.rank == 0:
+        assert mine.policy["steps"] == 7
+    session._take_over(old, mine.newest(comm))
+    assert session.trainer is not old
+    found = session.trainer.sync.state_dict(session.parts.model)
+    theirs = comm.broadcast_object({name: array.tobytes() for name, array in mine.policy.items()}, 0)
+    assert {name: array.tobytes() for name, array in found.items()} == theirs
+    again = comm.all_gather_object(session.run().evaluation)
+    assert again == again[:1] * comm.size
+
+
+def test_ranks_that_lost_one_before_the_policy_began_begin_it(comm: Communicator) -> None:
+    session = session_of(comm, "diloco:h=4")
+    session._take_over(session.trainer, MovingState.of(session.trainer).newest(comm))
+    assert session.run().steps == 9
 
 
 @pytest.mark.parametrize(
