@@ -72,15 +72,14 @@ def test_a_resumed_run_goes_on_with_what_the_policy_keeps(auto: Communicator, tm
 def test_another_number_of_ranks_goes_on_with_the_outer_optimizer(auto: Communicator, tmp_path: Path) -> None:
     """All begin at rank 0's place, between two outer steps; outer momentum has moved the anchor away from it."""
     file = auto.broadcast_object(str(tmp_path / "run.npz"))
-    session_of(auto, "diloco:h=4", max_steps=6, checkpoint=file).run()
+    session_of(auto, "diloco:h=4", max_steps=6, checkpoint=file, eval=False).run()
     kept = load(file).group("sync/0")
     alone = Communicator(transport="solo")
-    resumed = session_of(alone, "diloco:h=4", resume=file, max_steps=6)
+    resumed = session_of(alone, "diloco:h=4", resume=file, max_steps=6, eval=False)
     resumed.run()
     found = resumed.trainer.sync.state_dict(resumed.parts.model)
     assert found.keys() == kept.keys() and found["velocity"].any()
-    # The end of the run before has aligned the ranks, which is an outer step.
-    assert all(found[name].tobytes() == kept[name].tobytes() for name in ("steps", "velocity", "anchor"))
+    assert all(found[name].tobytes() == kept[name].tobytes() for name in kept)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
