@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
+import threading
 import time
 
 import numpy as np
@@ -235,6 +237,53 @@ def test_what_a_dead_job_was_building_is_thrown_away(monkeypatch, tmp_path, devi
     process.wait()
     marker.write_text(f"{os.uname().nodename} {process.pid}")
     assert builds(comm, device) and old.exists() and not half.exists() and not marker.exists()
+
+
+def is_locked(cache):
+    descriptor = os.open(cache, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "another job builds"])
+def test_nothing_is_thrown_away_while_another_job_builds(monkeypatch, tmp_path, device, meanwhile):
+    """Two jobs find the same dead one: the second has to look again when the first has cleared, and builds."""
+    cache = use_cache(monkeypatch, Communicator(transport="solo"), tmp_path)
+    stamp, half = module._stamp(device, "run"), program_folder(cache, "half")
+    marker = module._marker(stamp)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    marker.write_text(f"{os.uname().nodename} {dead.pid}")
+    with module._locked(cache, fcntl.LOCK_SH):
+        clears = threading.Thread(target=module._clear_damaged, args=(stamp,))
+        clears.start()
+        clears.join(0.3)
+        assert clears.is_alive() and half.exists()
+        if meanwhile != "nothing":
+            marker.write_text(f"{os.uname().nodename} {os.getpid()}")
+    clears.join()
+    assert half.exists() == marker.exists() == (meanwhile != "nothing")
+
+
+@pytest.mark.mpi(min_size=1)
+def test_ranks_that_build_keep_others_from_throwing_away(monkeypatch, tmp_path, device):
+    class Looks(Pretended):
+        def build(self, programs):
+            super().build(programs)
+            locked.append(is_locked(cache))
+
+    comm, locked = Communicator(), []
+    cache = use_cache(monkeypatch, comm, tmp_path)
+    build_together(comm, device, Looks, "run")
+    found = [each for part in comm.all_gather_object(locked) for each in part]
+    assert len(found) == 9 and all(found)
+    comm.barrier()
+    assert comm.rank or not is_locked(cache)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -7,11 +7,12 @@ a later start, damaged ones are removed and built again.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -61,7 +62,9 @@ def build_together(comm: Communicator, device: Device, rehearse: Callable[[], Re
         _mark(stamp)
     with ExitStack() as stack:
         folders = comm.all_gather_object(_claims(stack) if leads else None)
-        failure = _build_share(rehearse, folders[needs.index(need)]) if need is not None else None
+        failure = None
+        if need is not None and stamp is not None:
+            failure = _build_share(rehearse, folders[needs.index(need)], stamp.parent)
         comm.rendezvous()
     failures = [error for error in comm.all_gather_object(failure) if error is not None]
     if leads and stamp is not None:
@@ -84,7 +87,7 @@ def _claims(stack: ExitStack) -> Path | None:
         return None
 
 
-def _build_share(rehearse: Callable[[], Rehearsal], claims: Path | None) -> ClcommError | None:
+def _build_share(rehearse: Callable[[], Rehearsal], claims: Path | None, cache: Path) -> ClcommError | None:
     """Build the programs that no other rank has claimed, one by one; return the error, if any."""
     shortage = pocl_cache.shortage()
     if shortage:
@@ -94,7 +97,8 @@ def _build_share(rehearse: Callable[[], Rehearsal], claims: Path | None) -> Clco
     core = _claimed_core(claims)
     try:
         if core is not None:
-            _build_unclaimed(rehearse(), claims)
+            with _locked(cache, fcntl.LOCK_SH):
+                _build_unclaimed(rehearse(), claims)
     except ClcommError as error:
         return error
     finally:
@@ -133,23 +137,53 @@ def _builds(mark: Path) -> bool:
 
 
 def _clear_damaged(stamp: Path) -> None:
-    """Remove a run's damaged kernels, and those of a job that died while it built them."""
-    cache, marker = stamp.parent, _marker(stamp)
+    """Remove a run's damaged kernels, and those of a job that died while it built them.
+
+    Only then it waits for jobs that build into the cache: it would take away what they write.
+    """
+    if _left_by_dead(stamp) is None and _broken(stamp) is None:
+        return
+    with _locked(stamp.parent, fcntl.LOCK_EX):  # and looks again, as another job may have removed them
+        left, broken = _left_by_dead(stamp), _broken(stamp)
+        if left is not None:
+            kernel_cache.clear(left)
+            with suppress(OSError):
+                _marker(stamp).unlink()
+        if broken is not None:
+            _log.warning("kernel cache %s: damaged; building anew what this run needs", stamp.parent)
+            kernel_cache.clear(broken)
+            with suppress(OSError):
+                stamp.unlink()
+
+
+def _left_by_dead(stamp: Path) -> list[Path] | None:
+    """Return the programs in use since a job began to build which has died; None: none has."""
+    marker = _marker(stamp)
     with suppress(OSError, ValueError):
         if not _is_alive(read_regular(marker, _MOST_BYTES).decode()):
-            kernel_cache.clear(kernel_cache.used_since(cache, marker.stat().st_mtime))
-            marker.unlink()
+            return kernel_cache.used_since(stamp.parent, marker.stat().st_mtime)
+    return None
+
+
+def _broken(stamp: Path) -> list[Path] | None:
+    """Return the programs that differ from their seal, none where the seal is no seal; None: all are whole."""
     try:
-        broken = kernel_cache.damaged(cache, kernel_cache.read_seal(stamp), stamp.stat().st_mtime)
+        return kernel_cache.damaged(stamp.parent, kernel_cache.read_seal(stamp), stamp.stat().st_mtime) or None
     except FileNotFoundError:
-        return
+        return None
     except (OSError, ValueError, RecursionError):
-        broken = None
-    if broken is None or broken:
-        _log.warning("kernel cache %s: damaged; building anew what this run needs", cache)
-        kernel_cache.clear(broken or [])
+        return []
+
+
+@contextmanager
+def _locked(cache: Path, how: int) -> Iterator[None]:
+    """Hold a lock of fcntl's on the cache: LOCK_SH to build, LOCK_EX to remove; none where the system has none."""
+    with ExitStack() as opened:
         with suppress(OSError):
-            stamp.unlink()
+            descriptor = os.open(cache, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            opened.callback(os.close, descriptor)
+            fcntl.flock(descriptor, how)
+        yield
 
 
 def _mark(stamp: Path) -> None:
