@@ -144,4 +144,4 @@ class MemoryCopies:
             return
         self._written_s += time.thread_time() - began_s
         note_saved(step)
-        self._world.tell(COPIED)
+        self._world.tell(COPIED, step)

@@ -13,6 +13,8 @@ from clcomm.commands.command import Command
 from clcomm.console.option_types import number, whole_number
 from clcomm.errors import ArgumentError
 from clcomm.launch import chaos, rank_logs
+from clcomm.launch.host_list import HostList
+from clcomm.launch.hosts import Hosts
 from clcomm.launch.mpiexec import BINDINGS, find_mpiexec, require_hostfile
 from clcomm.launch.rank import CHOSEN
 from clcomm.launch.resize import resize
@@ -170,31 +172,36 @@ def run(options: argparse.Namespace) -> int:
     port = CHOSEN if options.master_port is None else str(options.master_port)
     rank = [sys.executable, "-m", "clcomm.launch.rank", options.master_addr, port, logs or CHOSEN]
 
-    def command(ranks: int) -> list[str]:
-        launch = mpiexec.command(
-            ranks, options.hosts, options.hostfile, variables=variables, binding=options.bind_to or ""
-        )
-        return [*launch, *rank, *["-m"] * options.module, *job]
+    job = [*rank, *["-m"] * options.module, *job]
 
-    code = chaos.run(_supervisor(options, command), options.chaos)
+    def launch(ranks: int, hosts: str, hostfile: str) -> list[str]:
+        return mpiexec.command(ranks, hosts, hostfile, variables=variables, binding=options.bind_to or "")
+
+    code = chaos.run(_supervisor(options, launch, job), options.chaos)
     if logs:
         rank_logs.tell(logs, code)
     return code
 
 
-def _supervisor(options: argparse.Namespace, command: Callable[[int], list[str]]) -> Supervisor:
-    """Return the supervisor of a script's ranks: one that replaces them with --min-ranks or --max-ranks."""
+def _supervisor(
+    options: argparse.Namespace, launch: Callable[[int, str, str], list[str]], job: list[str]
+) -> Supervisor:
+    """Return the supervisor of a script's ranks: one that replaces them with --min-ranks or --max-ranks.
+
+    Args:
+        launch: returns the launcher's command line for a number of ranks and the options --hosts and --hostfile.
+        job: what it starts on each rank.
+    """
     if options.min_ranks is None and options.max_ranks is None:
         if options.no_spare:
             raise ArgumentError("--no-spare: expected --min-ranks with it, got none")
-        return Supervisor(command(options.ranks), options.restarts or 0, options.pause)
+        command = [*launch(options.ranks, options.hosts, options.hostfile), *job]
+        return Supervisor(command, options.restarts or 0, options.pause)
     sizes = Sizes(options.min_ranks or options.ranks, options.max_ranks or options.ranks)
     sizes.check("-n", options.ranks)
     restarts = sys.maxsize if options.restarts is None else options.restarts
-    on_this_host = not (options.hosts or options.hostfile)
-    return WorldSupervisor(
-        command, options.ranks, sizes, restarts, options.pause, on_this_host and not options.no_spare
-    )
+    hosts = Hosts(HostList(options.hosts, options.hostfile), launch)
+    return WorldSupervisor(hosts, job, options.ranks, sizes, restarts, options.pause, not options.no_spare)
 
 
 def _command(options: argparse.Namespace, job: list[str]) -> list[str]:

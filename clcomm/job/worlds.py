@@ -24,8 +24,8 @@ from clcomm.storage.scratch import SHARED_MEMORY
 MEMORY = "CLCOMM_MEMORY"
 #: The directories' paths, and the file in each that describes its job.
 _NAMES, _ABOUT = f"{SHARED_MEMORY}/clcomm-memory-*", "about.json"
-#: Words to `clcomm run`: a rank is at its world's gate (value: its process); the first copy is complete; the world ends
-#: as it was asked to; another number of ranks is wanted (from `clcomm run --resize`, without a world).
+#: Words to `clcomm run`: a rank is at its world's gate (value: its process); a copy is complete (value: its step); the
+#: world ends as it was asked to; another number of ranks is wanted (from `clcomm run --resize`, without a world).
 JOINED, COPIED, STOPPED, RESIZE = "joined", "copied", "stopped", "resize"
 
 
@@ -58,6 +58,11 @@ def describe(folder: Path, least: int, most: int) -> None:
     (folder / _ABOUT).write_text(json.dumps([os.getpid(), least, most]))
 
 
+def is_described(folder: Path) -> bool:
+    """Return whether the job's `clcomm run` is on this host, where it has made the directory."""
+    return (folder / _ABOUT).exists()
+
+
 def running() -> list[RunningWorlds]:
     """Return this user's jobs whose `clcomm run` runs."""
     found = []
@@ -71,7 +76,7 @@ def running() -> list[RunningWorlds]:
 
 
 def tell(folder: Path, word: str, world: int, value: int = 0) -> bool:
-    """Send a word; return False where `clcomm run` does not listen: it has ended, or is on another host."""
+    """Send a word; return False where nobody listens: `clcomm run` has ended, or the process that it has here."""
     with contextlib.suppress(OSError):
         descriptor = os.open(pipe(folder), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:

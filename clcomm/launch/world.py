@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
-import select
-import signal
 import subprocess
-import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 from clcomm.job import restarts, worlds
+from clcomm.launch.rank_processes import kill_launcher, kill_ranks
 from clcomm.storage.scratch import scratch_file
-
-#: How long killed ranks may take to end.
-KILLED_S = 5.0
-#: A word of the ranks' command lines, and MPICH's files in /dev/shm in their maps.
-_RANK, _WINDOW = b"clcomm.launch.rank", re.compile(r" (/dev/shm/mpich_shm_\w+)$", re.MULTILINE)
 
 
 class World:
@@ -31,13 +21,15 @@ class World:
         process: the launcher's.
         handle: a descriptor that is readable when the launcher has ended.
         is_stopped: whether the ranks have ended because they were asked to.
+        hosts: the names of those on which it has ranks, where they are named.
+        copied: the step of the newest copy that a rank told of.
 
     Raises OSError where the launcher cannot be started.
     """
 
-    def __init__(self, command: list[str], ranks: int, number: int, folder: Path):
+    def __init__(self, command: list[str], ranks: int, number: int, folder: Path, hosts: set[str]):
         self.ranks, self.number, self._folder = ranks, number, folder
-        self.is_stopped = False
+        self.hosts, self.is_stopped, self.copied = hosts, False, 0
         self._at_gate: set[int] = set()
         with ExitStack() as stack:
             self._progress = stack.enter_context(scratch_file("run", bytes(restarts.FILE_BYTES))).name
@@ -62,8 +54,11 @@ class World:
 
     @property
     def progress(self) -> list[int]:
-        """The words of its progress file."""
-        return restarts.read_progress(self._progress)
+        """The words of its progress file, to which ranks of other hosts cannot write."""
+        words = restarts.read_progress(self._progress)
+        for word in (restarts.STEP, restarts.SAVED):
+            words[word] = max(words[word], self.copied)
+        return words
 
     def joined(self, process: int) -> None:
         """Note a rank that has come to the gate."""
@@ -81,35 +76,8 @@ class World:
     def end(self) -> None:
         """End what is left of it, with the memory that MPI leaves where a rank is killed within MPI_Init."""
         if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+            kill_launcher(self.process)
         if self.process.returncode:
-            self._kill_ranks()  # a launcher that was killed leaves them for some seconds
+            kill_ranks(self._folder, self.number)  # a launcher that was killed leaves them for some seconds
         worlds.stop_sign(self._folder, self.number).unlink(missing_ok=True)
         self._resources.close()
-
-    def _kill_ranks(self) -> None:
-        windows: set[str] = set()
-        with ExitStack() as opened:
-            killed = []
-            for process, handle in self._processes():
-                opened.callback(os.close, handle)
-                with contextlib.suppress(OSError):
-                    windows.update(_WINDOW.findall(Path(f"/proc/{process}/maps").read_text()))
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-                    killed.append(handle)
-            until = time.monotonic() + KILLED_S
-            for handle in killed:
-                select.select([handle], [], [], max(0.0, until - time.monotonic()))
-        for path in windows:
-            Path(path).unlink(missing_ok=True)
-
-    def _processes(self) -> Iterator[tuple[int, int]]:
-        """Yield this world's ranks that live, and what they have forked: process and descriptor."""
-        own = {f"{worlds.MEMORY}={self._folder}".encode(), f"{restarts.RESTART}={self.number}".encode()}
-        for process in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-            with contextlib.suppress(OSError):  # it has ended, or is another user's
-                place = Path(f"/proc/{process}")
-                is_rank = _RANK in (place / "cmdline").read_bytes().split(b"\0")
-                if is_rank and own <= set((place / "environ").read_bytes().split(b"\0")):
-                    yield process, os.pidfd_open(process)

@@ -10,13 +10,16 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from clcomm.errors import ArgumentError
 from clcomm.job import restarts, worlds
+from clcomm.job.endings import FAILURE
+from clcomm.launch.hosts import Hosts
+from clcomm.launch.rank_processes import kill_launcher
 from clcomm.launch.supervisor import GRACE_S, NOT_FOUND, End, Supervisor, at, end_of, print_notice, reason_to_stop
 from clcomm.launch.world import World
 from clcomm.storage.scratch import SHARED_MEMORY, scratch_directory
@@ -46,20 +49,20 @@ class WorldSupervisor(Supervisor):
     """Starts worlds of ranks, one after another.
 
     Args:
-        command: returns the command line of a number of ranks.
+        hosts: those that the user names, if any.
+        job: what is started on each rank.
         ranks: the number to begin with, and to come back to after starts with fewer.
         sizes: its bounds.
         allowed: the most restarts.
         pause_s: before a restart of a world that came to no step.
-        keeps_next: whether the next world is started while one trains.
+        keeps_next: whether the next world is started while one trains; not where hosts are named.
     """
 
     def __init__(
-        self, command: Callable[[int], list[str]], ranks: int, sizes: Sizes, allowed: int, pause_s: float,
-        keeps_next: bool,
-    ):  # fmt: skip
+        self, hosts: Hosts, job: list[str], ranks: int, sizes: Sizes, allowed: int, pause_s: float, keeps_next: bool
+    ):
         super().__init__([], allowed, pause_s)
-        self._line, self._sizes, self._keeps_next = command, sizes, keeps_next
+        self._hosts, self._job, self._sizes, self._keeps_next = hosts, job, sizes, keeps_next and not hosts.names
         self._wanted = self._ranks = ranks
         self._started = 0
         self._no_step = 0  # starts in a row of this number of ranks that came to no step
@@ -73,52 +76,82 @@ class WorldSupervisor(Supervisor):
             self._folder = folder
             self._words = os.open(worlds.pipe(folder), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
+                self._hosts.open(folder)
+                too_few = self._fit()
+                if too_few:
+                    print_notice(f"not started: {too_few}")
+                    return FAILURE
                 return super().run()
             finally:
                 os.close(self._words)
                 if self._next is not None:
                     self._next.end()
+                self._hosts.close()
+
+    def _fit(self) -> str:
+        """Let the next world have no more ranks than the hosts that answer; return in words that it has too few."""
+        self._ranks = min(self._ranks, self._hosts.room(self._wanted))
+        if self._ranks >= self._sizes.least:
+            return ""
+        left = ", ".join(self._hosts.left) or "none"
+        return f"the hosts that answer ({left}) have room for {self._ranks} of the {self._sizes.least} --min-ranks"
 
     def _start(self, number: int) -> End:
         while True:
             try:
                 world = self._world = self._next or self._new(self._ranks)
             except OSError as error:
-                print_notice(f"{self._line(self._ranks)[0]}: {error.strerror}")
+                print_notice(f"{self._hosts.launch(self._ranks)[0]}: {error.strerror}")
                 return End(NOT_FOUND, 0, 0)
             self._next, self._ranks, self._waiting_ended = None, world.ranks, 0
             world.release()
             self._process = world.process
             if self._signal:
                 world.process.send_signal(self._signal)
-            code, progress = self._watched(world), world.progress
+            code = self._watched(world)
             self._process = self._world = None
+            for line in self._hosts.end(world.number, kills=code != 0):
+                self._hear(world, *line.split())
+            progress = world.progress
             world.end()
+            if not (code or world.is_stopped or progress[restarts.COMPLETED] or self._has_its_hosts(world)):
+                code = FAILURE  # launchers return 0 where a connection is lost
             if not world.is_stopped or code:
                 return end_of(code, progress)
             if self._signal:
                 return end_of(128 + self._signal, progress)
             self._ranks = self._wanted
+            if self._fit():
+                return end_of(FAILURE, progress)
             print_notice(f"{world.ranks} ranks have ended at step {progress[restarts.SAVED]}, {self._ranks} go on")
 
     def _new(self, ranks: int) -> World:
         self._started += 1
-        return World(self._line(ranks), ranks, self._started - 1, self._folder)
+        command = [*self._hosts.launch(ranks), *self._job]
+        return World(command, ranks, self._started - 1, self._folder, self._hosts.used(ranks))
 
     def _watched(self, world: World) -> int:
         """Return the exit code of a world when it has ended; meanwhile listen to ranks and users."""
         while True:
             handles = [world.handle, self._words, *([self._next.handle] if self._next else [])]
-            found, _, _ = select.select(handles, [], [], LOOK_S)
+            found, _, _ = select.select([*handles, *self._hosts.descriptors], [], [], LOOK_S)
             if self._words in found:
                 for line in os.read(self._words, 1 << 16).decode().splitlines():
                     self._hear(world, *line.split())
+            for line in self._hosts.attend():
+                self._hear(world, *line.split())
             if world.handle in found:
+                return self._ended(world.process)
+            if not self._has_its_hosts(world):
+                kill_launcher(world.process)  # it would wait for a silent host for ever
                 return self._ended(world.process)
             if self._next is not None and self._next.handle in found:
                 self._waiting_has_ended(world)
             if self._signal and time.monotonic() >= self._signalled_s + GRACE_S:
                 world.process.kill()
+
+    def _has_its_hosts(self, world: World) -> bool:
+        return world.hosts <= set(self._hosts.left)
 
     def _hear(self, world: World, word: str, number: str, value: str) -> None:
         ours = {each.number: each for each in (world, self._next) if each is not None}
@@ -126,8 +159,9 @@ class WorldSupervisor(Supervisor):
         if word == worlds.JOINED and spoken is not None:
             spoken.joined(int(value))
             if spoken is self._next and spoken.waits and spoken.ranks != world.ranks:
-                world.ask_to_stop()
+                self._ask_to_stop(world)
         elif word == worlds.COPIED and spoken is world:
+            world.copied = max(world.copied, int(value))
             self._start_next(self._wanted)
         elif word == worlds.STOPPED and spoken is world:
             world.is_stopped = True
@@ -160,8 +194,12 @@ class WorldSupervisor(Supervisor):
             self._next.end()
             self._next = None
         if ranks != world.ranks and not self._keeps_next:
-            world.ask_to_stop()
+            self._ask_to_stop(world)
         self._start_next(ranks)
+
+    def _ask_to_stop(self, world: World) -> None:
+        world.ask_to_stop()
+        self._hosts.ask_to_stop(world.number)
 
     def _reason(self, ends: list[End]) -> str:
         """Return the reason to give up; "": none. Choose the number of ranks of the next start."""
@@ -173,6 +211,7 @@ class WorldSupervisor(Supervisor):
             self._no_step, self._ranks = 0, self._ranks - 1
             if self._ranks < self._sizes.least:
                 return f"{self._sizes.least} ranks, the fewest of --min-ranks, came to no step"
+        reason = reason or self._fit()
         if self._next is not None and (reason or self._next.ranks != self._ranks):
             self._next.end()
             self._next = None
