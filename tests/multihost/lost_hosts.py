@@ -87,7 +87,7 @@ class LostRun:
         before = self._worlds()
         if is_silent:
             self._machines.cut(victim)
-        at, began_s = max(self._step(), *map(self.copied, self._used)), time.monotonic()
+        at, began_s = max(self.step(), *map(self.copied, self._used)), time.monotonic()
         self._machines.kill(victim)
         self._used.remove(victim)
         until(lambda: self._worlds() - before, LIMIT_S)
@@ -99,9 +99,9 @@ class LostRun:
         """Return the names of the progress files, of which each start of the ranks has its own."""
         return {path.name for path in self._progress.glob("clcomm-run-*")}
 
-    def _step(self) -> int:
+    def step(self) -> int:
         """Return the step in which the ranks are, 0 where it is not seen."""
-        return max(read_progress(str(self._progress / name))[STEP] for name in self._worlds())
+        return max((read_progress(str(self._progress / name))[STEP] for name in self._worlds()), default=0)
 
     def end(self) -> tuple[str, str]:
         """Return its hash when it has ended, "" where it failed, and what it said."""
@@ -122,7 +122,7 @@ def drawn_loss(file: Path, drawn: random.Random) -> tuple[str, Loss, str]:
     words = f"{ranks} a machine in order {order}, copies every {every}, {victim} lost after step {step}"
     with Machines(3) as machines:
         run = LostRun(machines, file, order, ranks, every, shows_steps=True)
-        run.until_copy(step)
+        until(lambda: run.step() >= step, LIMIT_S)
         time.sleep(drawn.uniform(0, 0.3))
         loss = run.lose(victim, is_silent)
         found, said = run.end()
