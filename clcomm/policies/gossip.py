@@ -64,8 +64,8 @@ class _Gossip(LocalSteps):
         self.comm.all_to_all(sends, receives, label=OUTER)
         return other
 
-    def align(self) -> None:
-        super().align()
+    def bring_forward(self) -> None:
+        super().bring_forward()
         self._anchor = self.comm.all_reduce(self._anchor, "mean", out=np.empty_like(self._anchor), label=OUTER)
         self.model.read()
         self.model.write(self._anchor)

@@ -33,6 +33,7 @@ class LocalSteps(ABC):
     def __init__(self, h: int, comm: Communicator, model: ModelParameters):
         self.h, self.comm, self.model = h, comm, model
         self.steps = 0
+        self._aligned_at = -1
 
     def step_finished(self) -> None:
         """Note that this rank's optimizer has updated the parameters, and take the outer step that is due.
@@ -56,7 +57,13 @@ class LocalSteps(ABC):
         """Exchange how far the ranks have moved, and set the parameters; collective."""
 
     def align(self) -> None:
-        """Give all ranks the same parameters, whichever step it is; collective."""
+        """Give all ranks the same parameters, whichever step it is; collective. Again in the same step: do nothing."""
+        if self.steps != self._aligned_at:
+            self.bring_forward()
+            self._aligned_at = self.steps
+
+    def bring_forward(self) -> None:
+        """Take the next outer step now, unless all ranks have just taken one."""
         if self.steps % self.h:
             self.outer_step()
 
@@ -64,8 +71,9 @@ class LocalSteps(ABC):
     def state(self) -> dict[str, np.ndarray]:
         """Return what this rank keeps beside the parameters, as flat arrays that may be written to."""
 
-    def loaded(self) -> None:  # noqa: B027 - optional
+    def loaded(self) -> None:
         """Go on from what was written to the arrays of `state`; collective."""
+        self._aligned_at = -1
 
 
 @dataclass(frozen=True)

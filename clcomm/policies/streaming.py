@@ -68,7 +68,7 @@ class _Streaming(LocalSteps):
                 self._send(number)
             self._receive(number, 0.0)
 
-    def align(self) -> None:
+    def bring_forward(self) -> None:
         self.outer_step()
 
     def _send(self, number: int) -> None:
@@ -94,6 +94,7 @@ class _Streaming(LocalSteps):
         return kept
 
     def loaded(self) -> None:
+        super().loaded()
         while self._means:
             self._means.popitem()[1]()
         for number in np.flatnonzero(self._due):

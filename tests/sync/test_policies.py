@@ -230,6 +230,8 @@ def test_ranks_are_alike_after_an_outer_step_of_all(comm, policy):
     sync.align_parameters(model)
     everyone = comm.all_gather_object({name: value.tobytes() for name, value in model.state_dict().items()})
     assert all(each == everyone[0] for each in everyone)
+    sync.align_parameters(model)  # before an evaluation and at the end: the second does nothing
+    assert {name: value.tobytes() for name, value in model.state_dict().items()} == everyone[0]
     space = sync.models.of(model).space
     padding = space.arrays.params.copy()
     for place in space.layout.ranges:
