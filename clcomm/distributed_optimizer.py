@@ -59,6 +59,8 @@ class DistributedOptimizer:
             raise ArgumentError(
                 f"optimizer: expected one of clcomm.optim, whose state can be divided between ranks, got {kind}"
             )
+        if not optimizer.is_alone:
+            raise ArgumentError("optimizer: expected one with all of a model's trainable parameters, got one with some")
         if sync.compression != "none":
             raise ArgumentError(f"sync: expected one without compression for a sharded update, got {sync.compression}")
         self.optimizer, self.sync = optimizer, sync

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clcomm.engine import Parameter, Tensor
-from clcomm.engine.autograd import operations_before
+from clcomm.engine.tape import operations_before
 from training.engines.parts import Parts
 
 

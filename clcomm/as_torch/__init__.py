@@ -19,6 +19,7 @@ from clcomm.engine.creation import *  # noqa: F403 - the names in its __all__
 from clcomm.engine.creation import tensor, zeros
 from clcomm.engine.functional import *  # noqa: F403 - the names in its __all__
 from clcomm.engine.functional import matmul, transpose
+from clcomm.engine.gradients import grad
 from clcomm.engine.nn import Generator, manual_seed
 from clcomm.engine.tensor import BOOL, FLOAT32, INT32
 from clcomm.errors import ArgumentError
@@ -55,6 +56,7 @@ def Variable(x: Tensor, requires_grad: Any = False) -> Tensor:
 
 
 utils = SimpleNamespace(data=data, checkpoint=recomputation)
+autograd = SimpleNamespace(grad=grad, Variable=Variable)
 
 
 class device:

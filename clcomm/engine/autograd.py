@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from clcomm.engine.ops.broadcasting import expand
+from clcomm.engine.tape import nodes_before, nodes_since, require_unwritten
 from clcomm.engine.tensor import Node, Shape, Tensor, constant, copy_into, empty, float_tensor, orders
 from clcomm.errors import ArgumentError
 
@@ -37,6 +38,7 @@ class _Modes(threading.local):
     recording = True
     backward = 0
     recomputing = False
+    apart = False  # whether gradients are results, which go to no leaf
 
     def __init__(self) -> None:
         self.pending: dict[int, Tensor] = {}  # what leaves with gradient hooks have got so far, by their ids
@@ -74,6 +76,17 @@ def is_recomputing() -> bool:
     return _modes.recomputing
 
 
+@contextmanager
+def apart(recorded: bool) -> Iterator[None]:
+    """Within it this thread's gradients are results: `Context.out` is no leaf's; recorded: they are put on the tape."""
+    before = _modes.recording, _modes.apart
+    _modes.recording, _modes.apart = recorded, True
+    try:
+        yield
+    finally:
+        _modes.recording, _modes.apart = before
+
+
 class Context(Node):
     """An op's node on the tape, with the values it keeps from forward to backward; an op may set further attributes.
 
@@ -105,7 +118,7 @@ class Context(Node):
         That is the input's own gradient if it is a leaf without one yet, else a new tensor.
         """
         source: Tensor = self.inputs[index]
-        if self.producers[index] is None and not _has_gradient_hooks(source):
+        if self.producers[index] is None and not _modes.apart and not _has_gradient_hooks(source):
             claimed = source.claim_gradient()
             if claimed is not None:
                 return claimed
@@ -117,10 +130,15 @@ class Context(Node):
         The caller has to set the gradient to 0 where the mask is not positive or NaN.
         """
         producer = self.producers[index]
-        if producer is None or producer.mask is None or producer.grad is not None or producer.hooks:
+        if producer is None or producer.mask is None or producer.grad is not None or producer.hooks or _modes.apart:
             return None
         producer.is_masked = True
         return producer.mask
+
+    def release(self) -> None:
+        """Let go of what was kept for backward."""
+        self.inputs = self.mask = None
+        self.saved = ()
 
 
 class Op:
@@ -167,7 +185,7 @@ class Op:
 def backward(root: Tensor, gradient: Tensor | float | None = None, retain_graph: bool = False) -> None:
     if not root._requires_grad:
         raise ArgumentError("backward: this tensor needs no gradient (no leaf with requires_grad, or no_grad() is on)")
-    seed = _seed(root, gradient)
+    seed = seed_of(root, gradient)
     number = next(_backwards)
     outer, _modes.backward = _modes.backward, number
     pending, _modes.pending = _modes.pending, {}
@@ -187,17 +205,16 @@ def _backpropagate(root: Tensor, seed: Tensor, retain_graph: bool) -> None:
             _receive(root, seed)
             _run_hooks(root)
         return
-    nodes, uses = _nodes_before(root._node)
-    if root.device.written_at > nodes[-1].order:
-        for node in nodes:
-            _require_unwritten(node)
+    nodes, uses = nodes_before(root._node)
+    require_unwritten(nodes, root.device)
     root._node.grad = seed
     with no_grad():
         for node in nodes:
             _run_node(node, uses, retain_graph)
 
 
-def _seed(root: Tensor, gradient: Tensor | float | None) -> Tensor:
+def seed_of(root: Tensor, gradient: Tensor | float | None) -> Tensor:
+    """Return the gradient of a backward's result; ArgumentError for one that does not fit."""
     if isinstance(gradient, Tensor):
         if float_tensor("backward: gradient", gradient).shape != root.shape:
             raise ArgumentError(f"backward: expected a gradient of shape {root.shape}, got {gradient.shape}")
@@ -215,6 +232,8 @@ def backward_again(function: Callable[[], Tensor], grad: Tensor) -> None:
 
     Gradients arrive where they would have, had they been recorded before; leaves' hooks are left to that backward().
     """
+    if _modes.apart:
+        raise ArgumentError("grad: expected a result without checkpoint(), whose gradients only backward() computes")
     begun, recording, outer = next(orders), _modes.recording, _modes.recomputing
     _modes.recording = _modes.recomputing = True
     try:
@@ -227,58 +246,6 @@ def backward_again(function: Callable[[], Tensor], grad: Tensor) -> None:
         _run_node(node, None, False)
 
 
-def nodes_since(order: int, result: Tensor) -> list[Context]:
-    """Return the nodes after `order` from which a tensor was computed, latest first."""
-    return _nodes_before(result._node, order)[0]
-
-
-def _nodes_before(root: Any, since: int = -1) -> tuple[list[Context], dict[int, int]]:
-    """Return the nodes from which `root` was computed, latest first, and the number of uses of each leaf with hooks.
-
-    The uses are by the leaf's id. since: none before this order.
-    """
-    uses: dict[int, int] = {}
-    nodes, seen, waiting = [], {root}, [root]
-    while waiting:
-        node = waiting.pop()
-        if node.inputs is None:
-            raise ArgumentError(
-                "backward: this graph ran backward before and released its tensors; run forward "
-                "again, or use retain_graph=True before"
-            )
-        nodes.append(node)
-        for x, producer, needed in zip(node.inputs, node.producers, node.needs, strict=True):
-            if needed:
-                if producer is None:
-                    if x._hooks:
-                        uses[id(x)] = uses.get(id(x), 0) + 1
-                elif producer not in seen and producer.order > since:
-                    seen.add(producer)
-                    waiting.append(producer)
-    nodes.sort(key=lambda node: node.order, reverse=True)
-    return nodes, uses
-
-
-def operations_before(root: Tensor) -> list[tuple[str, tuple[Tensor | None, ...], Tensor]]:
-    """Return the operations from which `root` was computed, the first one first: kind, inputs and result.
-
-    Those that need gradients, before `backward()`.
-    """
-    nodes = sorted(_nodes_before(root._node)[0], key=lambda node: node.order)
-    results = {producer: x for node in nodes for x, producer in zip(node.inputs, node.producers, strict=True)}
-    return [(node.op.__name__.removesuffix("Op"), node.inputs, results.get(node, root)) for node in nodes]
-
-
-def _require_unwritten(node: Context) -> None:
-    """Raise ArgumentError where values that an operation kept for its backward were overwritten since."""
-    for kept in node.saved:
-        if isinstance(kept, Tensor) and kept.written_at > node.order:
-            raise ArgumentError(
-                f"backward: {node.op.__name__.removesuffix('Op')} kept a tensor of shape {kept.shape}, which was "
-                "overwritten after it (by an optimizer's step, copy_from or an operation in place); run forward again"
-            )
-
-
 def _run_node(node: Context, uses: dict[int, int] | None, retain_graph: bool) -> None:
     """Run one node's backward, pass its gradients on, and release the saved tensors unless they are to be retained.
 
@@ -286,7 +253,7 @@ def _run_node(node: Context, uses: dict[int, int] | None, retain_graph: bool) ->
     """
     inputs = node.inputs
     for hook in node.hooks if node.grad is not None else ():
-        node.grad = _hooked(hook, node.grad)
+        node.grad = hooked(hook, node.grad)
     grads = node.op.backward(node, node.grad) if node.grad is not None else (None,) * len(inputs)
     for x, producer, grad, needed in zip(inputs, node.producers, grads, node.needs, strict=True):
         if not needed:
@@ -308,11 +275,10 @@ def _run_node(node: Context, uses: dict[int, int] | None, retain_graph: bool) ->
     if retain_graph:
         node.owns_grad = node.is_masked = False
         return
-    node.inputs = node.mask = None
-    node.saved = ()
+    node.release()
 
 
-def _hooked(hook: Callable[[Tensor], Tensor | None], grad: Any) -> Tensor:
+def hooked(hook: Callable[[Tensor], Tensor | None], grad: Any) -> Tensor:
     """Return a gradient, or what a hook gives for it."""
     changed = hook(grad)
     if changed is None:
@@ -375,7 +341,7 @@ def _run_hooks(leaf: Tensor) -> None:
     grad = _modes.pending.pop(id(leaf), None)
     if grad is not None:
         for hook, planned in hooks:
-            grad = grad if planned is not None else _hooked(hook, grad)
+            grad = grad if planned is not None else hooked(hook, grad)
         _accumulate(leaf, grad)
     # Planned ones come last: they may send the gradient, which the program's own may change.
     for hook, planned in sorted([each for each in hooks if each[1] is not None], key=_is_planned):

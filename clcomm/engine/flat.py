@@ -99,14 +99,58 @@ class FlatSpace(FlatBuffers):
         space.release(p for p, _ in placed)
         return cls(named)
 
-    def release(self, parameters: Iterable[Parameter]) -> None:
-        """Detach parameters, which keep their values and gradients, from this flat space."""
+    @classmethod
+    def is_shared(cls, parameters: Iterable[Parameter], outgrown: FlatSpace | None = None) -> bool:
+        """Return whether these lie in several flat spaces, or in one, but `outgrown`, with other trainable ones."""
+        ours = {id(parameter): space for parameter in parameters if (space := space_of(parameter))}
+        spaces = {*ours.values()}
+        if len(spaces) != 1:
+            return len(spaces) > 1
+        (space,) = spaces
+        return space is not outgrown and any(p.requires_grad and id(p) not in ours for p in space.parameters)
+
+    @classmethod
+    def shared(cls, named_parameters: Iterable[tuple[str, Parameter]]) -> FlatSpace:
+        """Return a flat space of these parameters, in which others may lie: that of an optimizer.
+
+        All parameters of flat spaces in which some of these lie move to one. Where there are others, names begin with
+        the number of the space before, until a module that has all gives them its own. Raises ArgumentError where
+        `release` would.
+        """
+        named = [(name, p) for name, p in named_parameters if p.requires_grad or space_of(p)]
+        spaces = list(dict.fromkeys(space for _, p in named if (space := space_of(p))))
+        new = [(name, p) for name, p in named if space_of(p) is None]
+        if len(spaces) == 1 and not new:
+            return spaces[0]
+        everything = [
+            (f"{number}.{place.name}", parameter)
+            for number, space in enumerate(spaces)
+            for place, parameter in reversed([*zip(space.layout.ranges, space.parameters, strict=True)])
+        ] + [(f"{len(spaces)}.{name}", parameter) for name, parameter in new]
+        if len(everything) == len(named):
+            everything = named
+        if len({parameter.device for _, parameter in everything}) > 1:
+            raise ArgumentError("parameters: expected all of an optimizer's on one device, they are on several")
+        for space in spaces:
+            space._require_movable()
+        for space in spaces:
+            space.release(space.parameters)
+        return cls(everything)
+
+    def _require_movable(self) -> None:
+        """Raise ArgumentError where parameters cannot leave this flat space."""
         self._refuse_move()
         if self.storage is not None:
             raise ArgumentError(
                 f"model: expected its trainable parameters to stay the same once they are stored in {self.precision}; "
                 "freeze or unfreeze before"
             )
+        for slot in self.slots:
+            slot.require_not_sent()
+
+    def release(self, parameters: Iterable[Parameter]) -> None:
+        """Detach parameters, which keep their values and gradients, from this flat space."""
+        self._require_movable()
         for parameter in parameters:
             if parameter.slot is not None:
                 parameter._grad = parameter.slot.release()

@@ -11,11 +11,22 @@ from clcomm.engine.device import Device
 from clcomm.engine.tensor_shapes import AnyTensor, ShapeMethods
 from clcomm.errors import ArgumentError
 
+#: The types by the names that PyTorch's type() has for them.
+_TYPE_NAMES = {
+    np.dtype(kind): name
+    for kind, name in (
+        ("float32", "FloatTensor"), ("float64", "DoubleTensor"), ("float16", "HalfTensor"), ("bool", "BoolTensor"),
+        ("uint8", "ByteTensor"), ("int8", "CharTensor"), ("int16", "ShortTensor"), ("int32", "IntTensor"),
+        ("int64", "LongTensor"),
+    )
+}  # fmt: skip
+
 
 class InPlaceMethods(ShapeMethods[AnyTensor]):
     """The methods of Tensor that write to it: all names and views of the tensor see it. See `functional.overwrite`."""
 
     __slots__ = ()
+    dtype: np.dtype[Any]
 
     def __setitem__(self, index: object, value: object) -> None:
         """Give a part other values. See `functional.assign`."""
@@ -86,9 +97,12 @@ class InPlaceMethods(ShapeMethods[AnyTensor]):
                 result = _cast(result, each)
         return result  # type: ignore[no-any-return]
 
-    def type(self, dtype: object) -> AnyTensor:
-        """Return the tensor as another type. See `to`."""
-        return self.to(dtype)
+    def type(self, dtype: object = None) -> Any:
+        """Return the tensor as another type, see `to`; without one PyTorch's name of its own: "torch.FloatTensor"."""
+        if dtype is None:
+            return f"torch.{_TYPE_NAMES[self.dtype]}"
+        named = {f"torch.{name}": each for each, name in _TYPE_NAMES.items()}
+        return self.to(named.get(dtype, dtype) if isinstance(dtype, str) else dtype)
 
     @property
     def is_cuda(self) -> builtins.bool:
@@ -115,7 +129,7 @@ class InPlaceMethods(ShapeMethods[AnyTensor]):
 
     def new_full(self, shape: Any, value: float) -> AnyTensor:
         """Return a tensor of one value, of this tensor's type on its device."""
-        return _like(self, np.full(shape, value, self.dtype))  # type: ignore[attr-defined,no-any-return]
+        return _like(self, np.full(shape, value, self.dtype))  # type: ignore[no-any-return]
 
 
 def _like(tensor: Any, values: object) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from clcomm.adapters.trainable import require_same_parameters
-from clcomm.engine.flat import FlatSpace, space_of
+from clcomm.engine.flat import FlatSpace
 from clcomm.engine.grad_slot import NONE
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
@@ -42,14 +42,15 @@ class Optimizer:
     """Base of the optimizers: hyper-parameters, state in flat device buffers, and one kernel over the flat space.
 
     Parameters may be frozen and unfrozen between steps, as with PyTorch's optimizers: while one is frozen, its value,
-    state and number of steps do not change.
+    state and number of steps do not change. So it is in a step for which a parameter has no gradient. Optimizers may
+    share parameters: each has a state of its own.
 
     Where the flat space stores parameters in 16 bits, the state has a master of each in float32. A step updates the
     masters, and rounds them to what is stored. A value that the program has stored becomes its master in the next step.
 
     Args:
-        params: a Module, or an iterable of Parameters that share a flat space or have none yet; or, as with PyTorch's,
-            an iterable of dicts: each has such "params", and the hyper-parameters in which they differ.
+        params: a Module, or an iterable of Parameters; or, as with PyTorch's, an iterable of dicts: each has such
+            "params", and the hyper-parameters in which they differ.
         defaults: the hyper-parameters of groups that do not have their own.
 
     Attributes:
@@ -115,7 +116,7 @@ class Optimizer:
             raise ArgumentError("param_groups: expected all before the DistributedOptimizer is made, got another")
         groups = [*self.param_groups, group_of(type(self), group, self._defaults)]
         before, members = set(self._members.values()), members_of(groups)
-        space = FlatSpace.holding(members.items(), self.space)
+        space = _space_of(members, self.space)
         self.param_groups, self._members = groups, members
         if space is not self.space:
             self._move(space)
@@ -134,12 +135,16 @@ class Optimizer:
         return type(self)(groups, **self._defaults)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop all gradients; a missing one counts as zeros, so that `set_to_none`, PyTorch's, makes no difference."""
-
-        self.space.zero_grad()
-        if self._checked_revision != self.space.device.revision:  # unfreezing may have moved parameters
-            for space in {space for p in self._members.values() if (space := space_of(p))}:
-                space.zero_grad()
+        """Drop this optimizer's gradients; set_to_none=False: fill them with zeros, which are steps of weight decay."""
+        if not set_to_none:
+            for parameter in self._members.values():
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+        elif self._checked_revision == self.space.device.revision and self._has_all:
+            self.space.zero_grad()
+        else:  # unfreezing, and optimizers that share parameters, may have moved them
+            for parameter in self._members.values():
+                parameter.grad = None
 
     def step(self) -> None:
         """Update the parameters with their gradients, the averaged ones after a synchronisation."""
@@ -149,8 +154,12 @@ class Optimizer:
 
     def _step_trained(self) -> None:
         self._find_trained()
-        if [slot.state for slot in self._trained].count(NONE) < len(self._trained):
-            self.update_range(self.space.complete_grads(self._trained))
+        missing = [slot.state for slot in self._trainable].count(NONE)
+        if missing == len(self._trainable):
+            return
+        if missing or self._skipped:
+            self._skip({each for slot, each in self._pairs if each.requires_grad and slot.state == NONE})
+        self.update_range(self.space.complete_grads(self._trained))
 
     def update_range(self, gradients: object, params: object = None) -> None:
         """Take a step on the optimizer's range, with buffers of that range's gradients and parameters.
@@ -169,16 +178,23 @@ class Optimizer:
         state.narrow(params)
         for parameter in self._updated:
             parameter.note_write()
-        for parameter in self._frozen:
+        for parameter in self._left_out:
             self._missed[parameter] = self._missed.get(parameter, 0) + 1
 
     # -- trained parameters
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the flat space has no trainable parameters that are not this optimizer's."""
+        ours = set(self._members.values())
+        return not any(each.requires_grad for each in self.space.parameters if each not in ours)
+
     def _find_space(self) -> FlatSpace:
         given = self.param_groups[0].given
-        if len(self.param_groups) == 1 and isinstance(given, Module):
-            return given.flat_space()
-        return FlatSpace.holding(self._members.items())
+        module = given if len(self.param_groups) == 1 and isinstance(given, Module) else None
+        if module is not None:
+            module.require_registered()
+        return _space_of(self._members, None, module)
 
     def _find_trained(self) -> None:
         """Determine the trained and frozen parameters, if they may have changed since the last step."""
@@ -193,15 +209,23 @@ class Optimizer:
         if space is not self.space:
             self._move(space)
         ours = set(self._members.values())
-        pairs = [(slot, p) for slot, p in zip(space.slots, space.parameters, strict=True) if p in ours]
-        self._trained = [slot for slot, parameter in pairs if parameter.requires_grad]
-        self._updated = [parameter for _, parameter in pairs if parameter.requires_grad]
-        self._frozen = [parameter for _, parameter in pairs if not parameter.requires_grad]
-        groups = self._groups()
-        trained = {parameter: groups[parameter] for _, parameter in pairs if parameter.requires_grad}
-        self._runs = runs_of(self._state, trained, self._missed)
-        self._launches = [device.repeated_launch() for _ in self._runs]
+        self._pairs = [(slot, p) for slot, p in zip(space.slots, space.parameters, strict=True) if p in ours]
+        self._trainable = [slot for slot, parameter in self._pairs if parameter.requires_grad]
+        self._has_all = self.is_alone
+        self._skipped: set[Parameter] | None = None
+        self._skip(set())
         self._checked_revision = device.revision
+
+    def _skip(self, parameters: set[Parameter]) -> None:
+        """Leave these out of the steps to come, beside the frozen ones."""
+        if parameters == self._skipped:
+            return
+        self._skipped, groups = parameters, self._groups()
+        trained = [(slot, each) for slot, each in self._pairs if each.requires_grad and each not in parameters]
+        self._trained, self._updated = [slot for slot, _ in trained], [each for _, each in trained]
+        self._left_out = [each for _, each in self._pairs if not each.requires_grad or each in parameters]
+        self._runs = runs_of(self._state, {each: groups[each] for each in self._updated}, self._missed)
+        self._launches = [self.space.device.repeated_launch() for _ in self._runs]
 
     def _groups(self) -> dict[Parameter, int]:
         """Return each parameter's group, by its position."""
@@ -214,7 +238,7 @@ class Optimizer:
                 "parameters: expected requires_grad to stay as it was when the DistributedOptimizer was made, got it "
                 "changed; unfreeze before the module's first optimizer"
             )
-        for parameter in set(space.parameters) - set(self.space.parameters):
+        for parameter in set(self._members.values()) - set(self.space.parameters):
             self._missed[parameter] = self.steps
         self.space, self._state = space, self._state.moved_to(space)
 
@@ -233,7 +257,17 @@ class Optimizer:
         A copy trains the same parameters with its own state; a deep copy also has its own parameters. Copied together
         with the model, it trains the copied model.
         """
-        found_anew = ("_trained", "_updated", "_frozen", "_runs", "_launches")
+        found_anew = (
+            "_pairs",
+            "_trainable",
+            "_has_all",
+            "_skipped",
+            "_trained",
+            "_updated",
+            "_left_out",
+            "_runs",
+            "_launches",
+        )
         kept = {name: value for name, value in self.__dict__.items() if name not in found_anew}
         groups = [copy(group) for group in self.param_groups]
         own = {"param_groups": groups, "_missed": dict(self._missed), "_state": copy(self._state)}
@@ -362,3 +396,10 @@ class Optimizer:
     def _buffers_for(cls, hyper: Mapping[str, float]) -> tuple[str, ...]:
         """Return the names of the state buffers for these hyper-parameters; ArgumentError for ones at odds."""
         return ()
+
+
+def _space_of(members: Mapping[str, Parameter], outgrown: FlatSpace | None, module: Module | None = None) -> FlatSpace:
+    """Return an optimizer's flat space: its module's, that of its parameters, or one that others share."""
+    if FlatSpace.is_shared(members.values(), outgrown if module is None else module._flat_space):
+        return FlatSpace.shared(members.items())
+    return FlatSpace.holding(members.items(), outgrown) if module is None else module.flat_space()

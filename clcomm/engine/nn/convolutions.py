@@ -16,6 +16,8 @@ from clcomm.errors import ArgumentError
 
 #: One number for all directions, or one for each.
 Sizes = int | tuple[int, ...]
+#: Of padding other than zeros; PyTorch's names.
+_MODES = ("reflect", "replicate", "circular")
 
 
 def _pair(name: str, value: Sizes) -> tuple[int, ...]:
@@ -53,13 +55,31 @@ class _Convolution(Module):
     ):
         kernel = self._sizes("kernel_size", kernel_size)
         _check_sizes(in_channels, out_channels, min(kernel), groups)
-        _check_mode(padding_mode)
+        _check_mode(padding_mode, *_MODES)
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        self.padding_mode = padding_mode
         self.in_channels, self.out_channels = in_channels, out_channels
         self.weight, self.bias = layer_parameters((out_channels, in_channels // groups, *kernel), bias, device, rng)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._convolve(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+        padding = self.padding
+        if self.padding_mode != "zeros" and (self._is_same() or not isinstance(padding, str)):
+            x, padding = F.pad(x, self._around(), self.padding_mode), 0
+        return self._convolve(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+
+    def _is_same(self) -> bool:
+        """Whether there are as many results as elements; with another stride the convolution refuses "same"."""
+        return self.padding == "same" and set(self._sizes("stride", self.stride)) == {1}
+
+    def _around(self) -> list[int]:
+        """Return how many elements come before and after, from the last dimension on; if uneven one more after."""
+        kernel, given = self.weight.shape[2:], self.padding
+        if isinstance(given, str):
+            gaps = self._sizes("dilation", self.dilation)
+            sums = [gap * (n - 1) for n, gap in zip(kernel, gaps, strict=True)]
+        else:
+            sums = [2 * n for n in ((given,) * len(kernel) if isinstance(given, int) else given)]
+        return [n for each in reversed(sums) for n in (each // 2, each - each // 2)]
 
 
 class _Transposed(Module):
@@ -79,12 +99,14 @@ class _Transposed(Module):
         groups: int = 1,
         bias: bool = True,
         dilation: Sizes = 1,
+        padding_mode: str = "zeros",
         *,
         device: Device | str | None = None,
         rng: Generator | None = None,
     ):
         kernel = self._sizes("kernel_size", kernel_size)
         _check_sizes(in_channels, out_channels, min(kernel), groups)
+        _check_mode(padding_mode)
         self.stride, self.padding, self.output_padding = stride, padding, output_padding
         self.groups, self.dilation = groups, dilation
         shape = in_channels, out_channels // groups, *kernel
@@ -107,6 +129,7 @@ class Conv2d(_Convolution):
         dilation: from tap to tap of the kernel: one number for both directions, or (vertical, horizontal).
         groups: divides input and output channels into so many groups.
         bias: whether the layer has a bias.
+        padding_mode: "zeros", or as of F.pad "reflect", "replicate" or "circular".
         device: where its parameters are; by default `default_device()`.
         rng: the source of the initial values; by default the one that `manual_seed` seeds.
     """
@@ -155,9 +178,11 @@ class ConvTranspose3d(_Transposed):
     _sizes, _convolve = staticmethod(_triple), staticmethod(F.conv_transpose3d)
 
 
-def _check_mode(padding_mode: str) -> None:
-    if padding_mode != "zeros":
-        raise ArgumentError(f"padding_mode: expected 'zeros', as padding is zeros here, got {padding_mode!r}")
+def _check_mode(padding_mode: str, *others: str) -> None:
+    if padding_mode not in ("zeros", *others):
+        raise ArgumentError(
+            f"padding_mode: expected {' or '.join(map(repr, ('zeros', *others)))}, got {padding_mode!r}"
+        )
 
 
 def _check_sizes(in_channels: int, out_channels: int, kernel_size: int, groups: int) -> None:

@@ -266,9 +266,12 @@ class Module:
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of all parameters."""
+        """Drop the gradients of all parameters; set_to_none=False: fill them with zeros."""
         for _, parameter in self.named_parameters():
-            parameter.grad = None
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
 
     def flat_space(self) -> FlatSpace:
         """Return the flat space of the trainable parameters, which move into it at the first call.

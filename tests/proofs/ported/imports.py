@@ -14,6 +14,7 @@ LINES = (
     (r"import torch\.optim as (\w+)", r"from clcomm import optim as \1"),
     (r"import torch\.(?:utils\.data|nn|optim|nn\.functional|onnx|nn\.parallel)", "import clcomm.as_torch as torch"),
     (r"import torch\.backends\.cudnn as (\w+)", r"from clcomm.as_torch import backends as \1"),
+    (r"import torch\.autograd as (\w+)", r"from clcomm.as_torch import autograd as \1"),
     (r"from torch import (.+)", r"from clcomm.as_torch import \1"),
     (r"from torch\.autograd import (.+)", r"from clcomm.as_torch import \1"),
     (r"from torch\.nn import functional as (\w+)", r"from clcomm.engine import functional as \1"),

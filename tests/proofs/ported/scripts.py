@@ -80,7 +80,8 @@ SCRIPTS = (
            alike=(("attn_dropout=0.1", "attn_dropout=0.0"),)),
     Script("Pytorch-UNet", U_NET, ".", driver="u_net.py", steps=20),
     *(Script(f"PyTorch-GAN: {name}", GANS, f"implementations/{name}", f"{name}.py", _SMALL, _SEEDED)
-      for name in ("gan", "lsgan", "sgan", "cgan", "acgan", "relativistic_gan")),
+      for name in ("gan", "lsgan", "sgan", "cgan", "acgan", "infogan", "relativistic_gan", "wgan_gp",
+                   "wgan_div")),
     Script("PyTorch-GAN: wgan", GANS, "implementations/wgan", "wgan.py", _SMALL, _SEEDED),
     *(Script(f"pytorch-cifar: {name}", CIFAR, ".", driver="cifar.py", arguments=(name,), steps=steps)
       for name, steps in (("LeNet", 100), ("VGG", 50), ("PreActResNet18", 10), ("SENet18", 10), ("MobileNetV2", 10),

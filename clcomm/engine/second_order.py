@@ -1,0 +1,316 @@
+"""The gradients of operations as operations, so that they have gradients in turn.
+
+A rule takes an operation's node and the gradient of its result, and returns those of its inputs, made of the operations
+of `functional`. That costs more launches than the operations' own kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from clcomm.engine import functional as F
+from clcomm.engine.autograd import Context, Op
+from clcomm.engine.ops import (
+    activation,
+    batch_norm,
+    batched_matmul,
+    blocks,
+    comparisons,
+    conv2d,
+    elementwise,
+    functions,
+    layer_norm,
+    loss,
+    matmul,
+    ordered,
+    pool,
+    reduce,
+    shape,
+    softmax,
+)
+from clcomm.engine.ops.broadcasting import broadcast_axes
+from clcomm.engine.tensor import Shape, Tensor
+from clcomm.errors import ArgumentError
+
+Gradients = tuple[Tensor | None, ...]
+Rule = Callable[[Context, Tensor], Gradients]
+#: A gradient made of the result's and both inputs.
+OfTwo = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def gradients(node: Context, grad: Tensor) -> Gradients:
+    """Return the gradients of an operation's inputs, on the tape; ArgumentError for an operation without a rule."""
+    rule = RULES.get(node.op)
+    if rule is None:
+        name = node.op.__name__.removesuffix("Op")
+        raise ArgumentError(f"grad: create_graph: expected operations whose gradients have gradients, got {name}")
+    return rule(node, grad)
+
+
+def summed_to(grad: Tensor, wanted: Shape) -> Tensor:
+    """Return a gradient summed over the dimensions along which a tensor of `wanted` was repeated."""
+    axes = broadcast_axes(wanted, grad.shape)
+    return F.reshape(F.sum(grad, axes, True), wanted) if axes else F.reshape(grad, wanted)
+
+
+def _of_one(rule: Callable[[Context, Tensor, Tensor], Tensor]) -> Rule:
+    """Return the rule of an operation on one tensor from its gradient, of (node, gradient, input)."""
+    return lambda node, grad: (rule(node, grad, node.inputs[0]),)
+
+
+def _of_two(first: OfTwo, second: OfTwo) -> Rule:
+    """Return the rule of an operation on two tensors that broadcast, from the gradients of each."""
+
+    def rule(node: Context, grad: Tensor) -> Gradients:
+        a, b = node.inputs
+        return tuple([
+            summed_to(each(grad, a, b), x.shape) if needed else None
+            for each, x, needed in zip((first, second), (a, b), node.needs, strict=True)
+        ])  # fmt: skip
+
+    return rule
+
+
+def _passed(grad: Tensor, x: Tensor) -> Tensor:
+    """Return ReLU's gradient: that of its result where x is positive or NaN."""
+    return F.masked_fill(grad, x.detach() <= 0.0, 0.0)
+
+
+def _within(grad: Tensor, where: Tensor) -> Tensor:
+    """Return the gradient where a condition holds, 0 elsewhere."""
+    return F.masked_fill(grad, F.logical_not(where), 0.0)
+
+
+def _won(a: Tensor, b: Tensor) -> Tensor:
+    """Return 1 where a is larger, 0.5 where both are equal, else 0."""
+    a, b = a.detach(), b.detach()
+    return F.where(a == b, 0.5, F.where(a > b, 1.0, 0.0))
+
+
+def _silu(grad: Tensor, x: Tensor) -> Tensor:
+    gate = F.sigmoid(x)
+    return grad * (gate + x * gate * (1.0 - gate))
+
+
+def _gelu(grad: Tensor, x: Tensor) -> Tensor:
+    share = 0.5 * (1.0 + F.erf(x * math.sqrt(0.5)))
+    return grad * (share + x * F.exp(F.square(x) * -0.5) * (1.0 / math.sqrt(2.0 * math.pi)))
+
+
+def _gelu_tanh(grad: Tensor, x: Tensor) -> Tensor:
+    scale, cubic = math.sqrt(2.0 / math.pi), 0.044715
+    bent = F.tanh(scale * (x + cubic * x * F.square(x)))
+    return grad * 0.5 * (1.0 + bent + x * (1.0 - F.square(bent)) * scale * (1.0 + 3.0 * cubic * F.square(x)))
+
+
+def _tanh(grad: Tensor, x: Tensor) -> Tensor:
+    return grad * (1.0 - F.square(F.tanh(x)))
+
+
+def _sigmoid(grad: Tensor, x: Tensor) -> Tensor:
+    value = F.sigmoid(x)
+    return grad * value * (1.0 - value)
+
+
+def _root(grad: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient of `ordered.Root`, 0 at 0, and so is its own."""
+    is_zero = x.detach() == 0.0
+    return F.masked_fill(grad * 0.5 * F.rsqrt(F.masked_fill(x, is_zero, 1.0)), is_zero, 0.0)
+
+
+def _softmax(grad: Tensor, x: Tensor) -> Tensor:
+    value = F.softmax(x, -1)
+    return value * (grad - F.sum(grad * value, -1, True))
+
+
+def _matmul(node: Context, grad: Tensor) -> Gradients:
+    a, b = node.inputs
+    return F.matmul(grad, b.transpose(0, 1)), F.matmul(a.transpose(0, 1), grad)
+
+
+def _linear(node: Context, grad: Tensor) -> Gradients:
+    x, weight, _ = node.inputs
+    activated = node.saved[2]
+    if activated is not None:
+        grad = _passed(grad, activated)
+    dx, dw, db = node.needs
+    return (
+        F.matmul(grad, weight) if dx else None,
+        F.matmul(grad.transpose(0, 1), x) if dw else None,
+        F.sum(grad, 0) if db else None,
+    )
+
+
+def _batched(node: Context, grad: Tensor) -> Gradients:
+    """dA = dC op(B)^T and dB = op(A)^T dC, turned where A and B are, and summed where they were broadcast."""
+    turned = node.turned
+    a, b = [x.transpose(-1, -2) if t else x for x, t in zip(node.inputs, turned, strict=True)]
+    both = F.matmul(grad, b.transpose(-1, -2)), F.matmul(a.transpose(-1, -2), grad)
+    values = [x.transpose(-1, -2) if t else x for x, t in zip(both, turned, strict=True)]
+    return tuple([summed_to(value, x.shape) for value, x in zip(values, node.inputs, strict=True)])
+
+
+def _weight_gradient(g: Any, x: Tensor, grad: Tensor, kernel: Shape) -> Tensor:
+    """Return the gradient of a convolution's kernel: x convolved with the result's gradient, images as channels."""
+    parts = []
+    for own, up in zip(F.chunk(x, g.groups, 1), F.chunk(grad, g.groups, 1), strict=True):
+        turned = own.transpose(0, 1), up.transpose(0, 1)
+        apart, around = (g.apart_h, g.apart_w), (g.pad_h, g.pad_w)
+        if len(set(apart)) > 1:
+            raise ArgumentError(f"grad: create_graph: conv2d: expected one dilation for both directions, got {apart}")
+        found = F.conv2d(*turned, None, apart[0], around, g.stride)
+        parts.append(found[:, :, : kernel[2], : kernel[3]].transpose(0, 1))
+    return parts[0] if len(parts) == 1 else F.concat(parts, 0)
+
+
+def _conv2d(node: Context, grad: Tensor) -> Gradients:
+    (x, weight, _), g = node.inputs, node.geometry
+    dx = dw = None
+    if node.needs[0]:
+        dx = conv2d.ConvTranspose2dOp.apply(grad, weight, geometry=g)
+    if node.needs[1]:
+        dw = _weight_gradient(g, x, grad, weight.shape)
+    return dx, dw, F.sum(grad, (0, 2, 3)) if node.needs[2] else None
+
+
+def _conv_transpose2d(node: Context, grad: Tensor) -> Gradients:
+    (x, weight), g = node.inputs, node.geometry
+    dx = conv2d.Conv2dOp.apply(grad, weight, None, geometry=g) if node.needs[0] else None
+    return dx, _weight_gradient(g, grad, x, weight.shape) if node.needs[1] else None
+
+
+def _normalised(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
+    centred = x - F.mean(x, axes, True)
+    return centred * F.rsqrt(F.mean(F.square(centred), axes, True) + eps)
+
+
+def _layer_norm(node: Context, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    rows = F.reshape(x, (-1, node.columns))
+    y = _normalised(rows, (1,), node.eps)
+    y = y if weight is None else y * F.reshape(weight, (node.columns,))
+    return F.reshape(y if bias is None else y + F.reshape(bias, (node.columns,)), x.shape)
+
+
+def _batch_norm(node: Context, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    each = (1, x.shape[1]) + (1,) * (x.ndim - 2)
+    if node.statistics == batch_norm.GIVEN:
+        mean, variance = node.running.mean, node.running.variance
+        y = (x - F.reshape(mean, each)) * F.rsqrt(F.reshape(variance, each) + node.eps)
+    else:
+        y = _normalised(x, (0, *range(2, x.ndim)), node.eps)
+    y = y if weight is None else y * F.reshape(weight, each)
+    return y if bias is None else y + F.reshape(bias, each)
+
+
+def _squared_error(node: Context, prediction: Tensor, target: Tensor) -> Tensor:
+    found = F.square(prediction - target)
+    return found if node.g_step else F.sum(found) * node.scale
+
+
+class Adjoint(Op):
+    """The gradient of an operation on one tensor that is linear in it, as a function of the result's gradient.
+
+    node: of that operation; attrs: its attributes.
+    """
+
+    @staticmethod
+    def forward(ctx: Context, grad: Tensor, *, node: Context, attrs: dict[str, Any]) -> Tensor:
+        ctx.of, ctx.attrs = node.op, attrs
+        (found,) = node.op.backward(node, grad)
+        assert found is not None
+        return found
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> Gradients:
+        return (ctx.of.forward(Context((grad,), (False,)), grad, **ctx.attrs),)
+
+
+def _linear_map(attrs: Callable[[Context, Tensor], dict[str, Any]]) -> Rule:
+    return lambda node, grad: (Adjoint.apply(grad, node=node, attrs=attrs(node, grad)),)
+
+
+def _concat(node: Context, grad: Tensor) -> Gradients:
+    parts = F.split(grad, [x.shape[node.axis] for x in node.inputs], node.axis)
+    return tuple([part if needed else None for part, needed in zip(parts, node.needs, strict=True)])
+
+
+def _where(node: Context, grad: Tensor) -> Gradients:
+    first, second = node.inputs
+    taken = comparisons.MaskedFill.apply(grad, flags=node.flags, where=0, value=0.0)
+    left = comparisons.MaskedFill.apply(grad, flags=node.flags, where=1, value=0.0)
+    return summed_to(taken, first.shape), summed_to(left, second.shape)
+
+
+#: By operation; one that is not here has no gradients of gradients.
+RULES: dict[type[Op], Rule] = {
+    elementwise.Add: _of_two(lambda g, a, b: g, lambda g, a, b: g),
+    elementwise.Sub: _of_two(lambda g, a, b: g, lambda g, a, b: -g),
+    elementwise.Mul: _of_two(lambda g, a, b: g * b, lambda g, a, b: g * a),
+    elementwise.Div: _of_two(lambda g, a, b: g / b, lambda g, a, b: -(g * a / F.square(b))),
+    elementwise.Affine: _of_one(lambda node, g, x: g * node.scale),
+    elementwise.DivideNumber: _of_one(lambda node, g, x: g * -node.number / F.square(x)),
+    matmul.MatMul: _matmul,
+    matmul.LinearOp: _linear,
+    batched_matmul.BatchedMatMul: _batched,
+    conv2d.Conv2dOp: _conv2d,
+    conv2d.ConvTranspose2dOp: _conv_transpose2d,
+    reduce.ExpandOp: _of_one(lambda node, g, x: summed_to(g, x.shape)),
+    reduce.SumOp: _of_one(lambda node, g, x: F.reshape(g * node.scale, node.kept).expand(x.shape)),
+    shape.Reshape: _of_one(lambda node, g, x: F.reshape(g, x.shape)),
+    shape.Clone: _of_one(lambda node, g, x: g),
+    shape.Transpose: _of_one(lambda node, g, x: g.permute(*np.argsort(node.axes).tolist())),
+    Adjoint: lambda node, g: (node.of.apply(g, **node.attrs),),
+    blocks.SliceOp: _linear_map(lambda node, g: {"starts": node.starts, "steps": node.steps, "sizes": g.shape}),
+    blocks.Pad: _linear_map(lambda node, g: {"starts": node.starts, "shape": g.shape, "value": 0.0}),
+    blocks.Roll: _linear_map(lambda node, g: {"shift": node.shift, "axis": node.axis}),
+    comparisons.Triangle: _linear_map(lambda node, g: {"diagonal": node.side[0], "upper": bool(node.side[1])}),
+    pool.AvgPool2dOp: _linear_map(lambda node, g: {"window": node.window}),
+    pool.AdaptiveAvgPool2dOp: _linear_map(lambda node, g: {"size": g.shape[-2:]}),
+    blocks.Concat: _concat,
+    comparisons.MaskedFill: _of_one(
+        lambda node, g, x: comparisons.MaskedFill.apply(g, flags=node.flags, where=node.where, value=0.0)
+    ),
+    comparisons.Where: _where,
+    functions.Exp: _of_one(lambda node, g, x: g * F.exp(x)),
+    functions.Log: _of_one(lambda node, g, x: g / x),
+    functions.Sqrt: _of_one(lambda node, g, x: g * 0.5 * F.rsqrt(x)),
+    functions.Rsqrt: _of_one(lambda node, g, x: g * -0.5 * F.rsqrt(x) / x),
+    functions.Abs: _of_one(lambda node, g, x: g * F.sign(x.detach())),
+    functions.Square: _of_one(lambda node, g, x: g * x * 2.0),
+    functions.Sin: _of_one(lambda node, g, x: g * F.cos(x)),
+    functions.Cos: _of_one(lambda node, g, x: -g * F.sin(x)),
+    functions.Erf: _of_one(lambda node, g, x: g * F.exp(-F.square(x)) * (2.0 / math.sqrt(math.pi))),
+    functions.Power: _of_one(lambda node, g, x: g * F.pow(x, node.settings[0] - 1.0) * node.settings[0]),
+    functions.WholePower: _of_one(lambda node, g, x: g * F.pow(x, node.settings[0] - 1.0) * node.settings[0]),
+    functions.LogSigmoid: _of_one(lambda node, g, x: g * F.sigmoid(-x)),
+    functions.Clamp: _of_one(
+        lambda node, g, x: _within(g, F.logical_and(x.detach() >= node.settings[0], x.detach() <= node.settings[1]))
+    ),
+    functions.HardTanh: _of_one(
+        lambda node, g, x: _within(g, F.logical_and(x.detach() > node.settings[0], x.detach() < node.settings[1]))
+    ),
+    functions.Maximum: _of_two(lambda g, a, b: g * _won(a, b), lambda g, a, b: g * _won(b, a)),
+    functions.Minimum: _of_two(lambda g, a, b: g * _won(b, a), lambda g, a, b: g * _won(a, b)),
+    activation.Relu: _of_one(lambda node, g, x: _passed(g, x)),
+    activation.LeakyRelu: _of_one(lambda node, g, x: F.where(x.detach() > 0.0, g, g * node.settings[0])),
+    activation.SigmoidOp: _of_one(lambda node, g, x: _sigmoid(g, x)),
+    activation.TanhOp: _of_one(lambda node, g, x: _tanh(g, x)),
+    activation.Silu: _of_one(lambda node, g, x: _silu(g, x)),
+    activation.Gelu: _of_one(lambda node, g, x: _gelu(g, x)),
+    activation.GeluTanh: _of_one(lambda node, g, x: _gelu_tanh(g, x)),
+    ordered.Root: _of_one(lambda node, g, x: _root(g, x)),
+    softmax.SoftmaxOp: _of_one(lambda node, g, x: _softmax(g, x)),
+    softmax.LogSoftmaxOp: _of_one(lambda node, g, x: g - F.softmax(x, -1) * F.sum(g, -1, True)),
+    softmax.LogSumExp: _of_one(lambda node, g, x: F.softmax(x, -1) * g.unsqueeze(-1)),
+}
+
+#: What these compute, of their node and inputs, by operations that have rules.
+FORMS: dict[type[Op], Callable[..., Tensor]] = {
+    layer_norm.LayerNormOp: _layer_norm,
+    batch_norm.BatchNormOp: _batch_norm,
+    loss.SquaredError: _squared_error,
+}

@@ -1,0 +1,80 @@
+"""The tape as a list: the operations from which a tensor was computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from clcomm.engine.tensor import Tensor
+from clcomm.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from clcomm.engine.device import Device
+
+
+def nodes_since(order: int, result: Tensor) -> list[Any]:
+    """Return the nodes after `order` from which a tensor was computed, latest first."""
+    return nodes_before(result._node, order)[0]
+
+
+def nodes_before(root: Any, since: int = -1) -> tuple[list[Any], dict[int, int]]:
+    """Return the nodes from which `root` was computed, latest first, and the number of uses of each leaf with hooks.
+
+    The uses are by the leaf's id. since: none before this order.
+    """
+    uses: dict[int, int] = {}
+    nodes, seen, waiting = [], {root}, [root]
+    while waiting:
+        node = waiting.pop()
+        if node.inputs is None:
+            raise ArgumentError(
+                "backward: this graph ran backward before and released its tensors; run forward "
+                "again, or use retain_graph=True before"
+            )
+        nodes.append(node)
+        for x, producer, needed in zip(node.inputs, node.producers, node.needs, strict=True):
+            if needed:
+                if producer is None:
+                    if x._hooks:
+                        uses[id(x)] = uses.get(id(x), 0) + 1
+                elif producer not in seen and producer.order > since:
+                    seen.add(producer)
+                    waiting.append(producer)
+    nodes.sort(key=lambda node: node.order, reverse=True)
+    return nodes, uses
+
+
+def operations_before(root: Tensor) -> list[tuple[str, tuple[Tensor | None, ...], Tensor]]:
+    """Return the operations from which `root` was computed, the first one first: kind, inputs and result.
+
+    Those that need gradients, before `backward()`.
+    """
+    nodes = sorted(nodes_before(root._node)[0], key=lambda node: node.order)
+    results = {producer: x for node in nodes for x, producer in zip(node.inputs, node.producers, strict=True)}
+    return [(node.op.__name__.removesuffix("Op"), node.inputs, results.get(node, root)) for node in nodes]
+
+
+def tape_of(results: Sequence[Tensor]) -> list[Any]:
+    """Return the nodes from which tensors were computed, latest first; ArgumentError if what they kept has changed."""
+    nodes = {node for each in results if each._node is not None for node in nodes_before(each._node)[0]}
+    listed = sorted(nodes, key=lambda node: node.order, reverse=True)
+    if listed:
+        require_unwritten(listed, results[0].device)
+    return listed
+
+
+def require_unwritten(nodes: Sequence[Any], device: Device) -> None:
+    """Raise ArgumentError where values that an operation kept for its backward were overwritten since.
+
+    nodes: latest first.
+    """
+    if device.written_at <= nodes[-1].order:
+        return
+    for node in nodes:
+        for kept in node.saved:
+            if isinstance(kept, Tensor) and kept.written_at > node.order:
+                name = node.op.__name__.removesuffix("Op")
+                raise ArgumentError(
+                    f"backward: {name} kept a tensor of shape {kept.shape}, which was overwritten after it (by an "
+                    "optimizer's step, copy_from or an operation in place); run forward again"
+                )
