@@ -14,6 +14,7 @@ import numpy as np
 
 from clcomm.engine import functional as F
 from clcomm.engine.autograd import Context, Op
+from clcomm.engine.creation import ones_like
 from clcomm.engine.ops import (
     activation,
     batch_norm,
@@ -21,6 +22,7 @@ from clcomm.engine.ops import (
     blocks,
     comparisons,
     conv2d,
+    dropout,
     elementwise,
     functions,
     layer_norm,
@@ -229,6 +231,18 @@ class Adjoint(Op):
         return (ctx.of.forward(Context((grad,), (False,)), grad, **ctx.attrs),)
 
 
+def _dropout(node: Context, grad: Tensor) -> Gradients:
+    ones = ones_like(grad)
+    return (grad * dropout.masked(ones, node.saved[0], node.p, ones),)
+
+
+def _cross_entropy(node: Context, grad: Tensor) -> Gradients:
+    """The shares less the targets', which the operation's own gradient has, too."""
+    shares = F.softmax(node.inputs[0], -1) * node.scale
+    targets = shares.detach() - node.saved[0].detach()
+    return ((grad if grad.ndim == 0 else grad.unsqueeze(-1)) * (shares - targets),)
+
+
 def _linear_map(attrs: Callable[[Context, Tensor], dict[str, Any]]) -> Rule:
     return lambda node, grad: (Adjoint.apply(grad, node=node, attrs=attrs(node, grad)),)
 
@@ -302,6 +316,8 @@ RULES: dict[type[Op], Rule] = {
     activation.Silu: _of_one(lambda node, g, x: _silu(g, x)),
     activation.Gelu: _of_one(lambda node, g, x: _gelu(g, x)),
     activation.GeluTanh: _of_one(lambda node, g, x: _gelu_tanh(g, x)),
+    dropout.DropoutOp: _dropout,
+    loss.CrossEntropy: _cross_entropy,
     ordered.Root: _of_one(lambda node, g, x: _root(g, x)),
     softmax.SoftmaxOp: _of_one(lambda node, g, x: _softmax(g, x)),
     softmax.LogSoftmaxOp: _of_one(lambda node, g, x: g - F.softmax(x, -1) * F.sum(g, -1, True)),

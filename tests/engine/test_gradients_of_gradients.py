@@ -34,7 +34,7 @@ EXPRESSIONS = (
     "F.conv2d(i, k, None, 2, 1, 1, 2)", "F.conv2d(i, q.transpose(0, 1), None, 1, 1, 2)",
     "F.conv_transpose2d(i, q, None, 2, 1, 1)", "F.avg_pool2d(i, 2) ** 2", "F.adaptive_avg_pool2d(i, (2, 3)) ** 2",
     "F.batch_norm(i, None, None, v, v, True)", "F.batch_norm(i, m, m * m + 1, v, v, False)", "F.normalize(x)",
-    "F.cosine_similarity(x, y)",
+    "F.cosine_similarity(x, y)", "F.cross_entropy(x, c)", "F.cross_entropy(x, c, reduction='none')",
 )  # fmt: skip
 
 
@@ -56,7 +56,8 @@ def both_gradients(text, functions, make, gradients_of):
     for each in tensors.values():
         each.requires_grad = True
     names = [name for name in tensors if re.search(rf"\b{name}\b", text)]
-    result = eval(text, {"F": functions, "m": make(np.linspace(-1, 1, 4, dtype=np.float32)), **tensors})
+    constants = {"m": make(np.linspace(-1, 1, 4, dtype=np.float32)), "c": make(np.array([2, 0, 3]))}
+    result = eval(text, {"F": functions, **constants, **tensors})
     seed = make(rng.standard_normal(tuple(result.shape)).astype(np.float32))
     seed.requires_grad = True
     first = gradients_of(result, [tensors[name] for name in names], seed, create_graph=True)
@@ -75,6 +76,16 @@ def test_gradients_of_gradients_are_pytorchs(text):
         expected = np.zeros(1) if expected is None else expected
         scale = max(1.0, float(np.abs(expected).max()))
         np.testing.assert_allclose((np.zeros(1) if own is None else own) / scale, expected / scale, atol=2e-4)
+
+
+def test_dropout_keeps_its_draw(device):
+    x = Tensor(np.ones(200, np.float32), device, requires_grad=True)
+    y = F.dropout(x * x, 0.5)
+    (first,) = grad(y.sum(), x, create_graph=True)
+    (second,) = grad(first.sum(), x)
+    np.testing.assert_array_equal(first.numpy(), 2 * y.numpy())
+    np.testing.assert_array_equal(second.numpy(), 2 * y.numpy())
+    assert 0 < np.count_nonzero(y.numpy()) < 200
 
 
 def test_third_derivatives(device):

@@ -21,15 +21,16 @@ class DropoutOp(Op):
     def forward(ctx: Context, x: Tensor, *, p: float, stream: RandomStream | None) -> Tensor:
         ctx.p, ticket = p, (RandomStream.of(x.device) if stream is None else stream).ticket()
         ctx.save(ticket)
-        return _masked(x, ticket, p, empty(x.device, x.shape))
+        return masked(x, ticket, p, empty(x.device, x.shape))
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (ticket,) = ctx.saved
-        return (_masked(grad, ticket, ctx.p, ctx.out(0)),)
+        return (masked(grad, ticket, ctx.p, ctx.out(0)),)
 
 
-def _masked(x: Tensor, ticket: Tensor, p: float, out: Tensor) -> Tensor:
+def masked(x: Tensor, ticket: Tensor, p: float, out: Tensor) -> Tensor:
+    """Queue out = x / (1 - p) where the draw of a ticket keeps an element, else 0; return out."""
     device, size = x.device, x.numel()
     threshold = min(round(p * 2**32), 2**32 - 1)
     kernel = device.kernel("dropout", "dropout")

@@ -34,6 +34,7 @@ class CrossEntropy(Op):
         kernel, outside = device.kernel("softmax", "cross_entropy"), note_of(device)
         device.launch(kernel, *grid, losses, total, dx, logits, targets, outside, *sizes)
         ctx.save(dx)
+        ctx.scale = scale
         if reduction == "none" or sums_losses:
             return total
         return wrap(device, sum_over(losses, (0,), scale).buffer, ())
