@@ -42,6 +42,8 @@ def test_those_that_are_left_go_on_from_their_memory(machines, tmp_path, order, 
     assert "with 2 ranks (restart 1)" in said
     for address in (machines.addresses[each] for each in order if each != victim):
         assert not list(machines.memory(address).glob("clcomm-*"))
+    waits = machines.enter(machines.addresses[0], "pgrep", "-f", "remote_shell.py -")
+    assert subprocess.run(waits, check=False).returncode == 1, "a connection with the lost machine is left"
 
 
 def test_too_few_that_are_left_end_the_job_with_one_line(machines, tmp_path):
