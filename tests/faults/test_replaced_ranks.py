@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from clcomm.checkpoint import load
+from clcomm.launch.mpiexec import MPICH, find_mpiexec
 from clcomm.storage.scratch import remove_stale
 from tests.faults.launch import HUNG_S, ROOT, clean_environment, mpiexec
 from tests.faults.replaced_ranks import Job, killed_run, until
@@ -150,6 +151,23 @@ def test_starts_without_room_have_fewer_ranks_down_to_the_least(tmp_path, fits, 
         assert last == "clcomm run: exit code 1; giving up: 2 ranks, the fewest of --min-ranks, came to no step"
     else:
         assert "going on from the start or the newest checkpoint with 2 ranks" in last
+
+
+@pytest.mark.parametrize(("least", "code", "trained"), [(2, 0, "trained on 2\n"), (3, 1, "")])
+def test_hosts_that_cannot_be_reached_are_left_out(tmp_path, least, code, trained):
+    """MPICH's launcher gets a program that fails in place of ssh; tests/multihost has hosts that are lost later."""
+    mpiexec()
+    if find_mpiexec().kind != MPICH:
+        pytest.skip("mpiexec is not MPICH's")
+    (tmp_path / "train.py").write_text(NO_ROOM)
+    hosts = ("--hosts", "localhost:2,far.invalid:2", "-n", "4", "--min-ranks", str(least))
+    launcher = {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": "/bin/false"}
+    ended = run(*hosts, "train.py", folder=tmp_path, FITS="2", **launcher)
+    assert (ended.returncode, ended.stdout) == (code, trained), ended.stderr
+    lost, *others = [line for line in ended.stderr.splitlines() if line.startswith("clcomm run: ")]
+    assert lost.startswith("clcomm run: host far.invalid is lost: ")
+    few = "clcomm run: not started: the hosts that answer (localhost) have room for 2 of the 3 --min-ranks"
+    assert others == ([few] if code else [])
 
 
 @pytest.mark.parametrize(
