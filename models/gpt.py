@@ -21,6 +21,7 @@ from clcomm.engine import (
 )  # fmt: skip
 from clcomm.engine import functional as F
 from clcomm.engine.nn.init import normal_values
+from clcomm.engine.recomputation import checkpoint
 
 _STD = 0.02  # of the initial weights
 
@@ -45,6 +46,7 @@ class GPT(Module):
         approximate: of GELU: "tanh", as in GPT-2, or "none".
         dropout: the share of values that training drops behind the embeddings, and of what attention and the
             perceptron add; attention's own weights are not dropped.
+        recompute: whether backward computes the blocks' activations again, in place of keeping them.
         device: the device of the parameters; None: the default device.
         seed: of the initial values, GPT-2's: N(0, 0.02), less before an addition, biases 0; None: they come from the
             engine's own generator.
@@ -66,6 +68,7 @@ class GPT(Module):
         tied: bool = True,
         approximate: str = "tanh",
         dropout: float = 0.0,
+        recompute: bool = False,
         device: Device | str | None = None,
         seed: int | None = None,
     ):
@@ -78,6 +81,7 @@ class GPT(Module):
         rng = None if seed is None else Generator(seed)
         self.context = context
         self.transformer = _Transformer(vocabulary, context, layers, width, heads, approximate, dropout, device, rng)
+        self.transformer.recompute = recompute
         embedding = self.transformer.wte.weight
         if tied:
             self.lm_head = Linear(width, vocabulary, bias=False, device=embedding.device, rng=Generator())
@@ -106,6 +110,8 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 class _Transformer(Module):
     """Tokens [N, T] -> [N, T, width]"""
 
+    recompute = False
+
     def __init__(
         self, vocabulary: int, context: int, layers: int, width: int, heads: int, approximate: str, dropout: float,
         device: Device | str | None, rng: Generator | None,
@@ -119,7 +125,10 @@ class _Transformer(Module):
         self.ln_f = LayerNorm(width, device=device)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.ln_f(self.h(self.drop(_embedded(tokens, self.wte, self.wpe))))
+        x = self.drop(_embedded(tokens, self.wte, self.wpe))
+        for block in self.h:
+            x = checkpoint(block, x) if self.recompute and self.training else block(x)
+        return self.ln_f(x)
 
 
 def _embedded(tokens: Tensor, wte: Embedding, wpe: Embedding) -> Tensor:

@@ -37,6 +37,7 @@ class TextOptions(TrainingOptions):
     context: int = _data(256, "characters that the model sees", whole_number(1), metavar="N")
     tied_head: bool = _data(True, "the head's weight is the embedding's")
     dropout: float = _data(0.0, "share of values that training drops", number(), metavar="SHARE")
+    recompute: bool = _data(False, "compute the blocks' activations again in backward, which need less memory so")
     tp: int = _data(
         1, "ranks that divide each layer's heads and weights; the others have sequences of their own", whole_number(1),
         metavar="N",

@@ -64,6 +64,7 @@ class TextSession(Session):
             device, options.seed, self.splits.train.classes, options.context, tp,
             layers=options.layers, width=options.width, heads=options.heads, tied=options.tied_head,
             dropout=options.dropout,
+            recompute=options.recompute,
         )  # fmt: skip
 
     def headline(self) -> str:

@@ -27,7 +27,7 @@ PROGRAMS = {
     "gpt": ("examples.gpt", ("--sample", "0")),
     **{name: ("examples.mnist", ("--model", name)) for name in ("mlp", "convnet", "lenet", "resnet")},
 }
-_STRATEGIES = ("dp", "zero1", "zero2", "zero3", "tp2", "diloco:h=50")
+_STRATEGIES = ("dp", "zero1", "zero2", "zero3", "tp2", "recompute", "diloco:h=50")
 #: In these all kernels are built.
 _BUILDING_STEPS = 3
 #: With the 14th step ends the first check of a step's recording, which has the most memory.
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--memory", help="of each host, for all of its ranks, such as 8GiB; default: this host's")
     add("--link", metavar="RATE,LATENCY", help="of each host of several, such as 100Gbit/s,2us")
     add("--strategies", nargs="+", default=None, metavar="NAME",
-        help="dp, zero1 to zero3, tp2 or more, diloco:h=50 or another policy; "
+        help="dp, zero1 to zero3, tp2 or more, recompute, zero3+recompute, diloco:h=50 or another policy; "
         f"default: those of {' '.join(_STRATEGIES)} that the ranks allow")  # fmt: skip
     add("--steps", type=whole_number(_LEAST_STEPS, 10_000), default=16, help="of each trial; default: %(default)s")
     output.add_arguments(parser)
@@ -127,10 +127,9 @@ def _remedy(least: Row, tried: dict[Way, Tried], job: Job, memory: int) -> str:
 
 def _possible(ranks: int, model: str) -> Sequence[str]:
     """Return the names of the usual strategies that so many ranks of a host can follow."""
-    if ranks == 1:
-        return ("dp",)
-    divides = model.partition(":")[0] == "gpt" and ranks % 2 == 0
-    return [name for name in _STRATEGIES if divides or name != "tp2"]
+    is_gpt = model.partition(":")[0] == "gpt"
+    possible = {"tp2": is_gpt and ranks % 2 == 0, "recompute": is_gpt, "dp": True}
+    return [name for name in _STRATEGIES if possible.get(name, ranks > 1)]
 
 
 def program_of(text: str) -> list[str]:

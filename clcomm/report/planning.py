@@ -21,6 +21,8 @@ from clcomm.units import format_size
 MARGIN = 0.05
 #: The most ranks on which a strategy is tried, unless more divide each layer.
 TRIED = 4
+#: Activations are computed again in backward: a way of its own, or with another.
+RECOMPUTE = "recompute"
 YES, NO, PERHAPS = "yes", "no", "perhaps"
 _COLUMNS = (
     Column("name", "strategy", "text"), Column("fits", "fits", "text"), Column("peak_nbytes", "peak a host", "size"),
@@ -84,7 +86,16 @@ class Row(NamedTuple):
 
 
 def parse_way(text: str) -> Way:
-    """Return the way of "dp", "zero2", "tp4", or of a policy such as "diloco:h=50"; ArgumentError for others."""
+    """Return the way of "dp", "zero2", "tp4", "recompute", "zero2+recompute", or of a policy such as "diloco:h=50".
+
+    Raises ArgumentError for others.
+    """
+    first, _, last = text.rpartition("+")
+    if last == RECOMPUTE:
+        way = parse_way(first or EACH_STEP)
+        if way.policy_every:
+            raise ArgumentError(f"--strategies: expected no policy with {RECOMPUTE}, got {text!r}")
+        return replace(way, name=text, options=(*way.options, f"--{RECOMPUTE}"))
     kind, number = text.rstrip("0123456789"), text[len(text.rstrip("0123456789")) :]
     if text == EACH_STEP:
         return Way(text)
@@ -95,7 +106,8 @@ def parse_way(text: str) -> Way:
     policy = parse_policy(text) if text.partition(":")[0] in [each.name for each in POLICIES] else None
     if policy is None:
         raise ArgumentError(
-            f"--strategies: expected dp, zero1 to zero3, tp2 or more, or a policy such as diloco:h=50, got {text!r}"
+            f"--strategies: expected dp, zero1 to zero3, tp2 or more, {RECOMPUTE}, alone or after one of these and a "
+            f"plus, or a policy such as diloco:h=50, got {text!r}"
         )
     settings = str(policy).replace(f"h={policy.h}", "h=EVERY", 1)
     return Way(text, ("--policy", settings), policy_every=policy.h)

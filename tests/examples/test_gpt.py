@@ -96,6 +96,16 @@ def test_a_divided_run_continues_with_the_same_bits_and_on_other_divisions(tmp_p
     assert other.returncode == 2 and "heads" in other.stderr and other.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "how", [("--logical-shards", "4", "--dropout", "0.2"), ("--zero", "3"), ("--tp", "2", "--dropout", "0.1")]
+)
+def test_recomputed_blocks_give_the_same_bits(tmp_path: Path, text: str, how: tuple[str, ...]) -> None:
+    job = [*TINY, "--text", text, "--batch-size", "4", "--no-eval", "--quiet", "--max-steps", "4", *how, "--checkpoint"]
+    run("examples.gpt", *job, str(tmp_path / "kept.npz"), ranks=2)
+    run("examples.gpt", *job, str(tmp_path / "again.npz"), "--recompute", ranks=2)
+    assert difference(tmp_path / "again.npz", tmp_path / "kept.npz") == 0
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("ranks", [0, 2])
 @pytest.mark.parametrize(

@@ -90,7 +90,8 @@ def drawn(random: random.Random) -> tuple[str, int, list[Way]]:
         kind = random.choice(["mlp", "convnet", "lenet"])
         model = f"{kind}:batch_size={random.choice([16, 64, 128, 256])},optimizer={random.choice(['adam', 'sgd'])}"
     others = ["zero1", "zero2", "zero3", "diloco:h=50", "local:h=8"]
-    others += ["tp2"] if model.startswith("gpt") and ranks % 2 == 0 else []
+    if model.startswith("gpt"):
+        others += ["recompute", "zero3+recompute", *["tp2"] * (ranks % 2 == 0)]
     return model, ranks, [parse_way("dp")] + ([parse_way(random.choice(others))] if ranks > 1 else [])
 
 

