@@ -26,7 +26,7 @@ from clcomm.job import run
 
 PROGRAM = "benchmarks.policies"
 PLAIN = "none"
-POLICIES = ("diloco:h=100", "streaming:h=25", "sparseloco:h=25", "noloco:h=100", "local:h=100", "demo:32")
+POLICIES = ("diloco:h=100", "streaming:h=26", "sparseloco:h=3", "noloco:h=100", "local:h=100", "demo:32")
 RATES = (1e-3, 2e-3, 4e-3)
 #: The losses to plain that papers' authors call equal, and the share of the bytes where they name one.
 LOSS_BARS = {"diloco": 1.02, "streaming": 1.02, "sparseloco": 1.03, "demo": 1.03}
