@@ -12,7 +12,7 @@ from clcomm.engine.ops.attention import (
     packed_attention,
     scaled_dot_product_attention,
 )
-from clcomm.engine.ops.batch_norm import batch_norm, group_norm
+from clcomm.engine.ops.batch_norm import batch_norm
 from clcomm.engine.ops.batched_matmul import matmul
 from clcomm.engine.ops.blocks import concat, split, stack
 from clcomm.engine.ops.casts import to_float
@@ -62,6 +62,7 @@ from clcomm.engine.ops.dropout import dropout
 from clcomm.engine.ops.einsum import einsum
 from clcomm.engine.ops.elementwise import add, div, mul, sub
 from clcomm.engine.ops.functions import abs, clamp, cos, erf, exp, log, maximum, minimum, pow, rsqrt, sin, sqrt, square
+from clcomm.engine.ops.group_norm import group_norm
 from clcomm.engine.ops.in_place import assign, overwrite, scatter
 from clcomm.engine.ops.indexing import embedding, gather, index_select, scatter_add, spread, take
 from clcomm.engine.ops.layer_norm import layer_norm

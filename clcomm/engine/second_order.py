@@ -25,6 +25,7 @@ from clcomm.engine.ops import (
     dropout,
     elementwise,
     functions,
+    group_norm,
     layer_norm,
     loss,
     matmul,
@@ -208,6 +209,13 @@ def _batch_norm(node: Context, x: Tensor, weight: Tensor | None, bias: Tensor | 
     return y if bias is None else y + F.reshape(bias, each)
 
 
+def _group_norm(node: Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    y = F.reshape(_normalised(F.reshape(x, (x.shape[0] * node.groups, -1)), (1,), node.eps), x.shape)
+    each = (1, x.shape[1]) + (1,) * (x.ndim - 2)
+    y = y * F.reshape(weight, each)
+    return y if bias is None else y + F.reshape(bias, each)
+
+
 def _squared_error(node: Context, prediction: Tensor, target: Tensor) -> Tensor:
     found = F.square(prediction - target)
     return found if node.g_step else F.sum(found) * node.scale
@@ -328,5 +336,6 @@ RULES: dict[type[Op], Rule] = {
 FORMS: dict[type[Op], Callable[..., Tensor]] = {
     layer_norm.LayerNormOp: _layer_norm,
     batch_norm.BatchNormOp: _batch_norm,
+    group_norm.GroupNormOp: _group_norm,
     loss.SquaredError: _squared_error,
 }

@@ -34,6 +34,7 @@ EXPRESSIONS = (
     "F.conv2d(i, k, None, 2, 1, 1, 2)", "F.conv2d(i, q.transpose(0, 1), None, 1, 1, 2)",
     "F.conv_transpose2d(i, q, None, 2, 1, 1)", "F.avg_pool2d(i, 2) ** 2", "F.adaptive_avg_pool2d(i, (2, 3)) ** 2",
     "F.batch_norm(i, None, None, v, v, True)", "F.batch_norm(i, m, m * m + 1, v, v, False)", "F.normalize(x)",
+    "F.group_norm(i, 2, v, v)",
     "F.cosine_similarity(x, y)", "F.cross_entropy(x, c)", "F.cross_entropy(x, c, reduction='none')",
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Batch norm of every shape, with and without running statistics, in training and with given ones."""
+"""Batch norm of every shape, with and without running statistics, in training and with given ones; group norm."""
 
 from __future__ import annotations
 
@@ -90,7 +90,37 @@ def _back(rows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.moveaxis(rows.reshape(shape[0], -1, shape[1]), 2, 1).reshape(shape)
 
 
+def check_group_norm(device: Device, case: Channels) -> None:
+    """Compare the result and the gradients with float64's, of a drawn number of groups."""
+    rng = np.random.default_rng(case.seed)
+    images, channels = case.shape[:2]
+    groups = int(rng.choice([n for n in range(1, channels + 1) if channels % n == 0]))
+    hosts = [rng.uniform(-3, 3, each).astype(np.float32) for each in (case.shape, channels, channels)]
+    grad = rng.uniform(-1, 1, case.shape).astype(np.float32)
+    inputs = [leaf(device, host) for host in hosts[: 1 + case.parameters]]
+    y = F.group_norm(inputs[0], groups, *inputs[1:], eps=EPS)
+    y.backward(leaf(device, grad, False))
+
+    def in_groups(array: np.ndarray) -> np.ndarray:
+        return array.astype(np.float64).reshape(images, groups, -1)
+
+    rows, each = in_groups(hosts[0]), (1, channels) + (1,) * (len(case.shape) - 2)
+    apart = rows - rows.mean(2, keepdims=True)
+    scale = 1 / np.sqrt((apart**2).mean(2, keepdims=True) + EPS)
+    normal = apart * scale
+    weight = hosts[1].reshape(each) if case.parameters > 0 else np.ones(each)
+    expected = normal.reshape(case.shape) * weight + (hosts[2].reshape(each) if case.parameters > 1 else 0.0)
+    assert_near(y, expected, "group_norm", 3e-5)
+    up = in_groups(grad * weight.astype(np.float64))
+    dx = scale * (up - up.mean(2, keepdims=True) - normal * (up * normal).mean(2, keepdims=True))
+    others = tuple(d for d in range(len(case.shape)) if d != 1)
+    slopes = dx.reshape(case.shape), (grad * normal.reshape(case.shape)).sum(others), grad.sum(others, dtype=np.float64)
+    for x, slope, name in zip(inputs, slopes, ("data", "weight", "bias"), strict=False):
+        assert_near(x.grad, slope, f"group_norm: {name} gradient", 1e-4)
+
+
 BATCH_NORM = Family("batch norm", drawn(draw_channels), check_batch_norm)
 BATCH_NORM_OF_RANKS = Family(
     "batch norm of ranks", drawn(draw_channels), lambda device, case: check_batch_norm(device, case, _Alike())
 )
+GROUP_NORM = Family("group norm", drawn(draw_channels), check_group_norm)

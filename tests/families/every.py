@@ -26,6 +26,7 @@ FAMILIES = {
         convolutions.CONVOLUTION, convolutions.CONVOLUTION_OF_ONE_WIDTH, convolutions.CONVOLUTION_AS_PRODUCTS,
         convolutions.CONVOLUTION_IN_GROUPS, convolutions.CONVOLUTION_OF_WINOGRAD,
         pools.POOLING, pools.ADAPTIVE_POOLING, channels.BATCH_NORM, channels.BATCH_NORM_OF_RANKS,
+        channels.GROUP_NORM,
         products.PLAIN_PRODUCT, products.PRODUCT, products.LINEAR, products.CHAIN,
         products.BATCH, attentions.ATTENTION, rows.CLASS_LOSSES, rows.ELEMENT_LOSSES,
         rows.SOFTMAX, rows.LAYER_NORM, rows.EMBEDDING, indices.INDICES, indices.LABELS, parts.VOCABULARY,
@@ -48,4 +49,4 @@ WIDE_FAMILIES = (
     "functions", "comparisons",
 )  # fmt: skip
 #: Families of vectors that stay as they are, in builds for such CPUs; Oclgrind tracks what is initialised in them.
-ALSO_WIDE = ("batch norm", "batch norm of ranks", "adaptive pooling", "dropout", "recurrent layers")
+ALSO_WIDE = ("batch norm", "batch norm of ranks", "group norm", "adaptive pooling", "dropout", "recurrent layers")

@@ -1,17 +1,13 @@
-"""Batch norm, of one rank's batch or of several ranks', with its gradients and running statistics, and group norm."""
+"""Batch norm, of one rank's batch or of several ranks', with its gradients and running statistics."""
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
 from clcomm.engine.autograd import Context, Op, is_recomputing
 from clcomm.engine.ops.blocks import Block, copy_part
-from clcomm.engine.ops.indexing import kept
-from clcomm.engine.ops.layer_norm import layer_norm
-from clcomm.engine.ops.shape import permuted, reshape
+from clcomm.engine.ops.shape import permuted
 from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
 
@@ -200,7 +196,7 @@ def batch_norm(
     if x.ndim < 2:
         raise ArgumentError(f"batch_norm: expected x of shape [N, C, ...], got shape {x.shape}")
     channels = x.shape[1:2]
-    _check_parameters("batch_norm", channels, weight, bias, eps)
+    check_parameters("batch_norm", channels, weight, bias, eps)
     for name, tensor in (("running_mean", running_mean), ("running_var", running_var)):
         if tensor is not None and float_tensor(f"batch_norm: {name}", tensor).shape != channels:
             raise ArgumentError(f"batch_norm: expected {name} of shape {channels}, got {tensor.shape}")
@@ -228,37 +224,8 @@ def batch_norm(
     return BatchNormOfRanks.apply(x, weight, bias, **settings, ranks=ranks)
 
 
-def group_norm(
-    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Tensor:
-    """Return x [N, C, ...] normalised in each sample's groups of channels, then times `weight` plus `bias`, both [C].
-
-    Source: Wu and He, "Group Normalization", 2018.
-
-    Args:
-        x: float32 [N, C, ...], the result's shape too.
-        num_groups: divides the channels into so many groups of neighbours.
-        weight, bias: float32 [C], a bias with a weight only; None: 1 and 0.
-        eps: is added to the variance.
-
-    Raises ArgumentError for arguments that do not fit.
-    """
-    float_tensor("group_norm", x)
-    if x.ndim < 2:
-        raise ArgumentError(f"group_norm: expected x of shape [N, C, ...], got shape {x.shape}")
-    images, channels = x.shape[:2]
-    if not isinstance(num_groups, int) or num_groups < 1 or channels % num_groups:
-        raise ArgumentError(f"group_norm: expected num_groups that divide {channels} channels, got {num_groups!r}")
-    _check_parameters("group_norm", (channels,), weight, bias, eps)
-    rows = reshape(x, (images, num_groups, -1))
-    y = reshape(layer_norm(rows, rows.shape[2], eps=eps), x.shape)
-    if weight is None:
-        return y
-    as_they_are = Running(kept(x.device, np.zeros(channels)), kept(x.device, np.ones(channels)), None)
-    return BatchNormOp.apply(y, weight, bias, running=as_they_are, statistics=GIVEN, momentum=0.0, eps=0.0)
-
-
-def _check_parameters(name: str, shape: Shape, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
+def check_parameters(name: str, shape: Shape, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
+    """Raise ArgumentError for parameters and an eps that do not fit a norm of such a shape."""
     for what, parameter in (("weight", weight), ("bias", bias)):
         if parameter is not None and float_tensor(f"{name}: {what}", parameter).shape != shape:
             raise ArgumentError(f"{name}: expected {what} of shape {shape}, got {parameter.shape}")

@@ -10,6 +10,7 @@ import numpy as np
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.arrangement import pad
 from clcomm.engine.ops.elementwise import mul
+from clcomm.engine.ops.reduce import mean
 from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
 
@@ -177,6 +178,8 @@ def adaptive_avg_pool2d(x: Tensor, output_size: int | tuple[int | None, int | No
     given = output_size if isinstance(output_size, (tuple, list)) else (output_size, output_size)
     sizes: Any = tuple([n if own is None else own for own, n in zip(given, x.shape[2:], strict=False)])
     size = whole_pair("adaptive_avg_pool2d: output_size", sizes if len(given) == 2 else output_size, 1)
+    if size == (1, 1):
+        return mean(x, (2, 3), True)
     kernel = x.shape[2] // size[0], x.shape[3] // size[1]
     if (kernel[0] * size[0], kernel[1] * size[1]) == x.shape[2:]:
         return avg_pool2d(x, kernel)
