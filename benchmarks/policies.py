@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks import harness, results_file
 from benchmarks.harness import Bar, Grid, Report
@@ -88,14 +88,19 @@ def train(options: argparse.Namespace, folder: Path, policy: str, rate: float) -
         )  # fmt: skip
     document = json.loads(file.read_text(encoding="utf-8"))
     rows = [row for row in document["communication"]["operations"] if row["label"] in _LABELS]
-    sent = sum(sent_bytes(row["operation"], row["wire_bytes"], options.ranks) for row in rows)
+    sent = sum(sent_bytes(row, options.ranks) for row in rows)
     return Trained(document["test_loss"], sent / document["steps"], rate)
 
 
-def sent_bytes(operation: str, nbytes: float, ranks: int) -> float:
-    """Return the bytes that a rank sends at least in collectives of so many counted bytes."""
+def sent_bytes(row: dict[str, Any], ranks: int) -> float:
+    """Return the bytes that a rank sends at least in a report's collectives of one kind.
+
+    Compression gathers all ranks' codes for an all-reduce, whose wire bytes are those of one rank.
+    """
+    if row["wire_bytes"] < row["bytes"]:
+        return float((ranks - 1) * row["wire_bytes"])
     shares = {"all_reduce": 2 * (ranks - 1) / ranks, "all_gather": (ranks - 1) / ranks}
-    return nbytes * shares.get(operation, 1.0)
+    return float(row["wire_bytes"] * shares.get(row["operation"], 1.0))
 
 
 def compare(options: argparse.Namespace, runs: dict[str, Trained], report: Report) -> None:
