@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Iterator
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clcomm.engine.tensor_methods import TensorMethods
 from clcomm.engine.tensor_shapes import AnyTensor
@@ -26,6 +26,24 @@ class TensorOperators(TensorMethods[AnyTensor]):
     """The operators of Tensor, which derives from this class."""
 
     __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def item(self) -> float | int: ...
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        if self.dtype.kind not in "ib":
+            raise TypeError(f"index: expected a tensor of one whole number, got {self.dtype}")
+        return int(self.item())
+
+    def __format__(self, text: str) -> str:
+        return format(self.item(), text) if not self.shape else object.__format__(self, text)
 
     def __add__(self, other: AnyTensor | float) -> AnyTensor:
         return self._functional.add(self, other)
