@@ -24,6 +24,8 @@ from tests.outcomes import Outcomes
 #: Why tests are skipped, by a pattern of the reasons they give: its name, and what runs them.
 REASONS = [
     (r"trainers", "Lightning, accelerate or transformers is not installed", "make test TEST_EXTRAS=test,trainers"),
+    (r"pytorch_ocl", "PyTorch's OpenCL device is not installed", "build it as in docs/pytorch-ddp.md, then make test"),
+    (r"C\+\+ compiler", "a C++ compiler is not installed", "install g++, then make test"),
     (r"(?i)torch", "PyTorch is not installed", "make test-torch"),
     (r"JAX|jax", "JAX is not installed", "make test TEST_EXTRAS=test,jax"),
     (r"tinygrad", "tinygrad is not installed", "make test TEST_EXTRAS=test,tinygrad"),

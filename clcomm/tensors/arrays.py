@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -12,6 +13,8 @@ import torch
 from clcomm.errors import ArgumentError
 from clcomm.host.bfloat16 import BFLOAT16
 from clcomm.stats.call import describe_shapes
+from clcomm.stats.events import Phase
+from clcomm.tensors import opencl_memory
 from clcomm.tensors.private_torch import private_backend_name
 
 #: Types of devices whose tensors collectives take; all but the CPU's are copied to the host and back.
@@ -25,18 +28,24 @@ _HOST = torch.device("cpu")
 HALVES_IN_FLOAT32 = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
-def on_host(tensor: torch.Tensor, name: str = "tensor") -> torch.Tensor:
-    """Return a tensor's values, contiguous in host memory and without gradients: itself, or a copy.
-
-    Raises ArgumentError, which calls it `name`, for another device, and for tensors that are not dense.
-    """
+def require_usable(tensor: torch.Tensor, name: str = "tensor") -> None:
+    """Raise ArgumentError, which calls it `name`, for what is no dense tensor on a device that has its values."""
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
     device = tensor.device.type
     if device not in DEVICES and device != private_backend_name():
-        raise ArgumentError(f"{name}: expected one on {', '.join(DEVICES)}, got one on {device}")
+        instead = "it has no values: use to_empty(device='cpu')" if device == "meta" else "use cpu()"
+        raise ArgumentError(f"{name}: expected one on {', '.join(DEVICES)}, got one on {device}; {instead}")
     if tensor.layout != torch.strided:
         raise ArgumentError(f"{name}: expected a dense tensor, got layout {tensor.layout}; use to_dense()")
+
+
+def on_host(tensor: torch.Tensor, name: str = "tensor") -> torch.Tensor:
+    """Return a tensor's values, contiguous in host memory and without gradients: itself, or a copy.
+
+    Raises ArgumentError as `require_usable` does.
+    """
+    require_usable(tensor, name)
     return tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
 
 
@@ -45,6 +54,48 @@ def give_back(values: torch.Tensor, tensor: torch.Tensor) -> None:
     is_same_memory = tensor.device.type == "cpu" and values.data_ptr() == tensor.data_ptr() and tensor.is_contiguous()
     if not is_same_memory:
         copy_values(tensor.detach(), values.view(tensor.shape))
+
+
+class HostCopies:
+    """`on_host` and `give_back` whose copies from and to other devices are phases, which reports count.
+
+    notify: called with each phase, "pack" or "unpack"; its label, where none is given, names the device.
+    """
+
+    def __init__(self, notify: Callable[[Phase], None]):
+        self._notify = notify
+
+    def on_host(self, tensor: torch.Tensor, label: str = "", bucket: int = -1, in_place: bool = False) -> torch.Tensor:
+        """Return a tensor's values as `on_host` does.
+
+        in_place: the call uses no other tensor, so that the tensor's own memory may be mapped.
+        """
+        began_s = time.perf_counter()
+        require_usable(tensor)
+        own = opencl_memory.mapped(tensor) if in_place and tensor.device.type == opencl_memory.DEVICE else None
+        if own is not None:
+            return own
+        values = on_host(tensor)
+        if tensor.device.type != "cpu":
+            self._count("pack", began_s, label or f"from {tensor.device.type}", bucket)
+        return values
+
+    def room_for(self, output: torch.Tensor) -> torch.Tensor:
+        """Return memory of the host for a tensor's new values, its own if it is contiguous there."""
+        require_usable(output)
+        return on_host(output) if output.device.type == "cpu" else torch.empty(output.shape, dtype=output.dtype)
+
+    def give_back(self, values: torch.Tensor, tensor: torch.Tensor, label: str = "", bucket: int = -1) -> None:
+        if tensor.device.type == opencl_memory.DEVICE and opencl_memory.is_mapped(values, tensor):
+            changed(tensor)
+            return
+        began_s = time.perf_counter()
+        give_back(values, tensor)
+        if tensor.device.type != "cpu":
+            self._count("unpack", began_s, label or f"to {tensor.device.type}", bucket)
+
+    def _count(self, name: str, began_s: float, label: str, bucket: int) -> None:
+        self._notify(Phase(name, began_s, time.perf_counter() - began_s, label, bucket))
 
 
 def array_of(values: torch.Tensor) -> np.ndarray:

@@ -16,6 +16,7 @@ from clcomm.errors import ClcommError
 from clcomm.tensors import background
 from clcomm.tensors.arrays import (
     HALVES_IN_FLOAT32,
+    HostCopies,
     Together,
     array_of,
     as_tensor,
@@ -25,10 +26,9 @@ from clcomm.tensors.arrays import (
     divide_by,
     dtype_name,
     flat,
-    give_back,
     is_mean_of_integers,
-    on_host,
     require_summable,
+    require_usable,
 )
 from clcomm.tensors.sharing import PersistentBuffers
 from clcomm.tensors.staging import MOST_BYTES, Staging
@@ -51,6 +51,7 @@ class TensorCollectives:
         moves_buffers: bool = True,
     ):
         self.comm, self._summed_in, self._shares_memory = comm, summed_in, comm.shares_memory
+        self._copies = HostCopies(comm.notify_phase)
         self._staging, self._lasting = Staging(comm), PersistentBuffers(comm) if moves_buffers else None
 
     # --- sums ---
@@ -62,9 +63,9 @@ class TensorCollectives:
         there. A rank that has joined (DistributedDataParallel.join) calls the others' outside of a backward, so that
         ranks compare shape and dtype instead of label and bucket.
         """
-        values = self._checked(on_host, tensor)
+        values = self._on_host(tensor, label, bucket, in_place=True)
         self._reduce_in_place(values, op, label, bucket)
-        give_back(values, tensor)
+        self._copies.give_back(values, tensor, label, bucket)
 
     def _reduce_in_place(self, values: torch.Tensor, op: str, label: str, bucket: int = -1) -> None:
         compared = dtype_name(values.dtype) if values.dim() == 1 else described([values])
@@ -73,13 +74,13 @@ class TensorCollectives:
 
     def all_reduce_coalesced(self, tensors: Sequence[torch.Tensor], op: str) -> None:
         """Reduce several tensors of one dtype in one all-reduce."""
-        values = [self._checked(on_host, tensor) for tensor in tensors]
+        values = [self._on_host(tensor) for tensor in tensors]
         if len({each.dtype for each in values}) > 1:
             self.comm.runner.refuse(
                 f"tensors: expected one dtype, got {', '.join(dtype_name(each.dtype) for each in values)}"
             )
         for part, tensor in zip(self.all_reduce_together(values, op), tensors, strict=True):
-            give_back(part, tensor)
+            self._copies.give_back(part, tensor)
 
     def all_reduce_together(self, tensors: Sequence[torch.Tensor], op: str, label: str = "") -> list[torch.Tensor]:
         """Return tensors of one dtype, contiguous on the host, reduced in one all-reduce; ranks compare the label."""
@@ -124,22 +125,22 @@ class TensorCollectives:
 
     def reduce(self, tensor: torch.Tensor, op: str, root: int) -> None:
         """Reduce a tensor over the ranks into root's; the others' stay as they are."""
-        values = self._checked(on_host, tensor)
+        values = self._on_host(tensor)
         if self.comm.rank != root:
             values = values.clone()
         self._reduce_in_place(values, op, "reduce")
         if self.comm.rank == root:
-            give_back(values, tensor)
+            self._copies.give_back(values, tensor)
 
     def reduce_scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], op: str) -> None:
         """Reduce block r of the ranks' inputs into the output of rank r; inputs: one for each rank, of any lengths."""
-        blocks = [flat(self._checked(on_host, each)) for each in inputs]
+        blocks = [flat(self._on_host(each)) for each in inputs]
         together = torch.cat(blocks) if len(blocks) > 1 else blocks[0].clone()
         self._reduce_blocks(output, self._to_sum(together), [each.numel() for each in blocks], op)
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, op: str) -> None:
         """Reduce block r of the ranks' tensors into the output of rank r; world_size blocks of equal length."""
-        values = flat(self._checked(on_host, source))
+        values = flat(self._on_host(source))
         if values.numel() != output.numel() * self.comm.size:
             self.comm.runner.refuse(
                 f"input: expected {self.comm.size} times the {output.numel():,} elements of output, "
@@ -164,6 +165,7 @@ class TensorCollectives:
         self, output: torch.Tensor, values: torch.Tensor, lengths: list[int], op: str, label: str = ""
     ) -> None:
         size, rank = self.comm.size, self.comm.rank
+        self._require_usable([output])
         if is_mean_of_integers(op, values.dtype):
             self._reduce_blocks(output, values, lengths, "sum", label)
             divide_by(size, output)
@@ -175,21 +177,21 @@ class TensorCollectives:
         if len(set(lengths)) > 1:
             whole = values.clone()
             self.comm.all_reduce(array_of(whole), op, label="reduce_scatter", compared="reduce_scatter")
-            give_back(whole.split(lengths)[rank], output)
+            self._copies.give_back(whole.split(lengths)[rank], output)
             return
         mine = torch.empty(lengths[0], dtype=values.dtype)
         source, reduced = array_of(values).reshape(size, *output.shape), array_of(mine).reshape(1, *output.shape)
         self.comm.reduce_scatter(source, op, out=reduced, label=label, nbytes=size * output.nbytes)
-        give_back(mine.to(output.dtype), output)
+        self._copies.give_back(mine.to(output.dtype), output)
 
     # --- copies ---
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Copy root's tensor into that of every rank."""
-        values = self._checked(on_host, tensor)
+        values = self._on_host(tensor, in_place=True)
         self.comm.broadcast(array_of(values).reshape(values.shape), root)
         if self.comm.rank != root:
-            give_back(values, tensor)
+            self._copies.give_back(values, tensor)
 
     def broadcast_together(self, tensors: Sequence[torch.Tensor], root: int, label: str = "") -> list[torch.Tensor]:
         """Return root's tensors of one dtype, sent in one broadcast; every rank's: contiguous on the host."""
@@ -202,7 +204,8 @@ class TensorCollectives:
 
     def all_gather(self, outputs: Sequence[torch.Tensor], source: torch.Tensor) -> None:
         """Copy rank r's tensor to output r on every rank; their shapes may differ."""
-        own = self._checked(on_host, source)
+        self._require_usable(outputs)
+        own = self._on_host(source)
         if own.numel() != outputs[self.comm.rank].numel() or own.dtype != outputs[self.comm.rank].dtype:
             self._refuse_output("tensor_list", outputs[self.comm.rank], own)
         if len({each.numel() for each in outputs}) > 1:
@@ -213,19 +216,19 @@ class TensorCollectives:
             self._gather_all(own if len({each.shape for each in outputs}) == 1 else flat(own), gathered)
             parts = list(gathered)
         for part, output in zip(parts, outputs, strict=True):
-            give_back(part, output)
+            self._copies.give_back(part, output)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor) -> None:
         """Copy all ranks' tensors, in rank order, to one output."""
-        own = self._checked(on_host, source)
+        own = self._on_host(source)
         if output.numel() != self.comm.size * own.numel() or output.dtype != own.dtype:
             self.comm.runner.refuse(
                 f"output_tensor: expected {self.comm.size} times {own.numel():,} {dtype_name(own.dtype)}, "
                 f"got {output.numel():,} {dtype_name(output.dtype)}"
             )
-        gathered = self._checked(on_host, output)
+        gathered = self._checked(self._copies.room_for, output)
         self._gather_all(own, gathered)
-        give_back(gathered, output)
+        self._copies.give_back(gathered, output)
 
     def _gather_all(self, own: torch.Tensor, gathered: torch.Tensor) -> None:
         """Copy all ranks' tensors to one, of which `own` may be a part (as FullyShardedDataParallel calls it)."""
@@ -241,37 +244,40 @@ class TensorCollectives:
 
     def gather(self, outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int) -> None:
         """Copy rank r's tensor to output r on root; the other ranks give no outputs."""
-        own = self._checked(on_host, source)
+        self._require_usable(outputs)
+        own = self._on_host(source)
         parts = [torch.empty(each.numel(), dtype=each.dtype) for each in outputs]
         sends = [own if rank == root else None for rank in range(self.comm.size)]
         self._exchange("gather", sends, parts or [None] * self.comm.size)
         for part, output in zip(parts, outputs, strict=True):
-            give_back(part, output)
+            self._copies.give_back(part, output)
 
     def scatter(self, output: torch.Tensor, sources: Sequence[torch.Tensor], root: int) -> None:
         """Copy source r of root to the output of rank r; the other ranks give no sources."""
-        own = [self._checked(on_host, each) for each in sources]
+        self._require_usable([output])
+        own = [self._on_host(each) for each in sources]
         part = torch.empty(output.numel(), dtype=output.dtype)
         receives = [part if rank == root else None for rank in range(self.comm.size)]
         self._exchange("scatter", own or [None] * self.comm.size, receives)
-        give_back(part, output)
+        self._copies.give_back(part, output)
 
     def all_to_all(self, outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """Send source r to rank r, and receive output r from it; shapes may differ."""
-        own = [self._checked(on_host, each) for each in sources]
+        self._require_usable(outputs)
+        own = [self._on_host(each) for each in sources]
         parts = [torch.empty(each.numel(), dtype=each.dtype) for each in outputs]
         self._exchange("all_to_all", own, parts)
         for part, output in zip(parts, outputs, strict=True):
-            give_back(part, output)
+            self._copies.give_back(part, output)
 
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, output_rows: Sequence[int], source_rows: Sequence[int]
     ) -> None:
         """Copy blocks of rows to and from all ranks; rows: the number of each rank's, empty for equal blocks."""
-        own, received = self._checked(on_host, source), self._checked(on_host, output)
+        own, received = self._on_host(source), self._checked(self._copies.room_for, output)
         sends = self._blocks("input", own, source_rows)
         self._exchange("all_to_all", sends, self._blocks("output", received, output_rows))
-        give_back(received, output)
+        self._copies.give_back(received, output)
 
     def all_to_all_rows(
         self, tensor: torch.Tensor, splits: Sequence[int], label: str = ""
@@ -314,7 +320,14 @@ class TensorCollectives:
     def barrier(self) -> None:
         self.comm.barrier()
 
-    # --- refusals, on every rank ---
+    # --- checks, whose errors are raised on every rank ---
+
+    def _on_host(self, tensor: torch.Tensor, label: str = "", bucket: int = -1, in_place: bool = False) -> torch.Tensor:
+        return self._checked(lambda each: self._copies.on_host(each, label, bucket, in_place), tensor)
+
+    def _require_usable(self, outputs: Sequence[torch.Tensor]) -> None:
+        for each in outputs:
+            self._checked(require_usable, each)
 
     def _checked(self, convert: Callable[[Any], _Converted], value: object) -> _Converted:
         """Return the converted value; an error on one rank is raised on all."""

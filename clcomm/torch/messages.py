@@ -15,8 +15,8 @@ import torch
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.stats.events import Collective
-from clcomm.tensors.arrays import bytes_of, described, give_back, on_host
+from clcomm.stats.events import Collective, Phase
+from clcomm.tensors.arrays import HostCopies, bytes_of, described
 from clcomm.torch.interruptions import Interruptions
 from clcomm.torch.work import OwnWork, untraced
 from clcomm.transport.described_messages import DescribedMessages, Received, Sent
@@ -30,18 +30,19 @@ class GroupMessages:
 
     def __init__(self, comm: Communicator, interruptions: Interruptions):
         self._counted = CountedMessages(comm)
+        self._copies = HostCopies(self._counted.add)
         self._wait = interruptions.run
         self._messages = None if comm.comm is None else DescribedMessages(comm.comm)
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> MessageWork:
         """Start to send a tensor; it may not be written before the work is complete."""
-        values = on_host(tensor)
+        values = self._copies.on_host(tensor)
         message = self._open().send(bytes_of(values), described([tensor]), rank, tag)
         return MessageWork(self._counted, message, [values], f"send to rank {rank}", lambda: None, rank, self._wait)
 
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> MessageWork:
         """Start to receive a tensor; rank None: from any rank. Waiting raises MismatchError for one of another kind."""
-        values = on_host(tensor)
+        values, give_back = self._copies.room_for(tensor), self._copies.give_back
         message = self._open().receive(bytes_of(values), described([tensor]), rank, tag)
         name = "recv from any rank" if rank is None else f"recv from rank {rank}"
         return MessageWork(self._counted, message, [tensor], name, lambda: give_back(values, tensor), rank, self._wait)
@@ -56,22 +57,26 @@ class GroupMessages:
 
 
 class CountedMessages:
-    """Notifies a Communicator's observers of messages, which any thread may find complete.
+    """Notifies a Communicator's observers of messages and their copies, which any thread may find complete.
 
     Observers are notified by one thread at a time: one that would have to wait leaves its events to the other.
     """
 
     def __init__(self, comm: Communicator):
         self.comm = comm
-        self._finished: deque[Collective] = deque()
+        self._finished: deque[Collective | Phase] = deque()
         self._notifies = threading.Lock()
 
-    def add(self, event: Collective) -> None:
+    def add(self, event: Collective | Phase) -> None:
         self._finished.append(event)
         while self._finished and self._notifies.acquire(blocking=False):
             try:
                 while self._finished:
-                    self.comm.notifier.notify_message(self._finished.popleft())
+                    finished, notifier = self._finished.popleft(), self.comm.notifier
+                    if isinstance(finished, Phase):
+                        notifier.notify_phase(finished)
+                    else:
+                        notifier.notify_message(finished)
             finally:
                 self._notifies.release()
 

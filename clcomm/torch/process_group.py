@@ -26,7 +26,7 @@ from clcomm.torch.callers import COMPARES, HAS_JOINED, NOTIFIES, locals_of_calle
 from clcomm.torch.interruptions import Interruptions
 from clcomm.torch.launch import require_same_world
 from clcomm.torch.messages import GroupMessages
-from clcomm.torch.work import CollectiveWork, WorkQueue, untraced
+from clcomm.torch.work import CollectiveWork, WorkQueue, in_stream_of, untraced
 from clcomm.transport import mpi_communicators
 
 if TYPE_CHECKING:
@@ -209,7 +209,8 @@ class ClcommProcessGroup(ProcessGroup):
         """Run a collective: in this thread if the caller blocks or is a backward, which calls in one order."""
         self._sequence += 1
         blocking = waits or not getattr(options, "asyncOp", True) or current_backward() >= 0
-        return self._queue.take(CollectiveWork(outputs, name), partial(move, *args), blocking)
+        tensors = [each for each in (*outputs, *args) if isinstance(each, torch.Tensor)]
+        return self._queue.take(CollectiveWork(outputs, name), in_stream_of(tensors, partial(move, *args)), blocking)
 
     def _next_bucket(self, tensor: torch.Tensor) -> tuple[str, int]:
         """Return label and bucket of an all-reduce, within a backward those of the next bucket."""

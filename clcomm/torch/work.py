@@ -10,10 +10,10 @@ from __future__ import annotations
 import threading
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed import Work
@@ -36,6 +36,23 @@ def untraced(kind: _Class) -> _Class:
         if isinstance(method, types.FunctionType):
             set_frame_strategy(method.__code__, skipped)
     return kind
+
+
+def in_stream_of(tensors: Sequence[torch.Tensor], move: Callable[[], object]) -> Callable[[], object]:
+    """Return `move` in the caller's stream of the tensors' device, if it has streams: copies then keep their order.
+
+    The thread that runs a collective has a stream of its own, which does not wait for the kernels of the caller's.
+    """
+    for device in {each.device for each in tensors if each.device.type != "cpu"}:
+        module = getattr(torch, device.type, None)
+        if module is not None and hasattr(module, "current_stream") and hasattr(module, "stream"):
+            return partial(_in_stream, module, module.current_stream(device), move)
+    return move
+
+
+def _in_stream(module: Any, stream: object, move: Callable[[], object]) -> None:
+    with module.stream(stream):
+        move()
 
 
 @untraced

@@ -1,0 +1,30 @@
+"""Jobs of their own for other_devices.py: PyTorch makes a device's threads at a process's first backward."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from tests.faults.launch import HUNG_S, ROOT, clean_environment, mpiexec
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+DEVICES = [
+    pytest.param("private", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")),
+    pytest.param("ocl", marks=pytest.mark.skipif(find_spec("pytorch_ocl") is None, reason="no pytorch_ocl")),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_on_ranks(ranks, device):
+    tests = ["-m", "mpi4py", "-m", "pytest", "--with-mpi", "-x", "-p", "no:cacheprovider"]
+    command = [mpiexec(), "-n", str(ranks), sys.executable, *tests, "tests/torch/other_devices.py"]
+    environment = clean_environment(OTHER_DEVICE=device)
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True,
+                           timeout=3 * HUNG_S, check=False)  # fmt: skip
+    assert ended.returncode == 0 and " passed" in ended.stdout, ended.stdout[-3000:] + ended.stderr[-3000:]
