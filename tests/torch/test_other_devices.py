@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,9 @@ DEVICES = [
 def test_on_ranks(ranks, device):
     tests = ["-m", "mpi4py", "-m", "pytest", "--with-mpi", "-x", "-p", "no:cacheprovider"]
     command = [mpiexec(), "-n", str(ranks), sys.executable, *tests, "tests/torch/other_devices.py"]
-    environment = clean_environment(OTHER_DEVICE=device)
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # pytorch_ocl's build among them
+    # pytorch_ocl's cache locks the other ranks out.
+    environment = clean_environment(OTHER_DEVICE=device, DLPRIM_CACHE_DISABLE="1", PYTHONPATH=paths)
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True,
                            timeout=3 * HUNG_S, check=False)  # fmt: skip
     assert ended.returncode == 0 and " passed" in ended.stdout, ended.stdout[-3000:] + ended.stderr[-3000:]
