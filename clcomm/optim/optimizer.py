@@ -42,8 +42,8 @@ class Optimizer:
     """Base of the optimizers: hyper-parameters, state in flat device buffers, and one kernel over the flat space.
 
     Parameters may be frozen and unfrozen between steps, as with PyTorch's optimizers: while one is frozen, its value,
-    state and number of steps do not change. So it is in a step for which a parameter has no gradient. Optimizers may
-    share parameters: each has a state of its own.
+    state and number of steps do not change. A trained one without a gradient counts as one of zeros, as after a
+    synchronisation. Optimizers may share parameters: each has a state of its own.
 
     Where the flat space stores parameters in 16 bits, the state has a master of each in float32. A step updates the
     masters, and rounds them to what is stored. A value that the program has stored becomes its master in the next step.
@@ -135,7 +135,7 @@ class Optimizer:
         return type(self)(groups, **self._defaults)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop this optimizer's gradients; set_to_none=False: fill them with zeros, which are steps of weight decay."""
+        """Drop this optimizer's gradients; set_to_none=False: fill them with zeros."""
         if not set_to_none:
             for parameter in self._members.values():
                 if parameter.grad is not None:
@@ -154,12 +154,8 @@ class Optimizer:
 
     def _step_trained(self) -> None:
         self._find_trained()
-        missing = [slot.state for slot in self._trainable].count(NONE)
-        if missing == len(self._trainable):
-            return
-        if missing or self._skipped:
-            self._skip({each for slot, each in self._pairs if each.requires_grad and slot.state == NONE})
-        self.update_range(self.space.complete_grads(self._trained))
+        if [slot.state for slot in self._trained].count(NONE) < len(self._trained):
+            self.update_range(self.space.complete_grads(self._trained))
 
     def update_range(self, gradients: object, params: object = None) -> None:
         """Take a step on the optimizer's range, with buffers of that range's gradients and parameters.
@@ -178,7 +174,7 @@ class Optimizer:
         state.narrow(params)
         for parameter in self._updated:
             parameter.note_write()
-        for parameter in self._left_out:
+        for parameter in self._frozen:
             self._missed[parameter] = self._missed.get(parameter, 0) + 1
 
     # -- trained parameters
@@ -209,23 +205,15 @@ class Optimizer:
         if space is not self.space:
             self._move(space)
         ours = set(self._members.values())
-        self._pairs = [(slot, p) for slot, p in zip(space.slots, space.parameters, strict=True) if p in ours]
-        self._trainable = [slot for slot, parameter in self._pairs if parameter.requires_grad]
-        self._has_all = self.is_alone
-        self._skipped: set[Parameter] | None = None
-        self._skip(set())
-        self._checked_revision = device.revision
-
-    def _skip(self, parameters: set[Parameter]) -> None:
-        """Leave these out of the steps to come, beside the frozen ones."""
-        if parameters == self._skipped:
-            return
-        self._skipped, groups = parameters, self._groups()
-        trained = [(slot, each) for slot, each in self._pairs if each.requires_grad and each not in parameters]
-        self._trained, self._updated = [slot for slot, _ in trained], [each for _, each in trained]
-        self._left_out = [each for _, each in self._pairs if not each.requires_grad or each in parameters]
-        self._runs = runs_of(self._state, {each: groups[each] for each in self._updated}, self._missed)
-        self._launches = [self.space.device.repeated_launch() for _ in self._runs]
+        pairs = [(slot, p) for slot, p in zip(space.slots, space.parameters, strict=True) if p in ours]
+        self._trained = [slot for slot, parameter in pairs if parameter.requires_grad]
+        self._updated = [parameter for _, parameter in pairs if parameter.requires_grad]
+        self._frozen = [parameter for _, parameter in pairs if not parameter.requires_grad]
+        groups = self._groups()
+        trained = {parameter: groups[parameter] for _, parameter in pairs if parameter.requires_grad}
+        self._runs = runs_of(self._state, trained, self._missed)
+        self._launches = [device.repeated_launch() for _ in self._runs]
+        self._has_all, self._checked_revision = self.is_alone, device.revision
 
     def _groups(self) -> dict[Parameter, int]:
         """Return each parameter's group, by its position."""
@@ -257,17 +245,7 @@ class Optimizer:
         A copy trains the same parameters with its own state; a deep copy also has its own parameters. Copied together
         with the model, it trains the copied model.
         """
-        found_anew = (
-            "_pairs",
-            "_trainable",
-            "_has_all",
-            "_skipped",
-            "_trained",
-            "_updated",
-            "_left_out",
-            "_runs",
-            "_launches",
-        )
+        found_anew = ("_trained", "_updated", "_frozen", "_runs", "_launches", "_has_all")
         kept = {name: value for name, value in self.__dict__.items() if name not in found_anew}
         groups = [copy(group) for group in self.param_groups]
         own = {"param_groups": groups, "_missed": dict(self._missed), "_state": copy(self._state)}

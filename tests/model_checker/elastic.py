@@ -96,8 +96,9 @@ class FakeCommunicator:
         (array[...],) = self._gather(array.item() if self.rank == root else None, root)
 
     def broadcast_object(self, value: Any, root: int, label: str = "") -> Any:
-        ((step, numbers),) = self._gather((value[0]["progress"]["step"], value[1]) if self.rank == root else None, root)
-        return {"progress": {"step": step}}, numbers
+        own = (value[0]["progress"]["step"], value[2]) if self.rank == root else None  # of no policy
+        ((step, numbers),) = self._gather(own, root)
+        return {"progress": {"step": step}}, {}, numbers
 
 
 _me: list[int] = []
@@ -111,6 +112,7 @@ class FakeTrainer:
         self.model = SimpleNamespace(state_dict=lambda: {"w": self.weight})
         self.optimizer = SimpleNamespace(state_dict=lambda: {"m": self.momentum})
         self.progress = SimpleNamespace(step=step)
+        self.sync = SimpleNamespace(models=SimpleNamespace(settings=SimpleNamespace(policy=None)))
 
 
 class FakeSession:
