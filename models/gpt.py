@@ -81,7 +81,7 @@ class GPT(Module):
         rng = None if seed is None else Generator(seed)
         self.context = context
         self.transformer = _Transformer(vocabulary, context, layers, width, heads, approximate, dropout, device, rng)
-        self.transformer.recompute = recompute
+        self.transformer.h.recompute = recompute
         embedding = self.transformer.wte.weight
         if tied:
             self.lm_head = Linear(width, vocabulary, bias=False, device=embedding.device, rng=Generator())
@@ -110,8 +110,6 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 class _Transformer(Module):
     """Tokens [N, T] -> [N, T, width]"""
 
-    recompute = False
-
     def __init__(
         self, vocabulary: int, context: int, layers: int, width: int, heads: int, approximate: str, dropout: float,
         device: Device | str | None, rng: Generator | None,
@@ -121,14 +119,11 @@ class _Transformer(Module):
         self.wpe = _embedding(context, width, device, rng)
         self.drop = Dropout(dropout)
         added = _STD / math.sqrt(2 * layers)  # so that the sum of all blocks does not grow with their number
-        self.h = Sequential(*(_Block(width, heads, approximate, dropout, added, device, rng) for _ in range(layers)))
+        self.h = _Blocks(*(_Block(width, heads, approximate, dropout, added, device, rng) for _ in range(layers)))
         self.ln_f = LayerNorm(width, device=device)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.drop(_embedded(tokens, self.wte, self.wpe))
-        for block in self.h:
-            x = checkpoint(block, x) if self.recompute and self.training else block(x)
-        return self.ln_f(x)
+        return self.ln_f(self.h(self.drop(_embedded(tokens, self.wte, self.wpe))))
 
 
 def _embedded(tokens: Tensor, wte: Embedding, wpe: Embedding) -> Tensor:
@@ -147,6 +142,19 @@ class _Embeddings(Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.drop(_embedded(tokens, self.wte, self.wpe))
+
+
+class _Blocks(Sequential):
+    """Blocks one after another; `recompute`: backward computes their activations again."""
+
+    recompute = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.recompute and self.training):
+            return super().forward(x)
+        for block in self:
+            x = checkpoint(block, x)
+        return x
 
 
 class _Block(Module):
