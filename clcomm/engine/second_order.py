@@ -26,6 +26,7 @@ from clcomm.engine.ops import (
     elementwise,
     functions,
     group_norm,
+    indexing,
     layer_norm,
     loss,
     matmul,
@@ -255,6 +256,10 @@ def _linear_map(attrs: Callable[[Context, Tensor], dict[str, Any]]) -> Rule:
     return lambda node, grad: (Adjoint.apply(grad, node=node, attrs=attrs(node, grad)),)
 
 
+def _gathered(node: Context, grad: Tensor) -> dict[str, Any]:
+    return {"axis": node.axis, "index": node.index, "each": bool(node.sizes[0])}
+
+
 def _concat(node: Context, grad: Tensor) -> Gradients:
     parts = F.split(grad, [x.shape[node.axis] for x in node.inputs], node.axis)
     return tuple([part if needed else None for part, needed in zip(parts, node.needs, strict=True)])
@@ -290,6 +295,8 @@ RULES: dict[type[Op], Rule] = {
     blocks.Pad: _linear_map(lambda node, g: {"starts": node.starts, "shape": g.shape, "value": 0.0}),
     blocks.Roll: _linear_map(lambda node, g: {"shift": node.shift, "axis": node.axis}),
     comparisons.Triangle: _linear_map(lambda node, g: {"diagonal": node.side[0], "upper": bool(node.side[1])}),
+    indexing.GatherOp: _linear_map(_gathered),
+    indexing.ScatterOp: _linear_map(lambda node, g: {**_gathered(node, g), "length": node.sizes[1]}),
     pool.AvgPool2dOp: _linear_map(lambda node, g: {"window": node.window}),
     pool.AdaptiveAvgPool2dOp: _linear_map(lambda node, g: {"size": g.shape[-2:]}),
     blocks.Concat: _concat,

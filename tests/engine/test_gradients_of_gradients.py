@@ -34,7 +34,9 @@ EXPRESSIONS = (
     "F.conv2d(i, k, None, 2, 1, 1, 2)", "F.conv2d(i, q.transpose(0, 1), None, 1, 1, 2)",
     "F.conv_transpose2d(i, q, None, 2, 1, 1)", "F.avg_pool2d(i, 2) ** 2", "F.adaptive_avg_pool2d(i, (2, 3)) ** 2",
     "F.batch_norm(i, None, None, v, v, True)", "F.batch_norm(i, m, m * m + 1, v, v, False)", "F.normalize(x)",
-    "F.group_norm(i, 2, v, v)",
+    "F.group_norm(i, 2, v, v)", "x.gather(1, c.view(-1, 1)) * v",
+    "F.pad(i, (1, 2, 2, 1), mode='reflect') ** 2", "x.index_select(0, c - 1) * y",
+    "x.scatter_add(0, (c - 1).view(1, -1), y[:1, :3]) ** 2",
     "F.cosine_similarity(x, y)", "F.cross_entropy(x, c)", "F.cross_entropy(x, c, reduction='none')",
 )  # fmt: skip
 
@@ -57,7 +59,7 @@ def both_gradients(text, functions, make, gradients_of):
     for each in tensors.values():
         each.requires_grad = True
     names = [name for name in tensors if re.search(rf"\b{name}\b", text)]
-    constants = {"m": make(np.linspace(-1, 1, 4, dtype=np.float32)), "c": make(np.array([2, 0, 3]))}
+    constants = {"m": make(np.linspace(-1, 1, 4, dtype=np.float32)), "c": make(np.array([2, 1, 3]))}
     result = eval(text, {"F": functions, **constants, **tensors})
     seed = make(rng.standard_normal(tuple(result.shape)).astype(np.float32))
     seed.requires_grad = True

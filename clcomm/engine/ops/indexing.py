@@ -37,7 +37,7 @@ class GatherOp(Op):
         device, shape, count = x.device, x.shape, index.shape[axis] if each else index.numel()
         outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         y = empty(device, (*shape[:axis], count, *shape[axis + 1 :]))
-        ctx.index, ctx.sizes = index, (int(each), shape[axis], outer, count, inner)
+        ctx.axis, ctx.index, ctx.sizes = axis, index, (int(each), shape[axis], outer, count, inner)
         device.launch(device.kernel("gather_elements", "gather"), *device.grid(y.numel()), y, x, index, *ctx.sizes)
         return y
 
@@ -59,7 +59,7 @@ class ScatterOp(Op):
         shape = x.shape
         outer, count, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
         out = empty(x.device, (*shape[:axis], length, *shape[axis + 1 :]))
-        ctx.index, ctx.sizes = index, (int(each), length, outer, count, inner)
+        ctx.axis, ctx.index, ctx.sizes = axis, index, (int(each), length, outer, count, inner)
         fill(out, 0.0)
         kernel = x.device.kernel("gather_elements", "gather_grad")
         x.device.launch(kernel, *x.device.grid(outer * inner), out, x, index, *ctx.sizes)
