@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from clcomm import Communicator, Synchronizer
+from clcomm import Communicator, GradScaler, Synchronizer
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Linear, Module, Parameter, ReLU, Sequential, Tensor
 from clcomm.engine.nn.init import Generator
@@ -103,9 +103,12 @@ def test_what_cannot_be_shared_is_refused(device):
             third, fourth, whole = pair(device)
             sync = Synchronizer(comm)
             sync.broadcast_parameters(whole)
-            with pytest.raises(ArgumentError, match="optimizer: expected one with all of a model's trainable"):
-                DistributedOptimizer(SGD(third, 0.1), sync)
-            assert fourth
+            whole(Tensor(np.ones((2, 4)), device)).sum().backward()
+            sync.sync_gradients(whole)
+            one, other = SGD(third, 0.1), SGD(fourth, 0.1)
+            for use in (lambda: DistributedOptimizer(one, sync), lambda: GradScaler(sync).step(other)):
+                with pytest.raises(ArgumentError, match="optimizer: expected one with all of a model's trainable"):
+                    use()
 
 
 @pytest.mark.mpi(min_size=1)
@@ -138,3 +141,17 @@ def test_ranks_train_with_shared_parameters_as_one():
         if comm.size > 1:
             with pytest.raises(ArgumentError, match="give all of a model's together"):
                 sync.sync_gradients(first)
+
+
+@pytest.mark.mpi(min_size=1)
+def test_models_whose_memory_is_shared_already_are_refused():
+    """The Synchronizer would go on averaging the memory that their parameters leave."""
+    with Communicator() as comm:
+        first, second, both = pair(cpu())
+        sync = Synchronizer(comm)
+        for model in (first, second):
+            sync.broadcast_parameters(model)
+        for given in (both, [*first.parameters(), *second.parameters()]):
+            with pytest.raises(ArgumentError, match="an optimizer of several models before their memory is shared"):
+                SGD(given, 0.1)
+        assert first.flat_space() is first[0].weight.slot.space

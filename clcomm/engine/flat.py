@@ -115,7 +115,7 @@ class FlatSpace(FlatBuffers):
 
         All parameters of flat spaces in which some of these lie move to one. Where there are others, names begin with
         the number of the space before, until a module that has all gives them its own. Raises ArgumentError where
-        `release` would.
+        `release` would, and where a space's memory was given to a Communicator or to other devices.
         """
         named = [(name, p) for name, p in named_parameters if p.requires_grad or space_of(p)]
         spaces = list(dict.fromkeys(space for _, p in named if (space := space_of(p))))
@@ -133,6 +133,11 @@ class FlatSpace(FlatBuffers):
             raise ArgumentError("parameters: expected all of an optimizer's on one device, they are on several")
         for space in spaces:
             space._require_movable()
+            if space._host is not None:  # which a Synchronizer or other devices go on using
+                raise ArgumentError(
+                    "parameters: expected an optimizer of several models before their memory is shared, got it after "
+                    "that; make it before broadcast_parameters(model), or of one module that has them all"
+                )
         for space in spaces:
             space.release(space.parameters)
         return cls(everything)

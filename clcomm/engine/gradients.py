@@ -133,7 +133,17 @@ class _Walk:
 
 
 def _by_rule(node: Context, total: Tensor) -> Sequence[Tensor | None]:
-    """Return the gradients of an operation's inputs, made of operations."""
+    """Return the gradients of an operation's inputs, made of operations.
+
+    Raises ArgumentError where inputs that the rule reads were overwritten: the operation itself may have kept a copy.
+    """
+    if node.op not in second_order.READS_NO_INPUT:
+        for x in node.inputs:
+            if x is not None and x.written_at > node.order:
+                raise ArgumentError(
+                    f"grad: create_graph: {node.op.__name__.removesuffix('Op')} had an input of shape {x.shape}, which "
+                    "was overwritten after it (by an optimizer's step, or in place); run forward again"
+                )
     form = second_order.FORMS.get(node.op)
     if form is None:
         return second_order.gradients(node, total)

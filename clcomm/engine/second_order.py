@@ -324,8 +324,8 @@ RULES: dict[type[Op], Rule] = {
     ),
     functions.Maximum: _of_two(lambda g, a, b: g * _won(a, b), lambda g, a, b: g * _won(b, a)),
     functions.Minimum: _of_two(lambda g, a, b: g * _won(b, a), lambda g, a, b: g * _won(a, b)),
-    activation.Relu: _of_one(lambda node, g, x: _passed(g, x)),
-    activation.LeakyRelu: _of_one(lambda node, g, x: F.where(x.detach() > 0.0, g, g * node.settings[0])),
+    activation.Relu: lambda node, g: (_passed(g, node.saved[0]),),
+    activation.LeakyRelu: lambda node, g: (F.where(node.saved[0].detach() > 0.0, g, g * node.settings[0]),),
     activation.SigmoidOp: _of_one(lambda node, g, x: _sigmoid(g, x)),
     activation.TanhOp: _of_one(lambda node, g, x: _tanh(g, x)),
     activation.Silu: _of_one(lambda node, g, x: _silu(g, x)),
@@ -338,6 +338,14 @@ RULES: dict[type[Op], Rule] = {
     softmax.LogSoftmaxOp: _of_one(lambda node, g, x: g - F.softmax(x, -1) * F.sum(g, -1, True)),
     softmax.LogSumExp: _of_one(lambda node, g, x: F.softmax(x, -1) * g.unsqueeze(-1)),
 }
+
+#: Those whose rules look at the shapes of inputs alone, or at what the operation has kept: all others read the inputs.
+READS_NO_INPUT = frozenset({
+    elementwise.Add, elementwise.Sub, elementwise.Affine, reduce.ExpandOp, reduce.SumOp, shape.Reshape, shape.Clone,
+    shape.Transpose, Adjoint, blocks.SliceOp, blocks.Pad, blocks.Roll, blocks.Concat, comparisons.Triangle,
+    comparisons.MaskedFill, comparisons.Where, indexing.GatherOp, indexing.ScatterOp, pool.AvgPool2dOp,
+    pool.AdaptiveAvgPool2dOp, activation.Relu, activation.LeakyRelu, dropout.DropoutOp,
+})  # fmt: skip
 
 #: What these compute, of their node and inputs, by operations that have rules.
 FORMS: dict[type[Op], Callable[..., Tensor]] = {

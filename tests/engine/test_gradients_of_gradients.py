@@ -81,6 +81,26 @@ def test_gradients_of_gradients_are_pytorchs(text):
         np.testing.assert_allclose((np.zeros(1) if own is None else own) / scale, expected / scale, atol=2e-4)
 
 
+def test_inputs_that_were_overwritten_are_refused_or_not_read(device):
+    """Where the operation's own gradient has its result, or a copy of the input, it stays right."""
+    x, y = (Tensor([0.5, -2.0], device, requires_grad=True) for _ in range(2))
+    h = F.leaky_relu(F.relu(x * 3.0 + 1.0, inplace=True), 0.1) * y
+    (first,) = grad(h.sum(), x, create_graph=True)
+    (second,) = grad(first.sum(), y)
+    assert first.numpy().tolist() == [1.5, 0.0] and second.numpy().tolist() == [3.0, 0.0]
+    product = x * 1.0
+    product *= y
+    (plain,) = grad(product.sum(), y, retain_graph=True)
+    assert plain.numpy().tolist() == [0.5, -2.0]
+    with pytest.raises(ArgumentError, match="Mul had an input of shape"):
+        grad(product.sum(), y, create_graph=True)
+    bent = F.tanh(x)
+    with no_grad():
+        x.mul_(2.0)
+    with pytest.raises(ArgumentError, match="Tanh had an input of shape"):
+        grad(bent.sum(), x, create_graph=True)
+
+
 def test_dropout_keeps_its_draw(device):
     x = Tensor(np.ones(200, np.float32), device, requires_grad=True)
     y = F.dropout(x * x, 0.5)

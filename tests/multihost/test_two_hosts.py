@@ -12,23 +12,12 @@ import pytest
 from tests.faults.matrix import run_case
 from tests.faults.pace import Pace
 from tests.multihost.host_cases import SAMPLE, host_cases
-from tests.multihost.two_hosts import ROOT, TwoHosts, environment, refusal
+from tests.multihost.two_hosts import ROOT, TwoHosts, environment
 from tests.sampling import some
 from tests.trace import rules
 from tests.zero.jobs import MODELS
 
 HUNG_S = 90
-
-
-@pytest.fixture(scope="module")
-def two_hosts():
-    reason = refusal()
-    if reason:
-        pytest.skip(f"two hosts: {reason}")
-    with TwoHosts() as hosts:
-        yield hosts
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    assert not any(name in listed for name in hosts.names)
 
 
 @pytest.mark.sampled(2)

@@ -14,18 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.multihost.cable import ip
-from tests.multihost.two_hosts import ROOT, TwoHosts, environment, refusal
+from tests.multihost.two_hosts import ROOT, TwoHosts, environment
 
 HUNG_S, AWAY_S = 90, 4.0
-
-
-@pytest.fixture(scope="module")
-def two_hosts():
-    reason = refusal()
-    if reason:
-        pytest.skip(f"two hosts: {reason}")
-    with TwoHosts() as hosts:
-        yield hosts
 
 
 def trained(
