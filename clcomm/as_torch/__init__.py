@@ -18,7 +18,7 @@ from clcomm.engine import Device, Tensor, default_device, nn, no_grad, recomputa
 from clcomm.engine.creation import *  # noqa: F403 - the names in its __all__
 from clcomm.engine.creation import tensor, zeros
 from clcomm.engine.functional import *  # noqa: F403 - the names in its __all__
-from clcomm.engine.functional import matmul, transpose
+from clcomm.engine.functional import cross, matmul, transpose, vector_norm
 from clcomm.engine.gradients import grad
 from clcomm.engine.nn import Generator, manual_seed
 from clcomm.engine.tensor import BOOL, FLOAT32, INT32
@@ -30,7 +30,19 @@ float32 = float = FLOAT32
 int32 = int64 = int = long = INT32
 bool = BOOL
 mm = bmm = matmul
+isnan, isinf, isfinite, numel = Tensor.isnan, Tensor.isinf, Tensor.isfinite, Tensor.numel
 inference_mode = no_grad
+
+
+def _linalg_norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: Any = False) -> Tensor:
+    """Return the norm of vectors, or Frobenius's of matrices; ArgumentError for other norms of matrices."""
+    of_matrix = A.ndim == 2 if dim is None else isinstance(dim, tuple) and len(dim) == 2
+    if ord not in (None, "fro") and (of_matrix or (dim is None and A.ndim != 1)):
+        raise ArgumentError(f"norm: ord: expected None or 'fro' of a matrix, got {ord!r}")
+    return vector_norm(A, 2.0 if ord in (None, "fro") else ord, dim, keepdim)
+
+
+linalg = SimpleNamespace(norm=_linalg_norm, vector_norm=vector_norm, cross=cross)
 
 
 class FloatTensor:

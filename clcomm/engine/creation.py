@@ -22,7 +22,7 @@ Place = Device | str | None
 __all__ = [
     "arange", "as_tensor", "bernoulli", "empty", "empty_like", "eye", "from_numpy", "full", "full_like", "linspace",
     "multinomial", "normal", "ones", "ones_like", "rand", "rand_like", "randint", "randn", "randn_like", "randperm",
-    "tensor", "zeros", "zeros_like",
+    "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like",
 ]  # fmt: skip
 
 
@@ -80,6 +80,16 @@ def arange(*limits: float, dtype: Any = None, device: Place = None) -> Tensor:
     """Return numbers from 0 or the first limit, below the second, in steps of 1 or the third."""
     values = np.arange(*limits)
     return tensor(values, (FLOAT32 if values.dtype.kind == "f" else INT32) if dtype is None else dtype, device)
+
+
+def tril_indices(row: int, col: int, offset: int = 0, *, device: Place = None) -> Tensor:
+    """Return the rows and the columns of a matrix's elements up to a diagonal, [2, number]."""
+    return tensor(np.stack(np.tril_indices(row, offset, col)), INT32, device)
+
+
+def triu_indices(row: int, col: int, offset: int = 0, *, device: Place = None) -> Tensor:
+    """Return the rows and the columns of a matrix's elements from a diagonal on, [2, number]."""
+    return tensor(np.stack(np.triu_indices(row, offset, col)), INT32, device)
 
 
 def linspace(start: float, end: float, steps: int, *, dtype: Any = FLOAT32, device: Place = None) -> Tensor:

@@ -304,6 +304,12 @@ RULES: dict[type[Op], Rule] = {
         lambda node, g, x: comparisons.MaskedFill.apply(g, flags=node.flags, where=node.where, value=0.0)
     ),
     comparisons.Where: _where,
+    functions.Expm1: _of_one(lambda node, g, x: g * F.exp(x)),
+    functions.Atan: _of_one(lambda node, g, x: g / (1.0 + F.square(x))),
+    functions.Asin: _of_one(lambda node, g, x: g * F.rsqrt(1.0 - F.square(x))),
+    functions.Acos: _of_one(lambda node, g, x: -g * F.rsqrt(1.0 - F.square(x))),
+    functions.PowerOf: _of_two(*[lambda g, a, b, slope=slope: g * slope(a, b) for slope in functions.PowerOf.slopes]),
+    functions.Angle: _of_two(*[lambda g, a, b, slope=slope: g * slope(a, b) for slope in functions.Angle.slopes]),
     functions.Exp: _of_one(lambda node, g, x: g * F.exp(x)),
     functions.Log: _of_one(lambda node, g, x: g / x),
     functions.Sqrt: _of_one(lambda node, g, x: g * 0.5 * F.rsqrt(x)),

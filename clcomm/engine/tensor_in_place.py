@@ -40,22 +40,6 @@ class InPlaceMethods(ShapeMethods[AnyTensor]):
         """Subtract alpha * other."""
         return self._functional.overwrite(self, lambda x: x - (other if alpha == 1 else other * alpha))
 
-    def mul_(self, other: Any) -> AnyTensor:
-        """Multiply by other."""
-        return self._functional.overwrite(self, lambda x: x * other)
-
-    def div_(self, other: Any) -> AnyTensor:
-        """Divide by other."""
-        return self._functional.overwrite(self, lambda x: x / other)
-
-    def clamp_(self, min: float | None = None, max: float | None = None) -> AnyTensor:
-        """Bring each element between two limits."""
-        return self._functional.overwrite(self, lambda x: x.clamp(min, max))
-
-    def masked_fill_(self, mask: AnyTensor, value: float) -> AnyTensor:
-        """Write a number where the mask is true."""
-        return self._functional.overwrite(self, lambda x: x.masked_fill(mask, value))
-
     def fill_(self, value: float) -> AnyTensor:
         """Write a number to all elements."""
         self._functional.assign(self, ..., value)
@@ -104,6 +88,24 @@ class InPlaceMethods(ShapeMethods[AnyTensor]):
         named = {f"torch.{name}": each for each, name in _TYPE_NAMES.items()}
         return self.to(named.get(dtype, dtype) if isinstance(dtype, str) else dtype)
 
+    def is_floating_point(self) -> builtins.bool:
+        """Return whether the elements are float32."""
+        return self.dtype.kind == "f"
+
+    def element_size(self) -> int:
+        """Return the bytes of an element: four, of all types."""
+        return 4
+
+    @property
+    def is_leaf(self) -> builtins.bool:
+        """Whether no operation on the tape made the tensor."""
+        return self.grad_fn is None
+
+    @property
+    def grad_fn(self) -> Any:
+        """The operation on the tape that made the tensor, None of a leaf."""
+        return self._node  # type: ignore[attr-defined]
+
     @property
     def is_cuda(self) -> builtins.bool:
         """False: the device is OpenCL's."""
@@ -122,6 +124,8 @@ class InPlaceMethods(ShapeMethods[AnyTensor]):
     def new_zeros(self, *shape: Any) -> AnyTensor:
         """Return zeros of this tensor's type on its device."""
         return self.new_full(_flat(shape), 0)
+
+    new_empty = new_zeros
 
     def new_ones(self, *shape: Any) -> AnyTensor:
         """Return ones of this tensor's type on its device."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterator
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from clcomm.engine.tensor_methods import TensorMethods
 from clcomm.engine.tensor_shapes import AnyTensor
-from clcomm.errors import ArgumentError
 
 
 class _Comparing(threading.local):
@@ -130,17 +127,20 @@ class TensorOperators(TensorMethods[AnyTensor]):
     def __xor__(self, other: AnyTensor) -> AnyTensor:
         return self._functional.logical_xor(self, other)
 
+    def __lshift__(self, bits: AnyTensor | int) -> AnyTensor:
+        return self._functional.shifted("<<", self, bits)
+
+    def __rshift__(self, bits: AnyTensor | int) -> AnyTensor:
+        return self._functional.shifted(">>", self, bits)
+
     def __invert__(self) -> AnyTensor:
         return self._functional.logical_not(self)
 
-    def __pow__(self, exponent: float) -> AnyTensor:
+    def __pow__(self, exponent: AnyTensor | float) -> AnyTensor:
         return self._functional.pow(self, exponent)
 
     def __rpow__(self, base: float) -> AnyTensor:
-        """Return base^x; the base is positive."""
-        if not isinstance(base, Real) or base <= 0:
-            raise ArgumentError(f"**: expected a positive number to the power of a tensor, got {base!r}")
-        return self._functional.exp(self._functional.mul(self, math.log(base)))
+        return self._functional.pow(base, self)
 
     def __abs__(self) -> AnyTensor:
         return self._functional.abs(self)

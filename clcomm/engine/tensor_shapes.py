@@ -36,10 +36,6 @@ class ShapeMethods(Generic[AnyTensor]):
         """Return the same elements in another shape, one dimension of which may be -1; shares memory."""
         return self._functional.reshape(self, sizes_of(shape))
 
-    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> AnyTensor:
-        """Return the tensor with the dimensions from `start_dim` to `end_dim` merged into one."""
-        return self._functional.flatten(self, start_dim, end_dim)
-
     def transpose(self, *axes: int | Sequence[int]) -> AnyTensor:
         """Return the tensor with two dimensions swapped, as PyTorch's `transpose(0, 1)`.
 
@@ -70,9 +66,35 @@ class ShapeMethods(Generic[AnyTensor]):
         """Return the number of dimensions."""
         return len(self.shape)
 
+    ndimension, nelement = dim, numel
+
     def contiguous(self) -> AnyTensor:
         """Return the tensor itself, as all are contiguous."""
         return self  # type: ignore[return-value]
+
+    def is_contiguous(self) -> bool:
+        """Return True, as all are."""
+        return True
+
+    def stride(self, dim: int | None = None) -> Any:
+        """Return how many elements apart neighbours along each dimension are, or along one."""
+        steps = tuple([math.prod(self.shape[d + 1 :]) for d in range(len(self.shape))])
+        return steps if dim is None else steps[dim]
+
+    def swapaxes(self, first: int, second: int) -> AnyTensor:
+        """Return the tensor with two dimensions swapped."""
+        return self._functional.swap_dimensions(self, first, second)
+
+    swapdims = swapaxes
+
+    def ravel(self) -> AnyTensor:
+        """Return the elements as one dimension."""
+        return self._functional.reshape(self, (-1,))
+
+    @property
+    def mT(self) -> AnyTensor:
+        """The tensor with its last two dimensions swapped."""
+        return self._functional.swap_dimensions(self, -2, -1)
 
     def view_as(self, other: Any) -> AnyTensor:
         """Return the elements in the shape of another tensor."""
@@ -85,58 +107,6 @@ class ShapeMethods(Generic[AnyTensor]):
     def t(self) -> AnyTensor:
         """Return a matrix transposed."""
         return self._functional.transpose(self, None)
-
-    def squeeze(self, *args: Any, **named: Any) -> AnyTensor:
-        """Return the tensor without dimensions of size 1. See `functional.squeeze`."""
-        return self._functional.squeeze(self, *args, **named)
-
-    def unsqueeze(self, *args: Any, **named: Any) -> AnyTensor:
-        """Return the tensor with one more dimension, of size 1. See `functional.unsqueeze`."""
-        return self._functional.unsqueeze(self, *args, **named)
-
-    def gather(self, *args: Any, **named: Any) -> AnyTensor:
-        """Return the elements at indices along a dimension. See `functional.gather`."""
-        return self._functional.gather(self, *args, **named)
-
-    def index_select(self, *args: Any, **named: Any) -> AnyTensor:
-        """Return the slices at indices along a dimension. See `functional.index_select`."""
-        return self._functional.index_select(self, *args, **named)
-
-    def tril(self, *args: Any, **named: Any) -> AnyTensor:
-        """Return the tensor with zeros above a diagonal. See `functional.tril`."""
-        return self._functional.tril(self, *args, **named)
-
-    def triu(self, *args: Any, **named: Any) -> AnyTensor:
-        """Return the tensor with zeros below a diagonal. See `functional.triu`."""
-        return self._functional.triu(self, *args, **named)
-
-    def chunk(self, *args: Any, **named: Any) -> Any:
-        """Return parts along a dimension. See `functional.chunk`."""
-        return self._functional.chunk(self, *args, **named)
-
-    def split(self, *args: Any, **named: Any) -> Any:
-        """Return parts along a dimension. See `functional.split`."""
-        return self._functional.split(self, *args, **named)
-
-    def repeat(self, *sizes: int | Sequence[int]) -> AnyTensor:
-        """Return the tensor several times along each dimension. See `functional.repeat`."""
-        return self._functional.repeat(self, *sizes)
-
-    def flip(self, *dims: int | Sequence[int]) -> AnyTensor:
-        """Return the tensor with the order along dimensions reversed. See `functional.flip`."""
-        return self._functional.flip(self, *dims)
-
-    def roll(self, *args: Any, **named: Any) -> AnyTensor:
-        """Return the tensor with its elements shifted along dimensions. See `functional.roll`."""
-        return self._functional.roll(self, *args, **named)
-
-    def narrow(self, *args: Any, **named: Any) -> AnyTensor:
-        """Return some elements along a dimension. See `functional.narrow`."""
-        return self._functional.narrow(self, *args, **named)
-
-    def unbind(self, *args: Any, **named: Any) -> Any:
-        """Return the parts along a dimension, without it. See `functional.unbind`."""
-        return self._functional.unbind(self, *args, **named)
 
 
 def sizes_of(given: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:

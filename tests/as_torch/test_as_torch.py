@@ -206,3 +206,14 @@ def test_a_script_has_pytorchs_losses_with_other_imports(torch, tmp_path):
     assert (wrong, failure, changed, len(theirs), len(own)) == ("", "", 5, 20, 20)
     assert max(map(difference, theirs, own)) < 1e-5
     assert max(map(difference, theirs, theirs[::-1])) > 1e-3
+
+
+def test_norms_of_matrices_are_frobenius_or_refused(torch):
+    host = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
+    for named in ({}, {"ord": "fro"}, {"dim": 1}, {"ord": 1, "dim": 0}, {"ord": float("inf"), "dim": 1}):
+        found = ours.linalg.norm(ours.tensor(host), **named)
+        assert found.numpy() == pytest.approx(torch.linalg.norm(torch.tensor(host), **named).numpy())
+    for named in ({"ord": 2}, {"ord": "nuc"}, {"ord": 1, "dim": (0, 1)}):
+        with pytest.raises(ClcommError, match="norm: ord: expected None or 'fro' of a matrix"):
+            ours.linalg.norm(ours.tensor(host), **named)
+    assert ours.numel(ours.tensor(host)) == 12 and not ours.isnan(ours.tensor(host)).any().item()

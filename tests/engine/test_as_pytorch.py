@@ -137,6 +137,19 @@ def test_a_bag_of_embeddings_is_pytorchs(torch, mode):
     compare(torch, nn.EmbeddingBag(9, 3, mode=mode), torch.nn.EmbeddingBag(9, 3, mode=mode), [indices])
 
 
+def test_dropout_behind_selu_keeps_mean_and_variance():
+    x = Tensor(drawn(1, 200, 300))
+    assert F.alpha_dropout(x, 0.3, False) is x and nn.AlphaDropout(0.3).eval()(x) is x
+    dropped = nn.AlphaDropout(0.3)(x).numpy()
+    limit = np.float32(1.6732632423543772 * -1.0507009873554805)
+    scale = (0.7 * (1 + 0.3 * limit**2)) ** -0.5
+    lowest = np.isclose(dropped, 0.7 * limit * scale, atol=1e-5)
+    assert lowest.mean() == pytest.approx(0.3, abs=0.02)
+    np.testing.assert_allclose(dropped[~lowest], ((x.numpy() - limit * 0.3) * scale)[~lowest], rtol=1e-4, atol=1e-5)
+    assert dropped.mean() == pytest.approx(x.numpy().mean(), abs=0.02)
+    assert dropped.std() == pytest.approx(x.numpy().std(), abs=0.02)
+
+
 def test_dropped_weights_of_attention_are_scaled(torch):
     q, v = Tensor(drawn(1, 2, 64, 8)), Tensor(np.ones((2, 64, 8), np.float32))
     sums = F.scaled_dot_product_attention(q, q, v, None, 0.25).numpy()

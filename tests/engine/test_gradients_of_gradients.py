@@ -31,6 +31,8 @@ EXPRESSIONS = (
     "F.stack([x, y * y]) * v", "x.mean(1) ** 2", "x.sum() ** 2", "x.var(1)", "F.where(x > 0, x * x, y * x)",
     "x.masked_fill(x > 0, 0.0) * y", "F.layer_norm(x, (4,), v, v)", "F.mse_loss(x, y)",
     "F.mse_loss(x, y, reduction='none')", "F.pad(x, (1, 2)) ** 2", "F.tril(x) * y", "x.roll(1, 1) * y",
+    "F.expm1(x)", "F.atan(x)", "F.asin(x * 0.2)", "F.acos(x * 0.2)", "(x * x + 1) ** y", "F.atan2(x, y + 3.0)",
+    "F.cumprod(x, 1)", "F.diag(v) * y[:1]", "F.pairwise_distance(x, y)", "F.tensordot(x, w, ([1], [1])) ** 2",
     "F.conv2d(i, k, None, 2, 1, 1, 2)", "F.conv2d(i, q.transpose(0, 1), None, 1, 1, 2)",
     "F.conv_transpose2d(i, q, None, 2, 1, 1)", "F.avg_pool2d(i, 2) ** 2", "F.adaptive_avg_pool2d(i, (2, 3)) ** 2",
     "F.batch_norm(i, None, None, v, v, True)", "F.batch_norm(i, m, m * m + 1, v, v, False)", "F.normalize(x)",

@@ -20,7 +20,16 @@ def check_functions(device: Device, case: Shaped) -> None:
     rng = np.random.default_rng(case.seed)
     host = rng.uniform(0.25, 4, case.shape).astype(np.float32)
     grad, x = rng.uniform(-1, 1, case.shape).astype(np.float32), host.astype(np.float64)
+    other = 4.25 - x
+    second = leaf(device, other, False)
     cases: list[tuple[Any, np.ndarray, np.ndarray]] = [
+        (F.expm1, np.expm1(x), np.exp(x)),
+        (F.atan, np.arctan(x), 1 / (1 + x * x)),
+        (lambda t: F.asin(0.2 * t), np.arcsin(0.2 * x), 0.2 / np.sqrt(1 - 0.04 * x * x)),
+        (lambda t: F.acos(0.2 * t), np.arccos(0.2 * x), -0.2 / np.sqrt(1 - 0.04 * x * x)),
+        (lambda t: t**second, x**other, other * x ** (other - 1)),
+        (lambda t: second**t, other**x, other**x * np.log(other)),
+        (lambda t: F.atan2(t, second), np.arctan2(x, other), other / (x * x + other * other)),
         (F.exp, np.exp(x), np.exp(x)),
         (F.log, np.log(x), 1 / x),
         (F.sqrt, np.sqrt(x), 0.5 / np.sqrt(x)),

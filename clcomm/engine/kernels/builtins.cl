@@ -21,6 +21,11 @@ void __attribute__((overloadable, convergent)) barrier(cl_mem_fence_flags);
     REAL READS_NOTHING cos(REAL);       \
     REAL READS_NOTHING pow(REAL, REAL); \
     REAL READS_NOTHING log1p(REAL);     \
+    REAL READS_NOTHING expm1(REAL);     \
+    REAL READS_NOTHING asin(REAL);      \
+    REAL READS_NOTHING acos(REAL);      \
+    REAL READS_NOTHING atan(REAL);      \
+    REAL READS_NOTHING atan2(REAL, REAL); \
     REAL READS_NOTHING floor(REAL);     \
     REAL READS_NOTHING ceil(REAL);      \
     REAL READS_NOTHING rint(REAL);      \

@@ -11,6 +11,7 @@ from clcomm.engine.device import Device
 from clcomm.engine.ops.broadcasting import broadcast_shape, expand, launch_broadcast
 from clcomm.engine.ops.casts import cast, to_float
 from clcomm.engine.ops.elementwise import folded
+from clcomm.engine.ops.integers import are_whole, is_whole, of_integers
 from clcomm.engine.tensor import (
     BOOL,
     FLOAT32,
@@ -57,22 +58,24 @@ def greater_or_equal(a: Tensor, b: Tensor | float) -> Tensor:
 
 
 def logical_and(a: Tensor, b: Tensor) -> Tensor:
-    """Return whether both are true; a, b: booleans that broadcast to the result."""
+    """Return whether both are true; a, b: booleans that broadcast to the result. Of integers the bits of both."""
     return _logical("&", "both", a, b)
 
 
 def logical_or(a: Tensor, b: Tensor) -> Tensor:
-    """Return whether one of both is true; a, b: booleans that broadcast to the result."""
+    """Return whether one of both is true; a, b: booleans that broadcast. Of integers the bits of either."""
     return _logical("|", "either", a, b)
 
 
 def logical_xor(a: Tensor, b: Tensor) -> Tensor:
-    """Return whether exactly one of both is true; a, b: booleans that broadcast to the result."""
+    """Return whether exactly one of both is true; a, b: booleans that broadcast. Of integers such bits."""
     return _logical("^", "not_equal_int", a, b)
 
 
 def logical_not(x: Tensor) -> Tensor:
-    """Return whether each element is false; x: booleans."""
+    """Return whether each element is false; x: booleans. Of integers the opposite of each bit."""
+    if is_whole(x):
+        return of_integers("sub", -1, x)
     return _logical("~", "equal_int", x, _whole(_boolean("~", x).device, 0, BOOL))
 
 
@@ -117,6 +120,8 @@ def _boolean(sign: str, x: object) -> Tensor:
 
 
 def _logical(sign: str, kernel: str, a: Tensor, b: Tensor) -> Tensor:
+    if is_whole(a) and are_whole(a, b):
+        return of_integers(sign, a, b)
     return _launched(sign, kernel, _boolean(sign, a), _boolean(sign, b))
 
 

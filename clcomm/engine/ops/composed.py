@@ -21,7 +21,7 @@ from clcomm.engine.ops.functions import (
     rsqrt,
     square,
 )
-from clcomm.engine.ops.loss import SmoothL1, check_pair
+from clcomm.engine.ops.loss import SmoothL1, check_pair, check_reduction
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.ordered import norm
 from clcomm.engine.ops.reduce import mean, sum
@@ -148,14 +148,16 @@ def rms_norm(
     return scaled if weight is None else mul(scaled, weight)
 
 
-def _reduced(losses: Tensor, reduction: str) -> Tensor:
+def reduced_loss(losses: Tensor, reduction: str) -> Tensor:
+    """Return losses, their "mean" or their "sum"; ArgumentError for another reduction than these and "none"."""
+    check_reduction("loss", reduction)
     return losses if reduction == "none" else mean(losses) if reduction == "mean" else sum(losses)
 
 
 def l1_loss(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return |prediction - target| of two float32 tensors of one shape, averaged, summed or of each element."""
     check_pair("l1_loss", prediction, target, reduction)
-    return _reduced(abs(sub(prediction, target)), reduction)
+    return reduced_loss(abs(sub(prediction, target)), reduction)
 
 
 def huber_loss(prediction: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
@@ -176,7 +178,7 @@ def binary_cross_entropy(prediction: Tensor, target: Tensor, reduction: str = "m
     """
     check_pair("binary_cross_entropy", prediction, target, reduction)
     true, false = (clamp(log(p), min=-100.0) for p in (prediction, sub(1.0, prediction)))
-    return _reduced(mul(add(mul(target, true), mul(sub(1.0, target), false)), -1.0), reduction)
+    return reduced_loss(mul(add(mul(target, true), mul(sub(1.0, target), false)), -1.0), reduction)
 
 
 def kl_div(prediction: Tensor, target: Tensor, reduction: str = "mean", *, log_target: bool = False) -> Tensor:
@@ -195,4 +197,4 @@ def kl_div(prediction: Tensor, target: Tensor, reduction: str = "mean", *, log_t
         losses = sub(where(target > 0, mul(known, log(known)), 0.0), mul(target, prediction))
     if reduction == "batchmean":
         return div(sum(losses), float(prediction.shape[0]))
-    return _reduced(losses, reduction)
+    return reduced_loss(losses, reduction)

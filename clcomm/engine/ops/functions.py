@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from numbers import Real
 
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.activation import Activation
 from clcomm.engine.ops.broadcasting import broadcast_shape, expand
 from clcomm.engine.ops.elementwise import binary, folded, pair
-from clcomm.engine.tensor import Tensor, empty, float_tensor
+from clcomm.engine.tensor import Tensor, constant, empty, float_tensor
 from clcomm.errors import ArgumentError
 
 #: The largest whole power that is made of products, which is 4 ulp off at most.
@@ -80,6 +81,30 @@ class Erf(_OfArgument):
     """The error function."""
 
     kernel_name = "error_function"
+
+
+class Expm1(_Function):
+    """e^x - 1"""
+
+    source, kernel_name = "rarer_functions", "e_to_x_less_1"
+
+
+class Atan(_OfArgument):
+    """The inverse of the tangent."""
+
+    source, kernel_name = "rarer_functions", "arc_tangent"
+
+
+class Asin(_OfArgument):
+    """The inverse of the sine."""
+
+    source, kernel_name = "rarer_functions", "arc_sine"
+
+
+class Acos(_OfArgument):
+    """The inverse of the cosine."""
+
+    source, kernel_name = "rarer_functions", "arc_cosine"
 
 
 class Softplus(_OfArgument):
@@ -187,17 +212,43 @@ def erf(x: Tensor) -> Tensor:
     return Erf.apply(float_tensor("erf", x))
 
 
-def pow(x: Tensor, exponent: float) -> Tensor:
-    """Return x^exponent of each element.
+def expm1(x: Tensor) -> Tensor:
+    """Return e^x - 1 of each element, exact near 0; x: float32 of any shape, which the result has too."""
+    return Expm1.apply(float_tensor("expm1", x))
 
-    x: float32 of any shape, which the result has too; exponent: a number. Raises ArgumentError for an exponent that is
-    a tensor; of positive x that is exp(exponent * log(x)).
+
+def atan(x: Tensor) -> Tensor:
+    """Return the angle with a tangent, in radians, of each element; x: float32 of any shape, which the result has."""
+    return Atan.apply(float_tensor("atan", x))
+
+
+def asin(x: Tensor) -> Tensor:
+    """Return the angle with a sine, in radians, of each element; x: float32 of any shape, which the result has too."""
+    return Asin.apply(float_tensor("asin", x))
+
+
+def acos(x: Tensor) -> Tensor:
+    """Return the angle with a cosine, in radians, of each element; x: float32 of any shape, which the result has."""
+    return Acos.apply(float_tensor("acos", x))
+
+
+def atan2(a: Tensor, b: Tensor) -> Tensor:
+    """Return the angle of the point (b, a) from the first axis, from -pi to pi; a, b: float32 that broadcast."""
+    return Angle.apply(*_both("atan2", a, b))
+
+
+def pow(x: Tensor | float, exponent: float | Tensor) -> Tensor:
+    """Return x^exponent of each element, NaN of a negative x unless the exponent is whole.
+
+    x: float32 of any shape, which the result has too; exponent: a number. One of both may be a number; two tensors
+    broadcast. The gradient of an exponent is 0 where x is 0, as PyTorch's.
     """
+    if isinstance(exponent, Tensor):
+        base = x if isinstance(x, Tensor) else constant(exponent.device, float(x))
+        return PowerOf.apply(*_both("pow", base, exponent))
     float_tensor("pow", x)
     if not isinstance(exponent, Real):
-        raise ArgumentError(
-            f"pow: exponent: expected a number, got {type(exponent).__name__}; of positive x use exp(exponent * log(x))"
-        )
+        raise ArgumentError(f"pow: exponent: expected a number or a tensor, got {type(exponent).__name__}")
     special = {0.5: Sqrt, -0.5: Rsqrt, 2.0: Square}.get(float(exponent))
     if special is not None:
         return special.apply(x)
@@ -217,6 +268,52 @@ def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tens
         raise ArgumentError("clamp: expected min, max or both, got neither")
     least, most = -math.inf if min is None else float(min), math.inf if max is None else float(max)
     return Clamp.apply(float_tensor("clamp", x), settings=(least, most))
+
+
+class _OfTwo(Op):
+    """A function of two elements, of rarer_functions.cl; `slopes` are its gradients divided by the result's."""
+
+    keeps_columns = True
+    kernel_name: str
+
+    @classmethod
+    def forward(cls, ctx: Context, a: Tensor, b: Tensor) -> Tensor:
+        out = empty(a.device, broadcast_shape(cls.kernel_name, a.shape, b.shape))
+        whole = [x if x.shape == out.shape else expand(x, out.shape) for x in (a, b)]
+        kernel, size = a.device.kernel("rarer_functions", cls.kernel_name), out.numel()
+        a.device.launch(kernel, *a.device.grid(size), out, *whole, size)
+        ctx.save(a, b)
+        return out
+
+    @classmethod
+    def backward(cls, ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+        a, b = (x.detach() for x in ctx.saved)
+        return tuple([
+            folded(ctx, index, grad.detach() * slope(a, b)) if ctx.needs[index] else None
+            for index, slope in enumerate(cls.slopes)
+        ])  # fmt: skip
+
+    slopes: tuple[Callable[[Tensor, Tensor], Tensor], ...]
+
+
+def _of_exponent(x: Tensor, exponent: Tensor) -> Tensor:
+    """Return x^exponent log(x), 0 where x is 0 and the exponent is not negative."""
+    flat = (x == 0.0) & (exponent >= 0.0)
+    return (pow(x, exponent) * log(x)).masked_fill(flat, 0.0)
+
+
+class PowerOf(_OfTwo):
+    """x^y"""
+
+    kernel_name = "power_of_two"
+    slopes = (lambda x, y: (y * pow(x, y - 1.0)).masked_fill((y + 0.0 * x) == 0.0, 0.0), _of_exponent)
+
+
+class Angle(_OfTwo):
+    """The angle of the point (y, x)."""
+
+    kernel_name = "angle_of_two"
+    slopes = (lambda x, y: y / (square(x) + square(y)), lambda x, y: -x / (square(x) + square(y)))
 
 
 class _Larger(Op):

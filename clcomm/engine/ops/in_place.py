@@ -23,11 +23,19 @@ from clcomm.errors import ArgumentError
 def overwrite(x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
     """Give x the values of operation(x), and its place on the tape; return x.
 
-    x: float32; tensors that share its memory, as those of `reshape` and `detach` do, get the values too, and not the
-    place. Operations that kept x for their backward raise an error there.
+    x: of any type; tensors that share its memory, as those of `reshape` and `detach` do, get the values too, and not
+    the place. Operations that kept x for their backward raise an error there.
 
-    Raises ArgumentError for a result of another shape, and for a leaf that needs a gradient outside of `no_grad`.
+    Raises ArgumentError for a result of another shape or type, and for a leaf that needs a gradient outside of
+    `no_grad`.
     """
+    if isinstance(x, Tensor) and x.dtype != FLOAT32:
+        result = operation(x)
+        if result.dtype != x.dtype or result.shape != x.shape:
+            given = f"{result.dtype} of shape {result.shape}"
+            raise ArgumentError(f"in place: expected a result of {x.dtype} of shape {x.shape}, got {given}")
+        x.copy_from(result.numpy())
+        return x
     float_tensor("in place", x)
     is_leaf = x._node is None
     if x.requires_grad and is_leaf and is_recording():

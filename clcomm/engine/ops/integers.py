@@ -16,6 +16,7 @@ from clcomm.errors import ArgumentError
 
 _OPERATIONS = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "floor_divide": np.floor_divide, "remainder": np.remainder,
+    "&": np.bitwise_and, "|": np.bitwise_or, "^": np.bitwise_xor, "<<": np.left_shift, ">>": np.right_shift,
 }  # fmt: skip
 
 
@@ -37,6 +38,8 @@ def floats(*operands: Any) -> list[Any]:
 def of_integers(name: str, a: Any, b: Any) -> Tensor:
     """Return an operation of operands that `are_whole`; ArgumentError for x / 0, and for a result outside int32."""
     first, second = [x.numpy().astype(np.int64) if isinstance(x, Tensor) else np.int64(x) for x in (a, b)]
+    if name in ("<<", ">>") and not np.all((second >= 0) & (second < 32)):
+        raise ArgumentError(f"{name}: expected to shift by 0 to 31 bits, got {b!r}")
     if name in ("floor_divide", "remainder") and not np.all(second):
         raise ArgumentError(f"{name}: expected to divide by other integers than 0, got {b!r}")
     try:
@@ -44,6 +47,13 @@ def of_integers(name: str, a: Any, b: Any) -> Tensor:
     except ValueError:
         raise ArgumentError(f"{name}: shapes {first.shape} and {second.shape} do not broadcast") from None
     return Tensor(values, a.device if isinstance(a, Tensor) else b.device)
+
+
+def shifted(name: str, a: Tensor, bits: Any) -> Tensor:
+    """Return integers with their bits moved; ArgumentError for others, and for a result outside int32."""
+    if not is_whole(a) or not are_whole(a, bits):
+        raise ArgumentError(f"{name}: expected integers, got {a.dtype} and {type(bits).__name__}")
+    return of_integers(name, a, bits)
 
 
 def on_host(function: Any, x: Tensor, axis: int | Sequence[int] | None, keepdims: bool) -> Tensor:

@@ -17,7 +17,7 @@ from clcomm.engine.ops.functions import abs, maximum, minimum, sqrt, square
 from clcomm.engine.ops.indexing import gather
 from clcomm.engine.ops.integers import is_whole, on_host
 from clcomm.engine.ops.names import pytorch_names
-from clcomm.engine.ops.reduce import sum
+from clcomm.engine.ops.reduce import mean, sum
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.ops.variance import var
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor, whole_rows
@@ -57,12 +57,20 @@ def _without(x: Tensor, axis: int, keepdims: bool) -> Tensor:
 
 
 class Extreme(Op):
-    """The largest element, of sign 1, the smallest, of -1, or the median, of 0; equal ones share its gradient."""
+    """The largest element, of sign 1, the smallest, of -1, or the median, of 0; equal ones share its gradient.
+
+    Over all dimensions, or over `axes`, which stay, as 1, and of which there is no median.
+    """
 
     @staticmethod
-    def forward(ctx: Context, x: Tensor, *, sign: float) -> Tensor:
-        line = x.detach().alias((x.numel(),))
-        result = gather(line, 0, _extreme("max", line, 0, sign) if sign else _middle(line, 0)).alias(())
+    def forward(ctx: Context, x: Tensor, *, sign: float, axes: tuple[int, ...] | None = None) -> Tensor:
+        result = x.detach()
+        if axes is None:
+            line = result.alias((x.numel(),))
+            result = gather(line, 0, _extreme("max", line, 0, sign) if sign else _middle(line, 0)).alias(())
+        for axis in axes or ():
+            result = gather(result, axis, _extreme("max", result, axis, sign))
+        ctx.axes = axes
         ctx.save(x, result)
         return result
 
@@ -70,7 +78,7 @@ class Extreme(Op):
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, result = ctx.saved
         shares = to_float(equal_to(x.detach(), result.detach()))
-        return (mul(shares, grad.detach() / sum(shares)),)
+        return (mul(shares, grad.detach() / sum(shares, ctx.axes, ctx.axes is not None)),)
 
 
 @pytorch_names
@@ -186,7 +194,14 @@ def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
 
 @pytorch_names
 def sort(x: Tensor, axis: int = -1, descending: bool = False) -> Ordered:
-    """Return x sorted along a dimension and the indices of its elements, as `argsort` has them."""
+    """Return x sorted along a dimension and the indices of its elements, as `argsort` has them.
+
+    x: float32 of any shape, or integers, which are sorted on the host.
+    """
+    if is_whole(x):
+        values = -x.numpy().astype(np.int64) if descending else x.numpy()
+        order = np.argsort(values, axis, kind="stable")
+        return Ordered(*[Tensor(e, x.device) for e in (np.take_along_axis(x.numpy(), order, axis), order)])
     indices = argsort(x, axis, descending)
     return Ordered(gather(x, axis, indices), indices)
 
@@ -277,6 +292,24 @@ def std(
 ) -> Tensor:
     """Return the square root of `var`, of the same arguments."""
     return sqrt(var(x, axis, correction, keepdims, unbiased=unbiased))
+
+
+@pytorch_names
+def var_mean(
+    x: Tensor, axis: int | tuple[int, ...] | None = None, correction: int = 1, keepdims: bool = False, *,
+    unbiased: bool = True,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return `var` and `mean`, of the same arguments."""
+    return var(x, axis, correction, keepdims, unbiased=unbiased), mean(x, axis, keepdims)
+
+
+@pytorch_names
+def std_mean(
+    x: Tensor, axis: int | tuple[int, ...] | None = None, correction: int = 1, keepdims: bool = False, *,
+    unbiased: bool = True,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return `std` and `mean`, of the same arguments."""
+    return std(x, axis, correction, keepdims, unbiased=unbiased), mean(x, axis, keepdims)
 
 
 class Root(Op):

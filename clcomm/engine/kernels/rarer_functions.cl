@@ -1,0 +1,26 @@
+/* Functions of elements that drivers' own compute, apart from the others, whose program would take longer to build.
+   Gradients are functions of the result v of e_to_x_less_1, else of the argument v. */
+
+#include "lane_functions.cl"
+
+ACTIVATION(e_to_x_less_1, expm1(v))
+GRADIENT(e_to_x_less_1, v + 1.0f)
+ACTIVATION(arc_tangent, atan(v))
+GRADIENT(arc_tangent, 1.0f / (1.0f + v * v))
+ACTIVATION(arc_sine, asin(v))
+GRADIENT(arc_sine, 1.0f / sqrt(1.0f - v * v))
+ACTIVATION(arc_cosine, acos(v))
+GRADIENT(arc_cosine, -1.0f / sqrt(1.0f - v * v))
+
+/* Functions of two elements, x and y. */
+#define OF_TWO(NAME, RESULT)                                                                                    \
+    __kernel void NAME(__global float *restrict out, __global const float *restrict a, __global const float *restrict b, \
+                       int count) {                                                                             \
+        FOR_LANES(i, count) {                                                                                   \
+            const lanes x = load_lanes(a + i, count - i, 1.0f), y = load_lanes(b + i, count - i, 1.0f);         \
+            store_lanes(RESULT, out + i, count - i);                                                            \
+        }                                                                                                       \
+    }
+
+OF_TWO(power_of_two, pow(x, y))
+OF_TWO(angle_of_two, atan2(x, y))

@@ -1,0 +1,130 @@
+"""Products, diagonals and distances of matrices and vectors, with PyTorch's names; all float32."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from clcomm.engine.ops.arrangement import outer, roll
+from clcomm.engine.ops.batched_matmul import matmul
+from clcomm.engine.ops.casts import moved
+from clcomm.engine.ops.elementwise import add, mul, sub
+from clcomm.engine.ops.functions import abs, pow
+from clcomm.engine.ops.indexing import index_select, kept, spread
+from clcomm.engine.ops.names import pytorch_names
+from clcomm.engine.ops.ordered import norm
+from clcomm.engine.ops.reduce import sum
+from clcomm.engine.ops.shape import reshape, transpose, unsqueeze
+from clcomm.engine.tensor import Tensor
+from clcomm.errors import ArgumentError
+
+ger = outer
+
+
+def addmm(x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
+    """Return beta * x + alpha * mat1 mat2; x broadcasts to the product, which may be a batch of matrices."""
+    return add(x if beta == 1 else mul(x, float(beta)), _scaled(matmul(mat1, mat2), alpha))
+
+
+baddbmm = addmm
+
+
+def mv(x: Tensor, vec: Tensor) -> Tensor:
+    """Return the product of a matrix [M, K] and a vector [K]."""
+    return matmul(x, vec)
+
+
+def _scaled(x: Tensor, scale: float) -> Tensor:
+    return x if scale == 1 else mul(x, float(scale))
+
+
+def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> Tensor:
+    """Return the sums of products over the last `dims` dimensions of a and the first of b, or over pairs of them."""
+    if isinstance(dims, int):
+        left, right = list(range(a.ndim - dims, a.ndim)), list(range(dims))
+    else:
+        left, right = ([d % x.ndim for d in each] for x, each in zip((a, b), dims, strict=True))
+    sizes = [a.shape[d] for d in left]
+    if sizes != [b.shape[d] for d in right]:
+        raise ArgumentError(f"tensordot: dimensions {dims} of shapes {a.shape} and {b.shape} are not of equal size")
+    outside = [[d for d in range(x.ndim) if d not in each] for x, each in ((a, left), (b, right))]
+    rows = reshape(transpose(a, (*outside[0], *left)), (-1, math.prod(sizes)))
+    columns = reshape(transpose(b, (*right, *outside[1])), (math.prod(sizes), -1))
+    shape = [x.shape[d] for x, each in zip((a, b), outside, strict=True) for d in each]
+    return reshape(matmul(rows, columns), tuple(shape))
+
+
+def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """Return a diagonal of two dimensions as the last one, above the main one by `offset`; x: of any type."""
+    first, second = dim1 % x.ndim, dim2 % x.ndim
+    rows, columns = x.shape[first], x.shape[second]
+    index = _places(rows, columns, offset)
+    if not index.size:
+        raise ArgumentError(f"diagonal: offset: expected one within shape {(rows, columns)}, got {offset}")
+    rest = [d for d in range(x.ndim) if d not in (first, second)]
+    apart = transpose(x, (*rest, first, second))
+    line = reshape(apart, (*[x.shape[d] for d in rest], rows * columns))
+    return moved(line, lambda own: index_select(own, own.ndim - 1, index))
+
+
+def diag_embed(x: Tensor, offset: int = 0) -> Tensor:
+    """Return matrices with the elements of x's last dimension on a diagonal, and zeros."""
+    size = x.shape[-1] + builtins.abs(offset)
+    index = kept(x.device, _places(size, size, offset))
+    return reshape(spread(x, x.ndim - 1, index, size * size), (*x.shape[:-1], size, size))
+
+
+def diag(x: Tensor, diagonal: int = 0) -> Tensor:
+    """Return a diagonal of a matrix, or the matrix with a vector on it. See `diagonal` and `diag_embed`."""
+    return diag_embed(x, diagonal) if x.ndim == 1 else x.diagonal(diagonal)
+
+
+def trace(x: Tensor) -> Tensor:
+    """Return the sum of a matrix's diagonal."""
+    return sum(diagonal(x))
+
+
+def _places(rows: int, columns: int, offset: int) -> np.ndarray:
+    """Return the places of a diagonal's elements in a matrix."""
+    along = np.arange(max(rows, columns))
+    at = along + max(-offset, 0), along + max(offset, 0)
+    inside = (at[0] < rows) & (at[1] < columns)
+    places: np.ndarray = (at[0] * columns + at[1])[inside]
+    return places
+
+
+@pytorch_names
+def vector_norm(
+    x: Tensor, ord: float = 2.0, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
+) -> Tensor:
+    """Return the norm of any order of all elements, or over dimensions. See `norm`."""
+    if ord in (1, 2, math.inf):
+        return norm(x, ord, axis, keepdims)
+    return pow(sum(pow(abs(x), float(ord)), axis, keepdims), 1.0 / float(ord))
+
+
+def dist(a: Tensor, b: Tensor, p: float = 2.0) -> Tensor:
+    """Return the norm of order p of a - b, which broadcast."""
+    return vector_norm(sub(a, b), p)
+
+
+def cdist(x1: Tensor, x2: Tensor, p: float = 2.0) -> Tensor:
+    """Return the distance of order p of each two rows of [..., M, K] and [..., N, K], as [..., M, N]."""
+    return vector_norm(sub(unsqueeze(x1, -2), unsqueeze(x2, -3)), p, -1)
+
+
+def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
+    """Return the norm of order p of x1 - x2 + eps along the last dimension."""
+    return vector_norm(add(sub(x1, x2), eps), p, -1, keepdim)
+
+
+@pytorch_names
+def cross(a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
+    """Return the cross product of vectors of three elements along a dimension."""
+    if a.shape[axis] != 3 or b.shape[axis] != 3:
+        raise ArgumentError(f"cross: expected 3 elements along axis {axis}, got shapes {a.shape} and {b.shape}")
+    turned = [[roll(x, shift, axis) for shift in (-1, 1)] for x in (a, b)]
+    return sub(mul(turned[0][0], turned[1][1]), mul(turned[0][1], turned[1][0]))
