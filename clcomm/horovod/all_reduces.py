@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from clcomm.errors import ArgumentError
-from clcomm.horovod.calls import Average, OperationCall, Sum, chosen_op, like, listed
+from clcomm.horovod.calls import Average, OperationCall, Sum, chosen_op, like, listed, sources
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.handles import Handle
 from clcomm.horovod.operations import AllReduce, ReduceOp, SparseAllReduce
 from clcomm.horovod.world import ProcessSet, global_process_set
-from clcomm.tensors.arrays import on_host
 
 
 def _call(
@@ -21,10 +20,10 @@ def _call(
     prescale_factor: float, postscale_factor: float, process_set: ProcessSet, *, in_place: bool = False,
 ) -> OperationCall:  # fmt: skip
     """Return the call with the arguments of `grouped_allreduce_async`."""
-    wanted, given = chosen_op(op, average), listed(tensors)
-    sources = [on_host(each, "tensors") for each in given]
-    operation = AllReduce(sources, name or "", wanted, prescale_factor, postscale_factor)
-    return OperationCall(process_set, operation, like(given, in_place))
+    wanted, given, label = chosen_op(op, average), listed(tensors), name or ""
+    own = sources(given, process_set, label)
+    operation = AllReduce(own, label, wanted, prescale_factor, postscale_factor)
+    return OperationCall(process_set, operation, like(given, process_set, label, in_place=in_place))
 
 
 def grouped_allreduce_async(
@@ -175,8 +174,9 @@ def sparse_allreduce_async(
     """Start the sum, or with Average the mean, of sparse COO tensors: indices and values are gathered."""
     if op not in (Average, Sum):
         raise ArgumentError(f"op: expected Average or Sum for a sparse tensor, got {op}")
+    copies, label = process_set.require_collectives().copies, name or ""
 
     def change(total: torch.Tensor) -> torch.Tensor:
-        return (total / process_set.size() if op is Average else total).to(tensor.device)
+        return copies.to_device_of(tensor, total / process_set.size() if op is Average else total, label)
 
-    return OperationCall(process_set, SparseAllReduce(tensor.detach(), name or ""), change).start()
+    return OperationCall(process_set, SparseAllReduce(copies.sparse_on_host(tensor, label), label), change).start()

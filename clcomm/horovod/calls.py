@@ -18,6 +18,7 @@ from clcomm.horovod.lost_ranks import internal_error
 from clcomm.horovod.operations import Barrier, Operation, ReduceOp
 from clcomm.horovod.world import ProcessSet, global_process_set
 from clcomm.job.job import this_job
+from clcomm.tensors.collectives import TensorCollectives
 from clcomm.tensors.started import Started
 
 Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
@@ -37,7 +38,7 @@ class OperationCall(NamedTuple):
 
     def start(self) -> Handle:
         """Start it in the background; it runs at once while ranks have joined."""
-        ranks = self.process_set.collectives or self.process_set.require_collectives()
+        ranks = _collectives(self.process_set)
         if global_process_set.some_joined:
             result = self.run()
             return Handle(Started((), lambda: result))
@@ -46,7 +47,7 @@ class OperationCall(NamedTuple):
 
     def run(self) -> Any:
         """Run it and return the result; again, if it told this rank that others have joined."""
-        ranks = self.process_set.collectives or self.process_set.require_collectives()
+        ranks = _collectives(self.process_set)
         try:
             if not global_process_set.some_joined:
                 try:
@@ -77,13 +78,31 @@ def chosen_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
     return op
 
 
-def like(tensors: Sequence[torch.Tensor], in_place: bool = False) -> Callable[[Any], list[torch.Tensor]]:
+def _collectives(process_set: ProcessSet) -> TensorCollectives:
+    return process_set.collectives or process_set.require_collectives()
+
+
+def sources(
+    tensors: Sequence[torch.Tensor], process_set: ProcessSet, label: str = "", *, name: str = "tensors"
+) -> list[torch.Tensor]:
+    """Return tensors' values on the host, as operations take them; label, name: see `HostCopies.on_host`."""
+    copies = _collectives(process_set).copies
+    return [copies.on_host(each, label, name=name) for each in tensors]
+
+
+def like(
+    tensors: Sequence[torch.Tensor], process_set: ProcessSet, label: str = "", *, in_place: bool = False
+) -> Callable[[Any], list[torch.Tensor]]:
     """Return what brings results, in a list, to the devices of these tensors; in place: to these tensors themselves."""
 
     @torch.no_grad()
     def change(found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        pairs = zip(tensors, found, strict=True)
-        return [each.copy_(value) if in_place else value.to(each.device) for each, value in pairs]
+        copies, pairs = _collectives(process_set).copies, list(zip(tensors, found, strict=True))
+        if not in_place:
+            return [copies.to_device_of(each, value, label) for each, value in pairs]
+        for each, value in pairs:
+            copies.give_back(value, each, label)
+        return list(tensors)
 
     return change
 

@@ -10,11 +10,10 @@ import torch
 from clcomm.errors import ArgumentError
 from clcomm.horovod import world
 from clcomm.horovod.all_reduces import allreduce
-from clcomm.horovod.calls import Average, OperationCall, like, listed, root_in
+from clcomm.horovod.calls import Average, OperationCall, like, listed, root_in, sources
 from clcomm.horovod.handles import Handle
 from clcomm.horovod.operations import AllGather, AllToAll, Broadcast
 from clcomm.horovod.world import ProcessSet, global_process_set
-from clcomm.tensors.arrays import on_host
 
 # --- all-gather ---
 
@@ -27,8 +26,9 @@ def allgather_async(
 
 
 def _gathering(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet) -> OperationCall:
-    sources = [on_host(each, "tensors") for each in tensors]
-    return OperationCall(process_set, AllGather(sources, name or ""), like(tensors))
+    label = name or ""
+    operation = AllGather(sources(tensors, process_set, label), label)
+    return OperationCall(process_set, operation, like(tensors, process_set, label))
 
 
 class _Allgather(torch.autograd.Function):
@@ -85,8 +85,10 @@ def broadcast_async(
 def _sending(
     tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, *, in_place: bool = False
 ) -> OperationCall:
-    operation = Broadcast([on_host(tensor)], name or "", root_in(process_set, root_rank))
-    return OperationCall(process_set, operation, like([tensor], in_place)).single()
+    label = name or ""
+    own = sources([tensor], process_set, label, name="tensor")
+    operation = Broadcast(own, label, root_in(process_set, root_rank))
+    return OperationCall(process_set, operation, like([tensor], process_set, label, in_place=in_place)).single()
 
 
 def broadcast_async_(
@@ -141,13 +143,14 @@ def alltoall_async(
 
 
 def _exchange(tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> OperationCall:
-    source = on_host(tensor)
-    counts = _splits(source, splits, process_set.size())
+    label = name or ""
+    (own,) = sources([tensor], process_set, label, name="tensor")
+    counts, back = _splits(own, splits, process_set.size()), like([tensor], process_set, label)
 
     def change(found: tuple[torch.Tensor, list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        return found[0].to(tensor.device), torch.tensor(found[1], dtype=torch.int32)
+        return back([found[0]])[0], torch.tensor(found[1], dtype=torch.int32)
 
-    return OperationCall(process_set, AllToAll(source, counts, name or ""), change)
+    return OperationCall(process_set, AllToAll(own, counts, label), change)
 
 
 def _splits(tensor: torch.Tensor, splits: Any, ranks: int) -> list[int]:

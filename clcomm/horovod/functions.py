@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from clcomm.errors import ArgumentError
-from clcomm.horovod.calls import OperationCall, like, root_in
+from clcomm.horovod.calls import OperationCall, like, root_in, sources
 from clcomm.horovod.operations import AllGatherObject, Broadcast, BroadcastObject
 from clcomm.horovod.world import ProcessSet, global_process_set
 from clcomm.synchronizer import PARAMETERS
-from clcomm.tensors.arrays import on_host
+
+#: The label of copies of an optimizer's state.
+_STATE = "optimizer state"
 
 
 def broadcast_parameters(params: object, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
@@ -32,9 +34,9 @@ def broadcast_parameters(params: object, root_rank: int, process_set: ProcessSet
 
     if tensors:
         lines = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in tensors.items()]
-        sources = [on_host(each) for each in tensors.values()]
-        change = like(list(tensors.values()), in_place=True)
-        OperationCall(process_set, Broadcast(sources, PARAMETERS, root, lines), change).run()
+        given = list(tensors.values())
+        operation = Broadcast(sources(given, process_set, PARAMETERS), PARAMETERS, root, lines)
+        OperationCall(process_set, operation, like(given, process_set, PARAMETERS, in_place=True)).run()
 
 
 def broadcast_optimizer_state(
@@ -46,10 +48,22 @@ def broadcast_optimizer_state(
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ArgumentError("optimizer: expected another than L-BFGS, whose state is no dictionary of tensors")
-    own = optimizer.state_dict()
+    is_root = process_set.rank() == root_in(process_set, root_rank)
+    own = _on_host(optimizer.state_dict(), process_set) if is_root else None
     state = broadcast_object(own, root_rank, process_set=process_set)
-    if process_set.rank() != root_in(process_set, root_rank):
+    if not is_root:
         optimizer.load_state_dict(state)
+
+
+def _on_host(state: Any, process_set: ProcessSet) -> Any:
+    """Return a state with tensors on the host, which a rank without root's device can unpickle."""
+    if isinstance(state, torch.Tensor):
+        return sources([state], process_set, _STATE)[0]
+    if isinstance(state, dict):
+        return {key: _on_host(value, process_set) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(_on_host(each, process_set) for each in state)
+    return state
 
 
 def broadcast_object(

@@ -25,7 +25,7 @@ from clcomm.sync.agreement import CHECKS, require_agreement
 from clcomm.sync.bucket_plan import BucketPlan
 from clcomm.sync.bucket_run import BucketRun
 from clcomm.sync.divergence import describe, hashes_of_arrays
-from clcomm.tensors.arrays import on_host
+from clcomm.tensors.arrays import HostCopies
 
 #: Half precision has too few bits for a sum over ranks; `Compression.fp16` asks for it all the same.
 _SUMMED_AS = {
@@ -45,7 +45,8 @@ def require_same_start(comm: Communicator, parameters: Mapping[str, torch.Tensor
 
     parameters: by name, in the same order on every rank; none on a rank that has joined.
     """
-    own = hashes_of_arrays({name: on_host(_bytes(each)).numpy() for name, each in parameters.items()})
+    on_host = HostCopies(comm.notify_phase).on_host
+    own = hashes_of_arrays({name: on_host(_bytes(each), CHECKS).numpy() for name, each in parameters.items()})
     whole = np.array([sum(own.values()) % 2**64, len(own)], np.uint64)
     rows = comm.all_gather(whole, label=CHECKS)
     present = [rank for rank in range(comm.size) if rows[rank, 1]]

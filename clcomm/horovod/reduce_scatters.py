@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from clcomm.errors import ArgumentError
-from clcomm.horovod.calls import Adasum, Average, OperationCall, Sum, chosen_op, like, listed
+from clcomm.horovod.calls import Adasum, Average, OperationCall, Sum, chosen_op, like, listed, sources
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.copies import allgather
 from clcomm.horovod.handles import Handle
 from clcomm.horovod.operations import ReduceOp, ReduceScatter
 from clcomm.horovod.world import ProcessSet, global_process_set
-from clcomm.tensors.arrays import on_host, scaled
+from clcomm.tensors.arrays import scaled
 
 
 class UnsupportedError(ArgumentError, RuntimeError):
@@ -25,15 +25,15 @@ def _call(
     tensors: Sequence[torch.Tensor], name: str | None, op: ReduceOp, process_set: ProcessSet, prescale_factor: float,
     postscale_factor: float,
 ) -> OperationCall:  # fmt: skip
-    wanted, given = chosen_op(op, None), listed(tensors)
-    sources = [on_host(each, "tensors") for each in given]
+    wanted, given, label = chosen_op(op, None), listed(tensors), name or ""
+    own = sources(given, process_set, label)
     if wanted is Adasum:
         raise UnsupportedError("op: expected another than Adasum for a reduce-scatter, got Adasum")
-    for each in sources:
+    for each in own:
         if each.dim() == 0:
             raise ArgumentError("tensor: expected at least one dimension to scatter, got a number")
-    operation = ReduceScatter(sources, name or "", wanted, prescale_factor, postscale_factor)
-    return OperationCall(process_set, operation, like(given))
+    operation = ReduceScatter(own, label, wanted, prescale_factor, postscale_factor)
+    return OperationCall(process_set, operation, like(given, process_set, label))
 
 
 def reducescatter_async(

@@ -13,7 +13,7 @@ import torch
 
 from clcomm.errors import ArgumentError
 from clcomm.horovod import joined, world
-from clcomm.horovod.calls import Adasum
+from clcomm.horovod.calls import Adasum, like, sources
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.gradients import GradientBuckets, require_same_start
 from clcomm.horovod.lost_ranks import raising_internal_errors
@@ -22,7 +22,6 @@ from clcomm.horovod.world import ProcessSet, global_process_set
 from clcomm.stats.events import Phase
 from clcomm.stats.now import count_step
 from clcomm.synchronizer import GRADIENTS
-from clcomm.tensors.arrays import on_host
 
 
 class Reductions:
@@ -240,13 +239,11 @@ class Reduction:
     def _compressed(self, tensors: Sequence[torch.Tensor], op: ReduceOp) -> list[torch.Tensor]:
         """Return tensors that were reduced in their compressed form."""
         small = [self.compression.compress(each) for each in tensors]
-        sent = [on_host(each) for each, _ in small]
-        operation = AllReduce(sent, GRADIENTS, op, 1.0 / self._predivide, self._predivide)
-        found = operation.run(self._process_set.require_collectives())
-        return [
-            self.compression.decompress(each.to(like.device), context)
-            for each, (like, context) in zip(found, small, strict=True)
-        ]
+        given, ranks = [each for each, _ in small], self._process_set
+        own = sources(given, ranks, GRADIENTS)
+        operation = AllReduce(own, GRADIENTS, op, 1.0 / self._predivide, self._predivide)
+        found = like(given, ranks, GRADIENTS)(operation.run(ranks.require_collectives()))
+        return [self.compression.decompress(each, context) for each, (_, context) in zip(found, small, strict=True)]
 
     @torch.no_grad()
     def add_steps(self, starts: Mapping[torch.Tensor, torch.Tensor]) -> None:

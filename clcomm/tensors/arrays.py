@@ -40,24 +40,8 @@ def require_usable(tensor: torch.Tensor, name: str = "tensor") -> None:
         raise ArgumentError(f"{name}: expected a dense tensor, got layout {tensor.layout}; use to_dense()")
 
 
-def on_host(tensor: torch.Tensor, name: str = "tensor") -> torch.Tensor:
-    """Return a tensor's values, contiguous in host memory and without gradients: itself, or a copy.
-
-    Raises ArgumentError as `require_usable` does.
-    """
-    require_usable(tensor, name)
-    return tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
-
-
-def give_back(values: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copy values to the tensor that they came from, unless they share memory."""
-    is_same_memory = tensor.device.type == "cpu" and values.data_ptr() == tensor.data_ptr() and tensor.is_contiguous()
-    if not is_same_memory:
-        copy_values(tensor.detach(), values.view(tensor.shape))
-
-
 class HostCopies:
-    """`on_host` and `give_back` whose copies from and to other devices are phases, which reports count.
+    """Copies of tensors from other devices than the CPU and to them, each a phase, which reports count.
 
     notify: called with each phase, "pack" or "unpack"; its label, where none is given, names the device.
     """
@@ -65,37 +49,60 @@ class HostCopies:
     def __init__(self, notify: Callable[[Phase], None]):
         self._notify = notify
 
-    def on_host(self, tensor: torch.Tensor, label: str = "", bucket: int = -1, in_place: bool = False) -> torch.Tensor:
-        """Return a tensor's values as `on_host` does.
+    def on_host(
+        self, tensor: torch.Tensor, label: str = "", bucket: int = -1, in_place: bool = False, name: str = "tensor"
+    ) -> torch.Tensor:
+        """Return a tensor's values, contiguous in host memory and without gradients: itself, or a copy.
 
-        in_place: the call uses no other tensor, so that the tensor's own memory may be mapped.
+        Raises ArgumentError as `require_usable` does.
+
+        Args:
+            in_place: the call uses no other tensor, so that the tensor's own memory may be mapped.
+            name: what an error calls the tensor.
         """
         began_s = time.perf_counter()
-        require_usable(tensor)
+        require_usable(tensor, name)
         own = opencl_memory.mapped(tensor) if in_place and tensor.device.type == opencl_memory.DEVICE else None
         if own is not None:
             return own
-        values = on_host(tensor)
-        if tensor.device.type != "cpu":
-            self._count("pack", began_s, label or f"from {tensor.device.type}", bucket)
+        values = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+        self._count("pack", began_s, tensor, label, bucket)
+        return values
+
+    def sparse_on_host(self, tensor: torch.Tensor, label: str = "") -> torch.Tensor:
+        """Return a sparse COO tensor in host memory and without gradients: itself, or a copy."""
+        began_s = time.perf_counter()
+        values = tensor.detach().to("cpu")
+        self._count("pack", began_s, tensor, label)
         return values
 
     def room_for(self, output: torch.Tensor) -> torch.Tensor:
         """Return memory of the host for a tensor's new values, its own if it is contiguous there."""
         require_usable(output)
-        return on_host(output) if output.device.type == "cpu" else torch.empty(output.shape, dtype=output.dtype)
+        return self.on_host(output) if output.device.type == "cpu" else torch.empty(output.shape, dtype=output.dtype)
 
     def give_back(self, values: torch.Tensor, tensor: torch.Tensor, label: str = "", bucket: int = -1) -> None:
+        """Copy values to the dense tensor that they came from, unless they share memory."""
         if tensor.device.type == opencl_memory.DEVICE and opencl_memory.is_mapped(values, tensor):
             changed(tensor)
             return
-        began_s = time.perf_counter()
-        give_back(values, tensor)
-        if tensor.device.type != "cpu":
-            self._count("unpack", began_s, label or f"to {tensor.device.type}", bucket)
+        began_s, on_host = time.perf_counter(), tensor.device.type == "cpu"
+        if not (on_host and values.data_ptr() == tensor.data_ptr() and tensor.is_contiguous()):
+            copy_values(tensor.detach(), values.view(tensor.shape))
+        self._count("unpack", began_s, tensor, label, bucket)
 
-    def _count(self, name: str, began_s: float, label: str, bucket: int) -> None:
-        self._notify(Phase(name, began_s, time.perf_counter() - began_s, label, bucket))
+    def to_device_of(self, tensor: torch.Tensor, values: torch.Tensor, label: str = "") -> torch.Tensor:
+        """Return values on a tensor's device: themselves, or a copy."""
+        began_s = time.perf_counter()
+        moved = values.to(tensor.device)
+        self._count("unpack", began_s, tensor, label)
+        return moved
+
+    def _count(self, name: str, began_s: float, tensor: torch.Tensor, label: str, bucket: int = -1) -> None:
+        device = tensor.device.type
+        if device != "cpu":
+            label = label or f"{'from' if name == 'pack' else 'to'} {device}"
+            self._notify(Phase(name, began_s, time.perf_counter() - began_s, label, bucket))
 
 
 def array_of(values: torch.Tensor) -> np.ndarray:

@@ -45,8 +45,8 @@ def all_reduce(
 
 
 def sparse_sum(comm: Communicator, tensor: torch.Tensor, label: str = "") -> Started[torch.Tensor]:
-    """Start the sum of sparse COO tensors of one shape: indices and values are gathered, and added in rank order."""
-    own = tensor.detach().to("cpu").coalesce()
+    """Start the sum of sparse COO tensors of one shape, on the host: gathered, and added in rank order."""
+    own = tensor.coalesce()
     parts = own.indices(), own.values().resolve_conj()
     started = [gather_rows(comm, each.contiguous(), label, "all_reduce", shape=tuple(own.shape)) for each in parts]
 

@@ -51,7 +51,7 @@ class TensorCollectives:
         moves_buffers: bool = True,
     ):
         self.comm, self._summed_in, self._shares_memory = comm, summed_in, comm.shares_memory
-        self._copies = HostCopies(comm.notify_phase)
+        self.copies = HostCopies(comm.notify_phase)
         self._staging, self._lasting = Staging(comm), PersistentBuffers(comm) if moves_buffers else None
 
     # --- sums ---
@@ -65,7 +65,7 @@ class TensorCollectives:
         """
         values = self._on_host(tensor, label, bucket, in_place=True)
         self._reduce_in_place(values, op, label, bucket)
-        self._copies.give_back(values, tensor, label, bucket)
+        self.copies.give_back(values, tensor, label, bucket)
 
     def _reduce_in_place(self, values: torch.Tensor, op: str, label: str, bucket: int = -1) -> None:
         compared = dtype_name(values.dtype) if values.dim() == 1 else described([values])
@@ -80,7 +80,7 @@ class TensorCollectives:
                 f"tensors: expected one dtype, got {', '.join(dtype_name(each.dtype) for each in values)}"
             )
         for part, tensor in zip(self.all_reduce_together(values, op), tensors, strict=True):
-            self._copies.give_back(part, tensor)
+            self.copies.give_back(part, tensor)
 
     def all_reduce_together(self, tensors: Sequence[torch.Tensor], op: str, label: str = "") -> list[torch.Tensor]:
         """Return tensors of one dtype, contiguous on the host, reduced in one all-reduce; ranks compare the label."""
@@ -120,8 +120,9 @@ class TensorCollectives:
         """Sum a sparse COO tensor over the ranks, in rank order; its indices may differ between ranks."""
         if op != "sum":
             self.comm.runner.refuse(f"op: expected sum for a sparse tensor, got {op}")
+        total = background.sparse_sum(self.comm, self.copies.sparse_on_host(tensor)).wait()
         with torch.no_grad():
-            tensor.copy_(background.sparse_sum(self.comm, tensor).wait())
+            tensor.copy_(self.copies.to_device_of(tensor, total))
 
     def reduce(self, tensor: torch.Tensor, op: str, root: int) -> None:
         """Reduce a tensor over the ranks into root's; the others' stay as they are."""
@@ -130,7 +131,7 @@ class TensorCollectives:
             values = values.clone()
         self._reduce_in_place(values, op, "reduce")
         if self.comm.rank == root:
-            self._copies.give_back(values, tensor)
+            self.copies.give_back(values, tensor)
 
     def reduce_scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], op: str) -> None:
         """Reduce block r of the ranks' inputs into the output of rank r; inputs: one for each rank, of any lengths."""
@@ -177,12 +178,12 @@ class TensorCollectives:
         if len(set(lengths)) > 1:
             whole = values.clone()
             self.comm.all_reduce(array_of(whole), op, label="reduce_scatter", compared="reduce_scatter")
-            self._copies.give_back(whole.split(lengths)[rank], output)
+            self.copies.give_back(whole.split(lengths)[rank], output)
             return
         mine = torch.empty(lengths[0], dtype=values.dtype)
         source, reduced = array_of(values).reshape(size, *output.shape), array_of(mine).reshape(1, *output.shape)
         self.comm.reduce_scatter(source, op, out=reduced, label=label, nbytes=size * output.nbytes)
-        self._copies.give_back(mine.to(output.dtype), output)
+        self.copies.give_back(mine.to(output.dtype), output)
 
     # --- copies ---
 
@@ -191,7 +192,7 @@ class TensorCollectives:
         values = self._on_host(tensor, in_place=True)
         self.comm.broadcast(array_of(values).reshape(values.shape), root)
         if self.comm.rank != root:
-            self._copies.give_back(values, tensor)
+            self.copies.give_back(values, tensor)
 
     def broadcast_together(self, tensors: Sequence[torch.Tensor], root: int, label: str = "") -> list[torch.Tensor]:
         """Return root's tensors of one dtype, sent in one broadcast; every rank's: contiguous on the host."""
@@ -216,7 +217,7 @@ class TensorCollectives:
             self._gather_all(own if len({each.shape for each in outputs}) == 1 else flat(own), gathered)
             parts = list(gathered)
         for part, output in zip(parts, outputs, strict=True):
-            self._copies.give_back(part, output)
+            self.copies.give_back(part, output)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor) -> None:
         """Copy all ranks' tensors, in rank order, to one output."""
@@ -226,9 +227,9 @@ class TensorCollectives:
                 f"output_tensor: expected {self.comm.size} times {own.numel():,} {dtype_name(own.dtype)}, "
                 f"got {output.numel():,} {dtype_name(output.dtype)}"
             )
-        gathered = self._checked(self._copies.room_for, output)
+        gathered = self._checked(self.copies.room_for, output)
         self._gather_all(own, gathered)
-        self._copies.give_back(gathered, output)
+        self.copies.give_back(gathered, output)
 
     def _gather_all(self, own: torch.Tensor, gathered: torch.Tensor) -> None:
         """Copy all ranks' tensors to one, of which `own` may be a part (as FullyShardedDataParallel calls it)."""
@@ -250,7 +251,7 @@ class TensorCollectives:
         sends = [own if rank == root else None for rank in range(self.comm.size)]
         self._exchange("gather", sends, parts or [None] * self.comm.size)
         for part, output in zip(parts, outputs, strict=True):
-            self._copies.give_back(part, output)
+            self.copies.give_back(part, output)
 
     def scatter(self, output: torch.Tensor, sources: Sequence[torch.Tensor], root: int) -> None:
         """Copy source r of root to the output of rank r; the other ranks give no sources."""
@@ -259,7 +260,7 @@ class TensorCollectives:
         part = torch.empty(output.numel(), dtype=output.dtype)
         receives = [part if rank == root else None for rank in range(self.comm.size)]
         self._exchange("scatter", own or [None] * self.comm.size, receives)
-        self._copies.give_back(part, output)
+        self.copies.give_back(part, output)
 
     def all_to_all(self, outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """Send source r to rank r, and receive output r from it; shapes may differ."""
@@ -268,16 +269,16 @@ class TensorCollectives:
         parts = [torch.empty(each.numel(), dtype=each.dtype) for each in outputs]
         self._exchange("all_to_all", own, parts)
         for part, output in zip(parts, outputs, strict=True):
-            self._copies.give_back(part, output)
+            self.copies.give_back(part, output)
 
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, output_rows: Sequence[int], source_rows: Sequence[int]
     ) -> None:
         """Copy blocks of rows to and from all ranks; rows: the number of each rank's, empty for equal blocks."""
-        own, received = self._on_host(source), self._checked(self._copies.room_for, output)
+        own, received = self._on_host(source), self._checked(self.copies.room_for, output)
         sends = self._blocks("input", own, source_rows)
         self._exchange("all_to_all", sends, self._blocks("output", received, output_rows))
-        self._copies.give_back(received, output)
+        self.copies.give_back(received, output)
 
     def all_to_all_rows(
         self, tensor: torch.Tensor, splits: Sequence[int], label: str = ""
@@ -323,7 +324,7 @@ class TensorCollectives:
     # --- checks, whose errors are raised on every rank ---
 
     def _on_host(self, tensor: torch.Tensor, label: str = "", bucket: int = -1, in_place: bool = False) -> torch.Tensor:
-        return self._checked(lambda each: self._copies.on_host(each, label, bucket, in_place), tensor)
+        return self._checked(lambda each: self.copies.on_host(each, label, bucket, in_place), tensor)
 
     def _require_usable(self, outputs: Sequence[torch.Tensor]) -> None:
         for each in outputs:

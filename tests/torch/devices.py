@@ -7,25 +7,27 @@ import importlib
 import os
 import subprocess
 import types
+from functools import cache
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
+from clcomm.communicator import Communicator
 from tests.caches import CACHES
 
 SOURCE = Path(__file__).with_name("private_device.cpp")
 IS_OPENCL = os.environ.get("OTHER_DEVICE") == "ocl"
 
 
+@cache
 def other_device() -> torch.device:
     """Return the device; collective: one rank builds it. A process has one, as PyTorch's key is one."""
     if IS_OPENCL:
         importlib.import_module("pytorch_ocl")
         return torch.device("ocl:0")
-    built = [_built() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(built, 0)
-    torch.ops.load_library(built[0])
+    comm = Communicator()
+    torch.ops.load_library(comm.broadcast_object(_built() if comm.rank == 0 else None, 0))
+    comm.finalize()
     torch.utils.rename_privateuse1_backend("private")
     seeding = {"_is_in_bad_fork": lambda: False, "manual_seed_all": lambda seed: None}  # which PyTorch asks for
     torch._register_device_module("private", types.SimpleNamespace(**seeding))

@@ -174,9 +174,9 @@ def test_copies_are_in_the_callers_stream(device, monkeypatch):
     monkeypatch.setattr(module, "stream", stream, raising=False)
     tensor = torch.ones(3).to(device)
     moves = dist.group.WORLD._moves
-    copies = moves._copies.on_host
+    copies = moves.copies.on_host
     monkeypatch.setattr(
-        moves._copies, "on_host",
+        moves.copies, "on_host",
         lambda *args, **named: seen.append((threading.get_ident(), current.stream)) or copies(*args, **named),
     )  # fmt: skip
     with stream(7):
