@@ -23,7 +23,7 @@ from clcomm.transport.mpi_runtime import world
 
 pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.drops_communicators]
 
-DROPPED = int(os.environ.get("CLCOMM_PROOF_DROPPED", "100"))
+DROPPED = int(os.environ.get("CLCOMM_PROOF_DROPPED", "60"))
 #: Whether few are made: half as many on more than two ranks, where each takes longer.
 ARE_FEW = DROPPED <= 1000
 COLLECT_AFTER = 4 if ARE_FEW else 64

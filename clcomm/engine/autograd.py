@@ -146,6 +146,8 @@ class Op:
 
     #: Whether a result with as many columns as an input has that input's: of divided rows it is divided, too.
     keeps_columns = False
+    #: Whether inputs may have no elements, as those of operations that keep columns; others raise ArgumentError.
+    takes_none = False
 
     @staticmethod
     def forward(ctx: Context, *inputs: Any, **attrs: Any) -> Tensor:
@@ -165,6 +167,9 @@ class Op:
             recorded = True in needs
         else:
             needs, recorded = (False,) * len(inputs), False
+        for x in inputs:
+            if x is not None and 0 in x.shape and not (cls.takes_none or cls.keeps_columns):
+                raise ArgumentError(f"{cls.__name__}: expected one element or more, got a tensor of shape {x.shape}")
         ctx = Context(inputs, needs)
         result = cls.forward(ctx, *inputs, **attrs)
         if cls.keeps_columns:

@@ -167,7 +167,7 @@ class Device(LaunchQueue):
             if self.is_cpu:
                 items = max(1, min(-(-count // _CPU_RUN), 2 * self.compute_units))
             else:
-                items = min(-(-count // self.group), 32 * self.compute_units) * self.group
+                items = max(1, min(-(-count // self.group), 32 * self.compute_units)) * self.group
             sizes = self._grids[count] = ((items,), (self.group,))
         return sizes
 
@@ -175,7 +175,7 @@ class Device(LaunchQueue):
         """Return (global, local) size for a FOR_ROWS kernel over `rows` rows of `columns` elements."""
         if self.is_cpu:
             return (max(1, min(rows, rows * columns // _CPU_RUN, 2 * self.compute_units)),), (1,)
-        return (min(rows, 64 * self.compute_units) * self.row_group,), (self.row_group,)
+        return (max(1, min(rows, 64 * self.compute_units)) * self.row_group,), (self.row_group,)
 
     # -- memory
 

@@ -57,6 +57,8 @@ class Parameter(Tensor):
         self.part: ParameterPart | None = None
         self.stages: Stages | None = None
         super().__init__(array_like, device, requires_grad)
+        if 0 in self.shape:
+            raise ArgumentError(f"Parameter: expected one element or more, got shape {self.shape}")
 
     @property
     def grad(self) -> Tensor | None:

@@ -58,7 +58,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
             the tensor is in use.
 
     Raises:
-        ArgumentError: values that are not numbers, integers outside int32, no elements, or 2**31 or more of them.
+        ArgumentError: values that are not numbers, integers outside int32, or 2**31 or more of them.
     """
 
     __slots__ = (
@@ -89,10 +89,11 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         self.device = _device(device)
         self.shape: Shape = array.shape
         self.dtype = array.dtype
-        self.buffer = self.device.upload(array.astype(INT32) if array.dtype == BOOL else array, copy=copy)
+        held = array.astype(INT32) if array.dtype == BOOL else array
+        self.buffer = self.device.upload(held, copy=copy) if held.size else empty(self.device, ()).buffer
         self._grad = self._node = self._hooks = None
         self._requires_grad = False
-        if copy and array.dtype == INT32:
+        if copy and array.dtype == INT32 and array.size:
             self._bounds = np.array([array.min(), array.max()])
         self.whole_columns = 0
         if requires_grad:
@@ -127,7 +128,8 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
     def numpy(self) -> np.ndarray:
         """Return a copy of the values on the host; waits for the queue."""
         array = np.empty(self.shape, INT32 if self.dtype == BOOL else self.dtype)
-        self.device.read(self.buffer, array)
+        if array.size:
+            self.device.read(self.buffer, array)
         if self.dtype == BOOL:
             return array.astype(BOOL)
         if array.ndim < 2 and np.isnan(array).any():  # perhaps the loss of a target that is no class
@@ -151,6 +153,8 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         array = np.ascontiguousarray(array_like, self.dtype).reshape(np.shape(array_like))
         if array.shape != self.shape:
             raise ArgumentError(f"copy_from: expected an array of shape {self.shape}, got {array.shape}")
+        if not array.size:
+            return
         self.device.write(self.buffer, array.astype(INT32) if self.dtype == BOOL else array)
         self.note_write()
         if self.dtype == INT32:
@@ -328,7 +332,7 @@ def wrap(device: Device, buffer: Any, shape: Shape, dtype: np.dtype = FLOAT32) -
 
 def empty(device: Device, shape: Shape, dtype: np.dtype = FLOAT32) -> Tensor:
     """Return an uninitialised tensor in pooled memory."""
-    return wrap(device, device.allocate(math.prod(shape) * _ELEMENT_BYTES), shape, dtype)
+    return wrap(device, device.allocate(max(math.prod(shape), 1) * _ELEMENT_BYTES), shape, dtype)
 
 
 def copy_into(target: Tensor, source: Tensor) -> None:
@@ -383,7 +387,7 @@ def _host_array(array_like: object) -> np.ndarray:
         array_like = array_like.numpy()
     array = np.asarray(array_like)
     if array.dtype.kind == "b":
-        array = np.ascontiguousarray(array)
+        array = array.astype(BOOL, order="C", copy=False)
     elif array.dtype.kind == "f":
         array = array.astype(FLOAT32, order="C", copy=False)
     elif array.dtype.kind in "iu":
@@ -393,8 +397,8 @@ def _host_array(array_like: object) -> np.ndarray:
         array = array.astype(INT32, order="C", copy=False)
     else:
         raise ArgumentError(f"Tensor: expected numbers, got dtype {array.dtype}")
-    if not 0 < array.size <= _MOST_ELEMENTS:
-        raise ArgumentError(f"Tensor: expected 1 to 2**31 - 1 elements, got shape {array.shape}")
+    if array.size > _MOST_ELEMENTS:
+        raise ArgumentError(f"Tensor: expected at most 2**31 - 1 elements, got shape {array.shape}")
     return array
 
 

@@ -114,3 +114,11 @@ def test_jaxs_arrays_are_read_and_never_written_to(comm):
     assert comm.all_reduce(array, out=out) is out and (out == comm.size * (comm.size - 1) / 2).all()
     with pytest.raises(ArgumentError, match="array: expected a writable array, got a read-only one"):
         comm.all_reduce(array)
+
+
+@ON_RANKS
+def test_collectives_of_no_elements_are_calls_like_others(comm, tensor):
+    nothing = tensor(np.zeros((0, 3), np.float32))
+    assert comm.all_reduce(nothing) is nothing and comm.broadcast(nothing) is nothing
+    assert comm.all_reduce_async(nothing).wait() is nothing
+    assert np.shape(comm.all_gather(nothing))[-2:] == (0, 3) and np.shape(comm.reduce_scatter(nothing)) == (0, 3)

@@ -28,10 +28,6 @@ def test_a_part_and_its_gradient_as_numpy(device, data, shape):
     index = data.draw(basic_indices(shape, allow_newaxis=True, allow_ellipsis=True))
     host, expected = values(shape), values(shape)[index]
     x = Tensor(host, device, requires_grad=True)
-    if not expected.size:
-        with pytest.raises(ArgumentError, match="index: expected elements in dimension"):
-            x[index]
-        return
     part = x[index]
     assert_same_bits(part, np.asarray(expected))
     upstream, gradient = values(part.shape, 1), np.zeros_like(host)
@@ -117,14 +113,13 @@ REFUSALS = {
     "index: expected a whole number, a slice, ... or None, got float": lambda x: x[0.5],
     "index: expected a whole number, a slice, ... or None, got bool": lambda x: x[True],
     "index: dimension 0: slice step cannot be zero": lambda x: x[::0],
-    "index: expected elements in dimension 1 of length 3, got slice(2, 1, None)": lambda x: x[:, 2:1],
     "concat: expected at least one tensor, got none": lambda x: F.concat([]),
     "concat: axis 2 does not fit a tensor of shape (2, 3)": lambda x: F.concat([x], 2),
     "concat: shapes (2, 3) and (3, 2) do not fit along axis 0": lambda x: F.concat([x, x.T]),
     "stack: expected one shape, got [(2, 3), (3, 2)]": lambda x: F.stack([x, x.T]),
     "stack: axis 3 does not fit tensors of shape (2, 3)": lambda x: F.stack([x], 3),
-    "split: expected sizes from 1 up whose sum is 2, got [1]": lambda x: F.split(x, [1]),
-    "split: expected sizes from 1 up whose sum is 2, got [2, 0]": lambda x: F.split(x, [2, 0]),
+    "split: expected sizes from 0 up whose sum is 2, got [1]": lambda x: F.split(x, [1]),
+    "split: expected sizes from 0 up whose sum is 2, got [3, -1]": lambda x: F.split(x, [3, -1]),
     "split: expected a size of at least 1, got 0": lambda x: F.split(x, 0),
     "split: axis 2 does not fit a tensor of shape (2, 3)": lambda x: F.split(x, 1, 2),
     "pad: expected 2 pairs (before, after) from 0 up, got [(1, -1), (0, 0)]": lambda x: F.pad(x, [(1, -1), (0, 0)]),

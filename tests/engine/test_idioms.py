@@ -163,12 +163,22 @@ IDIOMS = (
     "F.celu(x, 0.5)", "F.softshrink(x, 0.1)", "F.hardshrink(x, 0.2)", "F.local_response_norm(b[None], 3, alpha=0.5)",
     "F.lp_pool2d(b[None].abs(), 2, 2, 1)", "b.stride(0)", "x.isnan().any()", "F.block_diag(x, v, y)",
     "F.hstack([v, v])", "F.dstack([v, v])", "F.vstack([v, x])", "F.column_stack([v, v])",
+    "x[x > 99]", "x[x > 99].sum()", "x[x > 99].mean()", "x[:0] * 2", "F.cat([x[:0], x])",
+    "F.cat([x[x > 99], y * x], 1)", "x[:, :0].sum(1)", "x[:, :0].mean(1)", "x[:0].sum(0)", "x[:0].t()",
+    "x[:0].view(-1)", "x[:0].view(-1, 2)", "(x[:0] + v).exp().sum()", "x[3:].shape", "len(x[3:])", "x[:0].tolist()",
+    "x[c[:0]]", "x[:0].any()", "x[:0].all()", "x[:0].unsqueeze(0)", "x.split([0, 4], 1)[1]", "x.split([0, 4], 1)[0]",
+    "x.new_zeros(0)", "F.stack([x[:0], x[:0]])", "x[:0].masked_fill(m[:0], 1.0)", "F.where(m[:0], x[:0], y[:0])",
+    "x.index_select(0, c[:0])", "x[:0].norm()", "x[x > 99].numel()", "x[:0].permute(1, 0).flatten()", "F.relu(x[:0])",
+    "x[:0] == y[:0]", "c[:0] + 1", "c[:0].sum()", "c[c > 9].float()", "x[:0].expand(2, 0, 4)",
+    "[row for row in x[:0]]", "x[:0].detach()", "x[:0].clone()", "x[:0].max()", "x[:0].argmax()",
+    "x[:0].nonzero()", "(x > 99).nonzero()", "x[:0].maximum(y[:0])", "x[:0] ** y[:0]", "F.dropout(x[:0], 0.5)",
+    "F.masked_select(x, x > 99)", "x.scatter_add(1, c[:0].view(0, 1), y)",
 )  # fmt: skip
 #: Assignments: x, of which they are made, is no leaf.
 ASSIGNED = (
     "x[0] = 1.0", "x[:, 1] = y[:, 0]", "x[m] = -1.0", "x[c] = 2.0", "x[1:, ::2] = y[1:, ::2]", "x[..., -1] *= 3",
     "x[:, [0, 2]] = 0.0", "x[0, 1] = y[2, 2]", "x[x < 0] = 0.0", "x[:2] += y[:2]", "x[[0, 2]] = y[[1, 1]]", "x[:] = v",
-    "x[1] = v", "x += v", "x *= y", "x[None] = 5.0",
+    "x[1] = v", "x[x > 99] = 1.0", "x[:0] = y[:0]", "x[c[:0]] = y[:0]", "x += v", "x *= y", "x[None] = 5.0",
 )  # fmt: skip
 
 

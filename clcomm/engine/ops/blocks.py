@@ -66,6 +66,8 @@ def _reach(sizes: Shape, strides: tuple[int, ...]) -> tuple[int, int]:
 
 def copy_part(sizes: Shape, out: Tensor, to: Block, x: Tensor, part: Block) -> None:
     """Queue a copy of a part of x to a part of out, both of `sizes`; ArgumentError for one that leaves its tensor."""
+    if 0 in sizes:
+        return
     for tensor, block in ((out, to), (x, part)):
         before, behind = _reach(sizes, block.strides)
         if block.first < before or block.first + behind >= tensor.numel():
@@ -107,6 +109,8 @@ class SliceOp(Op):
 
 class Concat(Op):
     """The inputs one after the other along `axis`."""
+
+    takes_none = True
 
     @staticmethod
     def forward(ctx: Context, *inputs: Tensor, axis: int) -> Tensor:
@@ -158,6 +162,8 @@ class Roll(Op):
 class Pad(Op):
     """x within a tensor of `shape` that holds `value` elsewhere; x begins at `starts`."""
 
+    takes_none = True
+
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, starts: Shape, shape: Shape, value: float) -> Tensor:
         out, ctx.part = empty(x.device, shape), _part(shape, starts)
@@ -177,7 +183,7 @@ def take(x: Tensor, index: Index | tuple[Index, ...]) -> Tensor:
     """Return x[index] as NumPy does, as a copy: whole numbers, slices with any step, `...` and None.
 
     x: of any type and shape; the result has NumPy's shape.
-    Raises ArgumentError for other indices, for one outside its dimension, for too many, and where nothing is left.
+    Raises ArgumentError for other indices, for one outside its dimension, and for too many.
     """
     if not isinstance(x, Tensor):
         float_tensor("index", x)
@@ -218,10 +224,7 @@ def _range(entry: object, length: int, dimension: int) -> tuple[int, int, int]:
             start, stop, step = entry.indices(length)
         except (TypeError, ValueError) as error:
             raise ArgumentError(f"index: dimension {dimension}: {error}") from None
-        size = len(range(start, stop, step))
-        if not size:
-            raise ArgumentError(f"index: expected elements in dimension {dimension} of length {length}, got {entry}")
-        return start, step, size
+        return start, step, len(range(start, stop, step))
     if not isinstance(entry, (int, np.integer)) or isinstance(entry, bool):
         raise ArgumentError(f"index: expected a whole number, a slice, ... or None, got {type(entry).__name__}")
     if not -length <= entry < length:
@@ -234,9 +237,10 @@ def _range(entry: object, length: int, dimension: int) -> tuple[int, int, int]:
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Return tensors one after the other along `axis`; their other dimensions are equal. ArgumentError otherwise.
 
-    tensors: of one type, at least one; the result's `axis` is as long as all of theirs.
+    tensors: of one type, at least one; the result's `axis` is as long as all of theirs. One of shape (0,) is left out.
     """
     own = _several("concat", tensors)
+    own = [each for each in own if each.shape != (0,)] or own[:1]  # those of PyTorch's lists that begin empty
     first = own[0]
     if not -first.ndim <= axis < first.ndim:
         raise ArgumentError(f"concat: axis {axis} does not fit a tensor of shape {first.shape}")
@@ -294,8 +298,8 @@ def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
         if sizes < 1:
             raise ArgumentError(f"split: expected a size of at least 1, got {sizes}")
         sizes = [min(sizes, length - start) for start in range(0, length, sizes)]
-    if min(sizes, default=0) < 1 or sum(sizes) != length:
-        raise ArgumentError(f"split: expected sizes from 1 up whose sum is {length}, got {list(sizes)}")
+    if min(sizes, default=0) < 0 or sum(sizes) != length:
+        raise ArgumentError(f"split: expected sizes from 0 up whose sum is {length}, got {list(sizes)}")
     before: tuple[Index, ...] = (slice(None),) * axis
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
     return [take(x, (*before, slice(start, start + size))) for start, size in zip(starts, sizes, strict=True)]

@@ -58,6 +58,8 @@ def _strides(shape: Shape, target: Shape) -> list[int]:
 def launch_broadcast(name: str, out: Tensor, a: Tensor, b: Tensor, *numbers: float, file: str = "elementwise") -> None:
     """Queue kernel `name` of a file with `a` and `b` broadcast to `out`'s shape."""
     device = out.device
+    if 0 in out.shape:
+        return
     _, outer, rows, inner = _plan(out.shape, a.shape, b.shape)
     grid = device.row_grid(rows, inner) if device.is_cpu else device.grid(rows * inner)
     plan = _plan_buffer(device, out.shape, a.shape, b.shape)

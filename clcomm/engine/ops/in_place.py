@@ -85,6 +85,8 @@ def assign(x: Tensor, index: Any, value: object) -> None:
         chosen = places(x, index)
         sources = np.full(x.numel(), -1, np.int32)
         sources[chosen] = _numbered(chosen.shape, value)
+        if not chosen.size:
+            return
         is_given = Tensor((sources >= 0).reshape(x.shape), x.device)
         if isinstance(value, Real):
             overwrite(x, lambda old: masked_fill(old, is_given, float(value)))

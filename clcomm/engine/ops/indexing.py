@@ -32,6 +32,8 @@ class GatherOp(Op):
     Backward adds the gradients of equal indices in their order.
     """
 
+    takes_none = True
+
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, axis: int, index: Tensor, each: bool) -> Tensor:
         device, shape, count = x.device, x.shape, index.shape[axis] if each else index.numel()
@@ -53,6 +55,8 @@ class GatherOp(Op):
 
 class ScatterOp(Op):
     """Zeros, of `length` along `axis`, to which x is added as GatherOp's backward adds; its gradient is gathered."""
+
+    takes_none = True
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, axis: int, index: Tensor, each: bool, length: int) -> Tensor:
@@ -115,7 +119,7 @@ def scatter_add(x: Tensor, axis: int, index: Tensor | np.ndarray, src: Tensor) -
 
 def _require_inside(name: str, index: Tensor, length: int) -> None:
     known = index.known_values if index.known_values.size else index.numpy()
-    if known.min() < 0 or known.max() >= length:
+    if known.size and (known.min() < 0 or known.max() >= length):
         outside = known.min() if known.min() < 0 else known.max()
         raise ArgumentError(f"{name}: expected indices from 0 to {length - 1}, got {outside}")
 
@@ -174,7 +178,7 @@ def take(x: Tensor, index: Index | tuple[Index, ...] | Tensor | np.ndarray | Seq
 
     Arrays or tensors of indices, or of booleans, pick elements; they are read to the host.
     x: of any type and shape; the result has NumPy's shape.
-    Raises ArgumentError for other indices, for one outside its dimension, for too many, and where nothing is left.
+    Raises ArgumentError for other indices, for one outside its dimension, and for too many.
     """
     given = index if isinstance(index, tuple) else (index,)
     arrays = sum(isinstance(each, (Tensor, np.ndarray, list, range)) for each in given)
@@ -184,7 +188,7 @@ def take(x: Tensor, index: Index | tuple[Index, ...] | Tensor | np.ndarray | Seq
 
 
 def places(x: Tensor, index: Any) -> np.ndarray:
-    """Return the places in x's memory of the elements of x[index], in the result's shape; ArgumentError for none.
+    """Return the places in x's memory of the elements of x[index], in the result's shape.
 
     index: as for `take`; tensors are read to the host.
     """
@@ -195,8 +199,6 @@ def places(x: Tensor, index: Any) -> np.ndarray:
         chosen: np.ndarray = np.arange(x.numel(), dtype=np.int32).reshape(x.shape)[tuple(given)]
     except (IndexError, ValueError) as error:
         raise ArgumentError(f"index: {error}") from None
-    if not chosen.size:
-        raise ArgumentError("index: expected at least one element, got none, as tensors have one or more")
     return chosen
 
 
@@ -233,8 +235,6 @@ def _picked(x: Tensor, given: tuple[object, ...]) -> Tensor:
         if outside.size:
             raise ArgumentError(f"index: expected indices from {-size} to {size - 1}, got {outside.flat[0]}")
     flat = np.ravel_multi_index([each % size for each, size in zip(places, sizes, strict=True)], sizes)
-    if not flat.size:
-        raise ArgumentError("index: expected at least one element, got none, as tensors have one or more")
     rest = x.shape[len(arrays) :]
     rows = reshape(x, (math.prod(sizes), *rest))
     return reshape(moved(rows, lambda own: index_select(own, 0, flat.ravel())), (*flat.shape, *rest))
@@ -261,7 +261,7 @@ def _indices(name: str, x: Tensor, axis: int, given: object) -> Tensor:
             )
         return given
     array = np.asarray(given)
-    if array.dtype.kind not in "iu" or not array.size:
+    if array.dtype.kind not in "iu":
         raise ArgumentError(f"{name}: expected integer indices, got {array.dtype} of shape {array.shape}")
     outside = (array < 0) | (array >= x.shape[axis])
     if outside.any():

@@ -40,6 +40,8 @@ def _along(name: str, x: Tensor, axis: int) -> tuple[int, int, int, int]:
     if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
         raise ArgumentError(f"{name}: axis {axis!r} does not fit a tensor of shape {x.shape}")
     at = axis % x.ndim
+    if 0 in x.shape:
+        raise ArgumentError(f"{name}: expected one element or more, got a tensor of shape {x.shape}")
     return at, math.prod(x.shape[:at]), x.shape[at], math.prod(x.shape[at + 1 :])
 
 
@@ -139,12 +141,16 @@ def _middle(x: Tensor, axis: int) -> Tensor:
 @pytorch_names
 def any(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return whether any element is not 0, of all or along a dimension; x: of any type and shape."""
+    if axis is None and 0 in x.shape:
+        return Tensor(False, x.device)
     return to_bool(_value(max(to_float(to_bool(x)), axis, keepdims)))
 
 
 @pytorch_names
 def all(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return whether no element is 0, of all or along a dimension; x: of any type and shape."""
+    if axis is None and 0 in x.shape:
+        return Tensor(True, x.device)
     return to_bool(_value(min(to_float(to_bool(x)), axis, keepdims)))
 
 

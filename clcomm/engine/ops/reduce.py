@@ -48,13 +48,15 @@ def broadcast_to(x: Tensor, size: Sequence[int]) -> Tensor:
     own = (1,) * lead + x.shape
     if lead >= 0:
         new = tuple([o if n == -1 and d >= lead else n for d, (n, o) in enumerate(zip(new, own, strict=True))])
-    if lead < 0 or any(n < 1 or o not in (1, n) for n, o in zip(new, own, strict=True)):
+    if lead < 0 or any(n < 0 or o not in (1, n) for n, o in zip(new, own, strict=True)):
         raise ArgumentError(f"expand: expected a shape to which {x.shape} broadcasts, got {tuple(size)}")
     return x if new == x.shape else ExpandOp.apply(x, shape=new)
 
 
 class SumOp(Op):
     """scale * sum of x over `axes`, sorted dimensions; the result has `shape`."""
+
+    takes_none = True
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, axes: Shape, shape: Shape, scale: float) -> Tensor:
@@ -74,6 +76,11 @@ def sum_over(x: Tensor, axes: Shape, scale: float = 1.0, out: Tensor | None = No
     if out is not None and out.numel() != math.prod([1 if d in axes else n for d, n in enumerate(x.shape)]):
         raise ArgumentError(f"sum: expected a result for {x.shape} summed over {axes}, got one of shape {out.shape}")
     runs = _adjacent_runs(axes)
+    if 0 in x.shape:
+        total = empty(x.device, tuple([1 if d in axes else n for d, n in enumerate(x.shape)])) if out is None else out
+        x.device.launch(x.device.kernel("elementwise", "fill"), *x.device.grid(total.numel()), total.buffer,
+                        0.0 * scale, total.numel())  # fmt: skip
+        return total
     if not runs:
         return expand(x, x.shape, scale, out)
     for first, last in reversed(runs):
@@ -152,7 +159,8 @@ def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = Fa
     """
     x = _of_type("mean", x, dtype)
     axes, shape = reduced("mean", x, axis, keepdims)
-    return SumOp.apply(x, axes=axes, shape=shape, scale=1.0 / math.prod([x.shape[d] for d in axes]))
+    count = math.prod([x.shape[d] for d in axes])
+    return SumOp.apply(x, axes=axes, shape=shape, scale=1.0 / count if count else math.nan)
 
 
 def reduced(name: str, x: Tensor, axis: int | Sequence[int] | None, keepdims: bool) -> tuple[Shape, Shape]:

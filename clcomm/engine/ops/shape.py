@@ -47,6 +47,8 @@ class Clone(Op):
 class Transpose(Op):
     """A copy with the dimensions in the order of `axes`."""
 
+    takes_none = True
+
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, axes: Shape) -> Tensor:
         ctx.axes = axes
@@ -79,6 +81,8 @@ def _transposition(shape: Shape, axes: Shape) -> tuple[np.ndarray, int]:
 def permuted(x: Tensor, axes: Shape, out: Tensor) -> Tensor:
     """Queue a copy of x to `out`, with its dimensions in the order of `axes`; return `out`."""
     device, size = x.device, x.numel()
+    if not size:
+        return out
     plan, dims = _transposition(x.shape, axes)
     if device.is_cpu and 2 <= dims <= 3 and plan[-2] == 1 and plan[-1] == plan[dims - 2]:
         rows, columns = int(plan[dims - 1]), int(plan[dims - 2])  # of x's matrices, one behind the other
@@ -101,7 +105,7 @@ def reshape(x: Tensor, shape: Shape) -> Tensor:
     """
     known = math.prod([n for n in shape if n != -1])
     resolved = tuple([x.numel() // known if n == -1 and known > 0 else n for n in shape])
-    if shape.count(-1) > 1 or min(resolved, default=1) < 1 or math.prod(resolved) != x.numel():
+    if shape.count(-1) > 1 or min(resolved, default=1) < 0 or math.prod(resolved) != x.numel():
         raise ArgumentError(f"reshape: {x.numel()} elements of shape {x.shape} do not fit shape {tuple(shape)}")
     return Reshape.apply(x, shape=resolved)
 
