@@ -113,45 +113,67 @@ def test_logical_shards_which_promise_bits_are_refused_on_every_rank(lib, comm):
 VENDORS = """
 import numpy as np
 from clcomm.host.launcher import launched_rank
-os.environ["CLCOMM_DEVICE"] = ("portable", "intel")[launched_rank() % 2]  # before OpenCL is loaded
+os.environ["{variable}"] = {values}[launched_rank() % 2]  # before OpenCL is loaded
 from benchmarks.mixed_rank import hash_of
 from clcomm import Synchronizer
 from clcomm.engine import CrossEntropyLoss, Tensor, default_device
 from clcomm.optim import SGD
+from clcomm.sampler import BalancedSampler
+from clcomm.sync.balance import Balancer
 from models import ConvNet
 
-comm = Communicator()
-model, sync = ConvNet(), Synchronizer(comm, shards={shards})
-optimizer, loss_of = SGD(model.parameters(), lr=0.05, momentum=0.9), CrossEntropyLoss()
-sync.broadcast_parameters(model)
-draw = np.random.default_rng(comm.rank)
-for step in range(4):
-    images, labels = draw.standard_normal((4, 1, 28, 28)).astype(np.float32), draw.integers(0, 10, 4).astype(np.int32)
-    optimizer.zero_grad()
-    loss_of(model(Tensor(images)), Tensor(labels)).backward()
-    sync.sync_gradients(model)
-    optimizer.step()
-platforms = comm.all_gather_object(default_device().cl_device.platform.name)
+STEPS, BATCH = 8, 8
+comm, loss_of, draw = Communicator(), CrossEntropyLoss(), np.random.default_rng(0)
+alone = Communicator(transport="solo")
+count = STEPS * BATCH * comm.size
+images, labels = draw.standard_normal((count, 1, 28, 28)).astype(np.float32), draw.integers(0, 10, count).astype("i4")
+
+def trained(comm, batch, shards):
+    model, sync = ConvNet(seed=1), Synchronizer(comm, shards=shards)
+    optimizer, balancer = SGD(model.parameters(), lr=0.05), Balancer(comm, batch, window=2, window_s=0)
+    sampler = BalancedSampler(count, comm.rank, comm.size, balancer.shares)
+    sync.broadcast_parameters(model)
+    for step in range(STEPS):
+        own = sampler.batches(batch)[step]
+        optimizer.zero_grad()
+        loss_of(model(Tensor(images[own])), Tensor(labels[own])).backward()
+        sync.sync_gradients(model, samples=len(own), of=sampler.samples_of_all(step, 1))
+        optimizer.step()
+        if balancer.step_finished(len(own), len(own) * (3.0 if comm.rank == comm.size - 1 else 1.0)):
+            sampler.shares = balancer.shares
+    return sync, model, balancer.shares
+
+sync, model, shares = trained(comm, BATCH, {shards})
+kinds = comm.all_gather_object(" ".join([default_device().cl_device.platform.name, default_device().cl_device.name]))
 hashes = comm.all_gather_object(hash_of(sync, model))
 if comm.rank == 0:
-    print(len(set(platforms)), len(set(hashes)), len(hashes))
+    _, expected, _ = trained(alone, BATCH * comm.size, None)
+    pairs = [(a.numpy(), b.numpy()) for a, b in zip(model.parameters(), expected.parameters())]
+    off = max(np.abs(a - b).max() / np.abs(b).max() for a, b in pairs)
+    print(len(set(kinds)), len(set(hashes)), len(hashes), shares[-1] < BATCH < shares[0], off < 1e-4)
 """
 INTEL = pytest.mark.skipif(intel_runtime.library() is None, reason="Intel's runtime is not installed; make intel")
 
 
-def run_vendors(tmp_path, shards: str):
+def run_vendors(tmp_path, variable: str, values: tuple[str, str], shards: str = "None"):
     path = os.pathsep.join(["."] + [each for each in sys.path if each])
-    return finish(start(tmp_path, VENDORS.format(shards=shards), ranks=4, PYTHONPATH=path))
+    script = VENDORS.format(variable=variable, values=values, shards=shards)
+    return finish(start(tmp_path, script, ranks=4, PYTHONPATH=path))
+
+
+def test_devices_of_unequal_speed_share_samples_and_have_replicas_of_one_hash(tmp_path):
+    ended = run_vendors(tmp_path, "POCL_DEVICES", ("pthread", "basic"))
+    assert ended.code == 0 and ended.out.split() == ["2", "1", "4", "True", "True"], ended.err
 
 
 @INTEL
 def test_pocl_and_intels_runtime_two_ranks_each_have_replicas_of_one_hash(tmp_path):
-    ended = run_vendors(tmp_path, "None")
-    assert ended.code == 0 and ended.out.split() == ["2", "1", "4"], ended.err
+    ended = run_vendors(tmp_path, "CLCOMM_DEVICE", ("portable", "intel"))
+    assert ended.code == 0 and ended.out.split() == ["2", "1", "4", "True", "True"], ended.err
 
 
 @INTEL
 def test_runtimes_of_two_vendors_are_refused_with_logical_shards_in_one_line(tmp_path):
-    ended = run_vendors(tmp_path, "8")
+    ended = run_vendors(tmp_path, "CLCOMM_DEVICE", ("portable", "intel"), "8")
     (line,) = ended.clcomm_lines()
     assert ended.code and "shards: expected the same on every rank" in line and "Intel" in line, ended.err

@@ -12,7 +12,10 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch.distributed as dist  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: E402
 
+from clcomm import Communicator, Synchronizer  # noqa: E402
 from clcomm.errors import ArgumentError  # noqa: E402
+from clcomm.sampler import BalancedSampler  # noqa: E402
+from clcomm.sync.balance import Balancer  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
 from tests.torch.devices import IS_OPENCL, other_device  # noqa: E402
 from tests.torch.references import all_gather_single, drawn, reduce_scatter_single  # noqa: E402
@@ -111,6 +114,36 @@ def test_ddp_trains_as_on_the_cpu(own_device, options):
     for found, right in zip(trained(own_device, **options), expected, strict=True):
         tolerance = 1e-5 if IS_OPENCL else 0  # its kernels add in another order
         torch.testing.assert_close(found, right, rtol=tolerance, atol=tolerance)
+
+
+def test_shares_by_speed_train_as_one_rank_with_all_samples(own_device):
+    batch, steps, comm = 8, 8, Communicator()
+    images = drawn(0, (batch * steps * comm.size, 12), torch.float32)
+
+    def train(comm, place, batch):
+        torch.manual_seed(comm.rank)
+        net, sync = torch.nn.Linear(12, 5).to(place), Synchronizer(comm)
+        sync.broadcast_parameters(net)
+        optimizer, balancer = torch.optim.SGD(net.parameters(), 0.1), Balancer(comm, batch, window=2, window_s=0)
+        sampler = BalancedSampler(len(images), comm.rank, comm.size, balancer.shares)
+        for step in range(steps):
+            own = sampler.batches(batch)[step]
+            optimizer.zero_grad()
+            net(images[own].to(place)).square().mean().backward()
+            sync.sync_gradients(net, samples=len(own), of=sampler.samples_of_all(step, 1))
+            optimizer.step()
+            if balancer.step_finished(len(own), len(own) * (3.0 if comm.rank == comm.size - 1 else 1.0)):
+                sampler.shares = balancer.shares
+        return [each.detach().cpu() for each in net.parameters()], balancer.shares
+
+    found, shares = train(comm, own_device, batch)
+    expected, _ = train(Communicator(transport="solo"), "cpu", batch * comm.size)
+    assert comm.size == 1 or shares[-1] < batch < shares[0]
+    for one, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, right, rtol=1e-5, atol=1e-5)
+    everyone = comm.all_gather_object([each.numpy().tobytes() for each in found])
+    assert everyone == everyone[:1] * comm.size
+    comm.finalize()
 
 
 def test_copies_are_counted(device, world):
