@@ -108,7 +108,10 @@ class JaxAdapter(CopyingAdapter):
         if gradient is not None and np.shape(gradient) != shape:
             raise ArgumentError(f"gradient of {name!r}: expected shape {shape}, got {np.shape(gradient)}")
         values = np.zeros(()) if gradient is None else widen(np.asarray(gradient))
-        np.copyto(self._layout.view(self._arrays.grads, name), values, casting="same_kind")
+        own = self._layout.view(self._arrays.grads, name)
+        if not np.can_cast(values.dtype, own.dtype, "same_kind"):
+            raise ArgumentError(f"gradient of {name!r}: expected {self._dtypes[name]}, got {values.dtype}")
+        np.copyto(own, values, casting="same_kind")
 
     def push_gradients(self, bucket: Bucket) -> None:
         for place in bucket.closing:
@@ -187,4 +190,11 @@ def _array(values: np.ndarray, dtype: str) -> Any:
 
 
 def _rebuilt(tree: Any, leaves: dict[str, Any]) -> Any:
-    return jax.tree.unflatten(jax.tree.structure(tree), [leaves[name] for name in named(tree)])
+    """Return a tree of other leaves, divided among the process's devices as those of this one are."""
+    placed = [_placed(leaves[name], leaf) for name, leaf in named(tree).items()]
+    return jax.tree.unflatten(jax.tree.structure(tree), placed)
+
+
+def _placed(values: Any, like: Any) -> Any:
+    sharding = getattr(like, "sharding", None)
+    return values if sharding is None or len(sharding.device_set) == 1 else jax.device_put(values, sharding)

@@ -148,7 +148,8 @@ def broadcast(tree: Tree, root: int = 0, *, comm: Communicator | None = None) ->
 def sync(grads: Tree, *, bucket_size: int | str | None = None, comm: Communicator | None = None) -> Tree:
     """Return the mean of the ranks' gradients, in buckets: the same bits as a Synchronizer's, at any size of them.
 
-    float16 and bfloat16 are averaged in float32, and rounded once.
+    float16 and bfloat16 are averaged in float32, and rounded once. JAX's gradients without values, `float0`, which
+    whole numbers have, stay as they are.
 
     Args:
         grads: a tree of arrays of floating-point numbers, of the same shapes and dtypes on every rank.
@@ -160,12 +161,14 @@ def sync(grads: Tree, *, bucket_size: int | str | None = None, comm: Communicato
     used = _or_world(comm)
     nbytes = used.bucket_size if bucket_size is None else parse_size(bucket_size)
     leaves, structure = jax.tree.flatten(grads)
-    arrays = [_checked(leaf) for leaf in leaves]
     names = named(jax.tree.unflatten(structure, [np.empty(0)] * len(leaves)))
-    if not leaves:
+    arrays = {name: _checked(leaf) for name, leaf in zip(names, leaves, strict=True) if not _has_no_values(leaf)}
+    if not arrays:
         return grads
-    means = run(GradientMean(used, nbytes, [*zip(names, arrays, strict=True)]), arrays)
-    return cast("Tree", jax.tree.unflatten(structure, means))
+    means = dict(zip(arrays, run(GradientMean(used, nbytes, [*arrays.items()]), [*arrays.values()]), strict=True))
+    return cast(
+        "Tree", jax.tree.unflatten(structure, [means.get(n, leaf) for n, leaf in zip(names, leaves, strict=True)])
+    )
 
 
 @cache
@@ -181,8 +184,14 @@ def _map(collective: Collective, tree: Tree, op: str = "sum") -> Tree:
     return cast("Tree", jax.tree.map(lambda leaf: run(collective, [_checked(leaf, op)])[0], tree))
 
 
+def _has_no_values(leaf: Any) -> bool:
+    return bool(getattr(leaf, "dtype", None) == jax.dtypes.float0)
+
+
 def _checked(leaf: Any, op: str = "sum") -> Any:
     """Return a leaf as JAX's array; ArgumentError where JAX or the Communicator cannot have it as it is."""
+    if _has_no_values(leaf):
+        raise ArgumentError("array: expected a dtype that NumPy has or bfloat16, got float0, which has no values")
     if isinstance(leaf, (np.ndarray, np.generic)) and jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
         raise ArgumentError(
             f"array: expected a dtype that JAX keeps, got {leaf.dtype}; convert it, or set jax_enable_x64"

@@ -39,7 +39,9 @@ class Collective(Protocol):
 
 class _Order(effects.Effect):  # type: ignore[misc]
     def __str__(self) -> str:
-        return "clcomm"
+        return "collectives of clcomm.jax, which take arrays of one device"
+
+    __repr__ = __str__  # as JAX lists the effects of a program for several devices, which it refuses
 
 
 _ORDER = _Order()

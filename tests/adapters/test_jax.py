@@ -23,6 +23,7 @@ from tests.helpers import one_line
 from tests.numpy_models import values
 
 ON_RANKS = pytest.mark.mpi(min_size=1)
+FLOAT0 = np.zeros(3, jax.dtypes.float0)  # the gradient of whole numbers
 JITS = pytest.mark.parametrize("jit", [False, True])
 
 
@@ -56,6 +57,48 @@ def test_every_collective_has_the_formula_s_values(comm, jit, dtype):
     for found, wanted in zip(got, expected, strict=True):
         assert found.dtype == x.dtype and found.shape == wanted.shape
         assert (np.asarray(found.astype("complex64")) == wanted).all()
+
+
+def drawn_tree(draw: np.random.Generator, rank: int, dtypes: list[str], depth: int = 3) -> object:
+    """Return a tree of arrays, numbers and None: of the same structure on every rank, with each rank's values."""
+    kind = draw.integers(0, 4 if depth else 2)
+    if kind == 0:
+        return None
+    if kind == 1:
+        shape = [(), (0, 2), (1,), (3, 2), (700,)][draw.integers(0, 5)]
+        return whole(rank, shape, str(draw.choice(dtypes))) if shape or draw.integers(0, 2) else float(rank)
+    parts = [drawn_tree(draw, rank, dtypes, depth - 1) for _ in range(draw.integers(0, 4))]
+    return [parts, tuple(parts), {f"k{place}": part for place, part in enumerate(parts)}][draw.integers(0, 3)]
+
+
+@ON_RANKS
+@JITS
+@pytest.mark.parametrize("seed", range(8))
+def test_trees_of_any_form_keep_it(comm, jit, seed):
+    both = ["float32", "float16"], ["float32", "int32", "complex64", "bool"]
+    for function, dtypes in zip((sync, all_reduce), both, strict=True):
+
+        def call(tree, function=function):
+            return function(tree, comm=comm)
+
+        everyone = [drawn_tree(np.random.default_rng(seed), rank, dtypes) for rank in range(comm.size)]
+        found = (jax.jit(call) if jit else call)(everyone[comm.rank])
+        assert jax.tree.structure(found) == jax.tree.structure(everyone[0])
+        for one, *given in zip(jax.tree.leaves(found), *map(jax.tree.leaves, everyone), strict=True):
+            total = np.sum([np.asarray(each, "complex128") for each in given], 0)
+            total = np.asarray(
+                total / comm.size if function is sync else total.astype(bool) if one.dtype == bool else total
+            )
+            assert one.dtype == jnp.asarray(given[0]).dtype and one.shape == total.shape
+            np.testing.assert_allclose(np.asarray(one).astype("complex128"), total, rtol=1e-3)
+
+
+@ON_RANKS
+def test_gradients_of_whole_numbers_stay_as_they_are(comm):
+    grads = {"i": FLOAT0, "w": jnp.full(2, float(comm.rank))}
+    found = sync(grads, comm=comm)
+    assert found["i"] is FLOAT0 and (found["w"] == (comm.size - 1) / 2).all()
+    assert sync({"i": FLOAT0}, comm=comm) == {"i": FLOAT0}
 
 
 @ON_RANKS
@@ -209,6 +252,12 @@ def test_other_shapes_on_a_rank_are_one_line_on_every_rank_and_no_hang(comm, jit
         ("parameter 'a': expected float32", lambda c: adapter_of(Model({"a": jnp.arange(3)}))),
         ("at least one array", lambda c: adapter_of(Model({}))),
         ("grads: expected a tree like", lambda c: _synchronised(c, Model({"a": jnp.ones(3)}, {"b": jnp.ones(3)}))),
+        ("got float0, which has no values", lambda c: broadcast({"a": FLOAT0}, comm=c)),
+        (
+            "expected float32, got complex64",
+            lambda c: _synchronised(c, Model({"a": jnp.ones(3)}, {"a": jnp.ones(3) * 1j})),
+        ),
+        ("gradient of 'a': expected float32", lambda c: _synchronised(c, Model({"a": jnp.ones(3)}, {"a": FLOAT0}))),
         ("shape \\(3,\\), got \\(4,\\)", lambda c: _synchronised(c, Model({"a": jnp.ones(3)}, {"a": jnp.ones(4)}))),
     ],
 )
@@ -238,6 +287,35 @@ def test_jax_has_to_come_later_and_clcomm_alone_imports_none():
     assert ended.returncode and "imported before JAX's first array" in ended.stderr
     alone = "import sys, clcomm, clcomm.adapters; print([each for each in sys.modules if each.startswith('jax')])"
     assert subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True).stdout == "[]\n"
+
+
+DIVIDED = """
+from clcomm.jax import Model, all_reduce
+import jax, jax.numpy as jnp
+from clcomm import Synchronizer
+comm = Communicator()
+by_device = jax.sharding.NamedSharding(jax.make_mesh((2,), ("x",)), jax.sharding.PartitionSpec("x"))
+array = jax.device_put(jnp.arange(4.0) + comm.rank, by_device)
+model, sync = Model({"a": array}, {"a": array}), Synchronizer(comm)
+sync.broadcast_parameters(model)
+sync.sync_gradients(model)
+placed = [each["a"].sharding == by_device for each in (model.params, model.grads)]
+print(placed, model.params["a"].tolist(), model.grads["a"].tolist())
+try:
+    jax.jit(lambda x: all_reduce(x, comm=comm))(array)
+except ValueError as error:
+    print(str(error).splitlines())
+"""
+
+
+def test_arrays_divided_among_a_process_s_devices_stay_so_and_collectives_in_programs_refuse_them(tmp_path):
+    path = os.pathsep.join([".", *(each for each in sys.path if each)])
+    flags = "--xla_force_host_platform_device_count=2"
+    ended = finish(start(tmp_path, DIVIDED, ranks=2, PYTHONPATH=path, XLA_FLAGS=flags))
+    means, refusals = (ended.out.count(text) for text in (
+        "[True, True] [0.0, 1.0, 2.0, 3.0] [0.5, 1.5, 2.5, 3.5]", "clcomm.jax, which take arrays of one device]']",
+    ))  # fmt: skip
+    assert (ended.code, means, refusals) == (0, 2, 2), ended.err
 
 
 PROGRAM = """
