@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -94,6 +96,23 @@ def alternate(
             if number >= 0:
                 values[name].append(value)
     return {name: Samples(tuple(list_)) for name, list_ in values.items()}
+
+
+def measured(jobs: Mapping[str, Any], options: argparse.Namespace, **case: Any) -> dict[str, Samples]:
+    """Return the runs a second of each way of a case, in alternating windows; its job answers for case and way."""
+
+    def seconds(way: str, repeats: int) -> float:
+        return float(jobs[way].ask(**case, way=way, repeats=repeats)[0][options.clock])
+
+    repeats = {}
+    for way in jobs:
+        seconds(way, 4)  # builds and records
+        repeats[way] = repeats_that_fill(partial(seconds, way), options.window_s)
+
+    def speed(way: str) -> float:
+        return repeats[way] / seconds(way, repeats[way])
+
+    return alternate({way: partial(speed, way) for way in jobs}, options.windows)
 
 
 def rotated(names: list[str], by: int) -> list[str]:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
-from functools import partial
 
 from benchmarks import harness
-from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
-from benchmarks.ops.cases import CASES, SIZES
+from benchmarks.harness import Bar, Grid, Ratio, Report
+from benchmarks.ops.cases import CASES, REPLAYED, SIZES
 from benchmarks.workers import Job
 from clcomm.job import run
 
 PROGRAM = "benchmarks.ops"
-REPLAYED, CALLED, TORCH = "replayed", "called", "PyTorch"
+CALLED, TORCH = "called", "PyTorch"
 #: The least speed of a case beside PyTorch's.
 TARGET = 0.8
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -37,7 +36,7 @@ def main() -> None:
             grid = Grid(size, ("case", f"{REPLAYED}, us", f"{CALLED}, us", f"{TORCH}, us", "to PyTorch", CALLED))
             for name in options.only:
                 status.update(f"{name}, {size}")
-                samples = measure(name, size, jobs, options)
+                samples = harness.measured(jobs, options, name=name, size=size)
                 medians = [f"{1e6 / samples[each].median:.1f}" for each in jobs]
                 found = [Ratio.of(samples[each], samples[TORCH]) for each in (REPLAYED, CALLED)]
                 grid.add(name, *medians, *map(str, found))
@@ -58,24 +57,6 @@ def parse() -> argparse.Namespace:
         help=f"of {', '.join(SIZES)}; default: all")  # fmt: skip
     harness.add_clock(parser)
     return parser.parse_args()
-
-
-def measure(name: str, size: str, jobs: dict[str, Job], options: argparse.Namespace) -> dict[str, Samples]:
-    """Return the runs a second of each way, in alternating windows."""
-
-    def seconds(way: str, repeats: int) -> float:
-        answer = jobs[way].ask(name=name, size=size, replays=way == REPLAYED, repeats=repeats)[0]
-        return float(answer[options.clock])
-
-    repeats = {}
-    for way in jobs:
-        seconds(way, 4)  # builds and records
-        repeats[way] = harness.repeats_that_fill(partial(seconds, way), options.window_s)
-
-    def speed(way: str) -> float:
-        return repeats[way] / seconds(way, repeats[way])
-
-    return harness.alternate({way: partial(speed, way) for way in jobs}, options.windows)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from typing import Any
 
 #: Sizes of the tensor in floats: 4 KiB, 256 KiB, 4 MiB.
 SIZES = {"4 KiB": 1 << 10, "256 KiB": 1 << 16, "4 MiB": 1 << 20}
+#: The way in which the Trainer runs a step.
+REPLAYED = "replayed"
 Function = Callable[[Any], Any]
 Make = Callable[[Any, tuple[int, ...]], Function]
 

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.ops.cases import CASES, SIZES, shape_of
+from benchmarks.ops import chains
+from benchmarks.ops.cases import CASES, REPLAYED, SIZES, shape_of
 from benchmarks.workers import serve
 
 
@@ -24,7 +25,7 @@ def prepare(library: str) -> Any:
     return importlib.import_module("clcomm.as_torch")
 
 
-def make(torch: Any, name: str, size: str, replays: bool) -> Callable[[int], None]:
+def make(torch: Any, name: str, size: str, way: str) -> Callable[[int], None]:
     """Return a function that runs forward and backward so many times, and ends when they are done."""
     torch.manual_seed(0)
     kind, make_case = CASES[name]
@@ -45,10 +46,41 @@ def make(torch: Any, name: str, size: str, replays: bool) -> Callable[[int], Non
         function(x).backward(above(given))
 
     run: Callable[[Any], object] = once
-    if ours and replays:
+    if ours and way == REPLAYED:
         from clcomm.engine import Replay
 
         run = Replay(once)
+    return _repeated(lambda: run(given), leaves, _finish_of(ours))
+
+
+def make_chain(torch: Any, name: str, size: str, way: str) -> Callable[[int], None]:
+    """Return a function that runs forward and backward of a chain so many times, with all gradients."""
+    torch.manual_seed(0)
+    function, others = chains.CHAINS[name]
+    shape = chains.SIZES[size] // chains.COLUMNS, chains.COLUMNS
+    model = torch.nn.Module()
+    model.x = torch.nn.Parameter(torch.rand(*shape))
+    for number, kind in enumerate(others):
+        values = torch.rand(chains.COLUMNS) if kind == "row" else torch.rand(*shape)
+        setattr(model, f"other{number}", torch.nn.Parameter(values))
+    leaves = list(model.parameters())
+
+    def chain(*tensors: Any) -> Any:
+        return function(torch, *tensors)
+
+    ours, given = torch.__name__ != "torch", torch.rand(*shape)
+    if ours:
+        from clcomm.engine import Replay, fused
+
+        model.flat_space()
+        whole: Any = fused(chain) if way == chains.FUSED else chain
+        run: Callable[[Any], object] = Replay(lambda given: whole(*leaves).backward(given))
+    else:
+        whole = torch.compile(chain) if way == chains.COMPILED else chain
+
+        def run(given: Any) -> None:
+            whole(*leaves).backward(given)
+
     return _repeated(lambda: run(given), leaves, _finish_of(ours))
 
 
@@ -75,11 +107,11 @@ def main() -> None:
     torch, current = prepare(sys.argv[2]), dict[Any, Any]()
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
-        case, way = (request["name"], request["size"]), request["replays"]
+        case, way = (request["name"], request["size"]), request["way"]
         if current.get("case") != case:  # the previous case releases its memory first
             current.clear()
             current["case"] = case
-        run = current[way] = current.get(way) or make(torch, *case, way)
+        run = current[way] = current.get(way) or (make if case[0] in CASES else make_chain)(torch, *case, way)
         wall, cpu = time.perf_counter(), time.process_time()
         run(request["repeats"])
         return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}

@@ -19,12 +19,16 @@ from clcomm.engine.creation import *  # noqa: F403 - the names in its __all__
 from clcomm.engine.creation import tensor, zeros
 from clcomm.engine.functional import *  # noqa: F403 - the names in its __all__
 from clcomm.engine.functional import cross, matmul, transpose, vector_norm
+from clcomm.engine.fusion import Fused
 from clcomm.engine.gradients import grad
 from clcomm.engine.nn import Generator, manual_seed
 from clcomm.engine.tensor import BOOL, FLOAT32, INT32
 from clcomm.errors import ArgumentError
 
-__all__ = ["Generator", "data", "device", "distributions", "load", "manual_seed", "nn", "optim", "save", "utils"]
+__all__ = [
+    "Generator", "compile", "data", "device", "distributions", "jit", "load", "manual_seed", "nn", "optim", "save",
+    "utils",
+]  # fmt: skip
 
 float32 = float = FLOAT32
 int32 = int64 = int = long = INT32
@@ -107,6 +111,22 @@ accelerator = _Accelerator()
 #: CUDA, and Apple's, are never there: an OpenCL GPU is the accelerator.
 cuda = SimpleNamespace(is_available=lambda: False, device_count=lambda: 0)
 backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: False), cudnn=SimpleNamespace())
+
+
+def compile(model: Any = None, **options: Any) -> Any:
+    """Return a model or a function itself, which means the same: PyTorch's compiler has no equal. As a decorator, too.
+
+    A function of elements is faster as `clcomm.engine.fused`.
+    """
+    return (lambda model: model) if model is None else model
+
+
+def _scripted(obj: Any, **options: Any) -> Any:
+    """Return a function whose operations on elements are fused where they can be; a module itself."""
+    return obj if isinstance(obj, nn.Module) else Fused(obj, strict=False)
+
+
+jit = SimpleNamespace(script=_scripted, trace=lambda func, *args, **options: func, ignore=lambda fn: fn)
 
 
 def is_tensor(value: object) -> Any:

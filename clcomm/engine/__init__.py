@@ -4,6 +4,7 @@ from clcomm.engine import creation, functional, nn
 from clcomm.engine.autograd import Op, no_grad
 from clcomm.engine.device import Device, default_device, set_default_device
 from clcomm.engine.flat import FlatSpace
+from clcomm.engine.fusion import fused
 from clcomm.engine.nn import *  # noqa: F403 - the names in its __all__
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.replay import Replay
@@ -25,6 +26,7 @@ __all__ = [
     "default_device",
     "from_dlpack",
     "functional",
+    "fused",
     "measure_overhead",
     "nn",
     "no_grad",

@@ -38,7 +38,7 @@ class _Modes(threading.local):
     recording = True
     backward = 0
     recomputing = False
-    apart = False  # whether gradients are results, which go to no leaf
+    apart: dict[object, Tensor] | None = None  # by node or leaf's id, gradients that are results and go to no leaf
 
     def __init__(self) -> None:
         self.pending: dict[int, Tensor] = {}  # what leaves with gradient hooks have got so far, by their ids
@@ -77,10 +77,24 @@ def is_recomputing() -> bool:
 
 
 @contextmanager
-def apart(recorded: bool) -> Iterator[None]:
-    """Within it this thread's gradients are results: `Context.out` is no leaf's; recorded: they are put on the tape."""
+def apart(recorded: bool, totals: dict[object, Tensor]) -> Iterator[None]:
+    """Within it this thread's gradients are results: `Context.out` is no leaf's; recorded: they are put on the tape.
+
+    totals: those found so far, by node, or by the id of a leaf.
+    """
     before = _modes.recording, _modes.apart
-    _modes.recording, _modes.apart = recorded, True
+    _modes.recording, _modes.apart = recorded, totals
+    try:
+        yield
+    finally:
+        _modes.recording, _modes.apart = before
+
+
+@contextmanager
+def afresh() -> Iterator[None]:
+    """Within it this thread records operations, and gradients go to leaves, whatever it does otherwise."""
+    before = _modes.recording, _modes.apart
+    _modes.recording, _modes.apart = True, None
     try:
         yield
     finally:
@@ -118,11 +132,31 @@ class Context(Node):
         That is the input's own gradient if it is a leaf without one yet, else a new tensor.
         """
         source: Tensor = self.inputs[index]
-        if self.producers[index] is None and not _modes.apart and not _has_gradient_hooks(source):
+        if self.is_leaf(index):
             claimed = source.claim_gradient()
             if claimed is not None:
                 return claimed
         return empty(source.device, source.shape if shape is None else shape)
+
+    def is_leaf(self, index: int) -> bool:
+        """Return whether the gradient of input `index` is a leaf's, and not a result by itself."""
+        return self.producers[index] is None and _modes.apart is None and not _has_gradient_hooks(self.inputs[index])
+
+    def taken(self, index: int) -> Tensor | None:
+        """Return what input `index` has got of its gradient so far, and take it away: the caller's result includes it.
+
+        That of a leaf is in memory to which the caller has to write the result.
+        """
+        x, producer = self.inputs[index], self.producers[index]
+        if _modes.apart is not None:
+            return _modes.apart.pop(producer or id(x), None)
+        if producer is not None:
+            before, producer.grad = producer.grad, None
+            producer.owns_grad = producer.is_masked = False
+            return before
+        if _has_gradient_hooks(x):
+            return _modes.pending.pop(id(x), None)
+        return None if x.grad is None else x.gradient_for_update()
 
     def mask_of(self, index: int) -> Tensor | None:
         """Return the mask of the op that made input `index`, if this gradient is the only one that it receives.
@@ -130,7 +164,9 @@ class Context(Node):
         The caller has to set the gradient to 0 where the mask is not positive or NaN.
         """
         producer = self.producers[index]
-        if producer is None or producer.mask is None or producer.grad is not None or producer.hooks or _modes.apart:
+        if producer is None or producer.mask is None or producer.grad is not None or producer.hooks:
+            return None
+        if _modes.apart is not None:
             return None
         producer.is_masked = True
         return producer.mask
@@ -237,7 +273,7 @@ def backward_again(function: Callable[[], Tensor], grad: Tensor) -> None:
 
     Gradients arrive where they would have, had they been recorded before; leaves' hooks are left to that backward().
     """
-    if _modes.apart:
+    if _modes.apart is not None:
         raise ArgumentError("grad: expected a result without checkpoint(), whose gradients only backward() computes")
     begun, recording, outer = next(orders), _modes.recording, _modes.recomputing
     _modes.recording = _modes.recomputing = True

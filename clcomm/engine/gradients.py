@@ -88,7 +88,7 @@ class _Walk:
     def run(self, ends: list[Tensor], seeds: list[Tensor]) -> list[Tensor | None]:
         """Return the wanted gradients, None where there is none."""
         nodes = tape_of(ends)
-        with apart(self._recorded):
+        with apart(self._recorded, self._totals):
             for end, seed in zip(ends, seeds, strict=True):
                 self._add(end._node or id(end), seed)
             for node, needs in self._on_the_way(nodes):

@@ -37,8 +37,12 @@ _making = threading.Lock()
 
 @cache
 def source_of(file: str) -> str:
-    """Return the text of `kernels/common.cl` and `kernels/<file>.cl`, with its includes."""
-    return "\n".join(_text_of(name) for name in ("common", file))
+    """Return the text of `kernels/common.cl` and `kernels/<file>.cl`, with its includes.
+
+    What follows a file's name from the next line on is a kernel of its functions, see `fusion`.
+    """
+    name, _, kernel = file.partition("\n")
+    return "\n".join([_text_of("common"), _text_of(name), kernel])
 
 
 def all_sources() -> str:
@@ -57,6 +61,7 @@ def build(context: cl.Context, file: str, options: list[str]) -> cl.Program:
     import pyopencl as cl
 
     source, options = source_of(file), [*options, "-cl-mad-enable", "-cl-kernel-arg-info"]
+    file, _, _ = file.partition("\n")
     skips_header = _can_skip_header(context.devices[0])
     for _ in range(_TRIES if skips_header else 0):
         with contextlib.suppress(cl.Error):

@@ -15,6 +15,7 @@ import numpy as np
 from clcomm.engine import functional as F
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.creation import ones_like
+from clcomm.engine.fusion.function import FusedOp
 from clcomm.engine.ops import (
     activation,
     batch_norm,
@@ -355,6 +356,7 @@ READS_NO_INPUT = frozenset({
 
 #: What these compute, of their node and inputs, by operations that have rules.
 FORMS: dict[type[Op], Callable[..., Tensor]] = {
+    FusedOp: lambda node, *inputs: node.plan.call(inputs),
     layer_norm.LayerNormOp: _layer_norm,
     batch_norm.BatchNormOp: _batch_norm,
     group_norm.GroupNormOp: _group_norm,

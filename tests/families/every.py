@@ -9,6 +9,7 @@ from tests.families import (
     convolutions,
     elements,
     functions,
+    fused,
     host,
     indices,
     parts,
@@ -33,7 +34,7 @@ FAMILIES = {
         rows.SQUARED_ERROR,
         rows.REDUCTION, indices.RESAMPLING,
         elements.ARITHMETIC, elements.TRANSPOSE, elements.BLOCKS, elements.ACTIVATIONS, elements.DROPOUT,
-        elements.OPTIMIZERS, functions.FUNCTIONS, functions.COMPARISONS, functions.ORDERED, stored.STORED,
+        elements.OPTIMIZERS, functions.FUNCTIONS, functions.COMPARISONS, functions.ORDERED, fused.FUSED, stored.STORED,
         recurrences.RECURRENCES,
         host.FOLD, host.RENDEZVOUS, host.SHARED_WORK, host.CODING, host.FACTORS, host.HASH, host.GATHER,
     )
@@ -46,7 +47,7 @@ WIDE_FAMILIES = (
     "plain product", "product", "linear layer",
     "layers after ReLU", "batch of products", "squared error", "arithmetic", "activations", "optimizers", "fold",
     "coding", "factors", "attention", "losses of elements", "stored parameters",
-    "functions", "comparisons",
+    "functions", "comparisons", "fused functions",
 )  # fmt: skip
 #: Families of vectors that stay as they are, in builds for such CPUs; Oclgrind tracks what is initialised in them.
 ALSO_WIDE = ("batch norm", "batch norm of ranks", "group norm", "adaptive pooling", "dropout", "recurrent layers")

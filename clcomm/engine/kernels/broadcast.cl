@@ -1,5 +1,6 @@
 /* out = op(x, y), for equal shapes and for a broadcast operand. `plan` holds, for each outer dimension, its
    size, x's stride and y's stride (three runs of `outer` ints), then x's and y's inner stride, each 0 or 1. */
+#ifndef BROADCAST_LOOP
 #ifdef ON_CPU
 #define BROADCAST_LOOP(IN, OUT, EXPRESSION)                                                                         \
     const int x_step = plan[3 * outer], y_step = plan[3 * outer + 1];                                               \
@@ -30,7 +31,12 @@
     }
 #endif
 
-/* A kernel for equal shapes, and one for a broadcast operand. */
+/* A kernel for equal shapes, and one for a broadcast operand; in a FUSED program a function. */
+#ifdef FUSED
+#define float_lanes lanes
+#define int_lanes whole_lanes
+#define PAIRWISE(NAME, IN, OUT, EXPRESSION) INLINE OUT##_lanes NAME##_lanes(IN##_lanes x, IN##_lanes y) { return EXPRESSION; }
+#else
 #define PAIRWISE(NAME, IN, OUT, EXPRESSION)                                                                         \
     __kernel void NAME(__global OUT *restrict out, __global const IN *a, __global const IN *b, int count) {         \
         FOR_ELEMENTS(i, count) {                                                                                    \
@@ -42,3 +48,5 @@
                                    __global const int *plan, int outer, int rows, int inner) {                      \
         BROADCAST_LOOP(IN, OUT, EXPRESSION)                                                                         \
     }
+#endif
+#endif

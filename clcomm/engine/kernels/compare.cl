@@ -2,7 +2,11 @@
 
 #include "broadcast.cl"
 
+#ifdef FUSED
+#define COMPARISON(NAME, IN, EXPRESSION) PAIRWISE(NAME, IN, int, (EXPRESSION) & 1) /* of vectors, -1 is true */
+#else
 #define COMPARISON(NAME, IN, EXPRESSION) PAIRWISE(NAME, IN, int, EXPRESSION)
+#endif
 
 COMPARISON(equal, float, x == y)
 COMPARISON(not_equal, float, x != y)
@@ -14,8 +18,9 @@ COMPARISON(less_int, int, x < y)
 COMPARISON(less_equal_int, int, x <= y)
 COMPARISON(both, int, x & y)
 COMPARISON(either, int, x | y)
-COMPARISON(first, int, x)
+PAIRWISE(first, int, int, x)
 
+#ifndef FUSED
 /* out = flag ? x : y */
 __kernel void chosen(__global float *restrict out, __global const int *restrict flags, __global const float *x,
                      __global const float *y, int count) {
@@ -35,3 +40,4 @@ __kernel void float_of_int(__global float *restrict out, __global const int *res
 __kernel void int_of_float(__global int *restrict out, __global const float *restrict x, int count) {
     FOR_ELEMENTS(i, count) out[i] = (int)x[i];
 }
+#endif

@@ -12,6 +12,7 @@ BINARY(div, x / y)
 BINARY(maximum, x != x || x > y ? x : y)
 BINARY(minimum, x != x || x < y ? x : y)
 
+#ifndef FUSED
 /* The gradient of the larger one, for x, of sign 1; of the smaller one of sign -1. Equal ones share it, and
    both have it where one is NaN. */
 __kernel void larger_grad(__global float *restrict out, __global const float *g, __global const float *x,
@@ -66,3 +67,4 @@ __kernel void fill(__global float *out, float value, int count) {
 __kernel void mask_of_flags(__global float *restrict mask, __global const int *restrict flags, int count) {
     FOR_ELEMENTS(i, count) mask[i] = flags[i] ? 0.0f : -INFINITY;
 }
+#endif

@@ -73,6 +73,11 @@ ACTIVATION(hard_swish, v * (above_0(v + 3.0f < 6.0f ? v + 3.0f : (lanes)(6.0f)) 
 GRADIENT(hard_swish, v <= -3.0f ? (lanes)(0.0f) : v < 3.0f ? v / 3.0f + 0.5f : (lanes)(1.0f))
 
 /* Functions of an element v and two settings, a and b. NaN passes through, as through PyTorch's. */
+#ifdef FUSED
+#define WITH_SETTINGS(NAME, RESULT, SLOPE)                                      \
+    INLINE lanes NAME##_lanes(lanes v, float a, float b) { return RESULT; }     \
+    INLINE lanes NAME##_grad_lanes(lanes g, lanes v, float a, float b) { return g * (SLOPE); }
+#else
 #define WITH_SETTINGS(NAME, RESULT, SLOPE)                                                                      \
     __kernel void NAME(__global float *restrict y, __global const float *restrict x, float a, float b, int count) { \
         FOR_LANES(i, count) {                                                                                   \
@@ -88,6 +93,7 @@ GRADIENT(hard_swish, v <= -3.0f ? (lanes)(0.0f) : v < 3.0f ? v / 3.0f + 0.5f : (
             store_lanes(load_lanes(g + i, left, 0.0f) * (SLOPE), dx + i, left);                                 \
         }                                                                                                       \
     }
+#endif
 
 WITH_SETTINGS(exponential_linear, v > 0.0f ? v : a * (exponential(v) - 1.0f), v > 0.0f ? (lanes)(1.0f) : a * exponential(v))
 WITH_SETTINGS(hard_tangent, v < a ? (lanes)(a) : v > b ? (lanes)(b) : v, ((v <= a) | (v >= b)) ? (lanes)(0.0f) : (lanes)(1.0f))
@@ -104,6 +110,7 @@ INLINE lanes whole_power_of(lanes v, int exponent) {
 }
 WITH_SETTINGS(whole_power, whole_power_of(v, (int)a), a * whole_power_of(v, (int)a - 1))
 
+#ifndef FUSED
 __kernel void power(__global float *restrict y, __global const float *restrict x, float exponent, int count) {
     FOR_LANES(i, count) {
         const lanes exponents = exponent;
@@ -132,3 +139,4 @@ __kernel void clamped_grad(__global float *restrict dx, __global const float *re
                            __global const float *restrict x, float least, float most, int count) {
     FOR_ELEMENTS(i, count) dx[i] = x[i] > most || x[i] < least ? 0.0f : g[i];
 }
+#endif

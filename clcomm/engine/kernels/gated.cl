@@ -34,6 +34,7 @@ GRADIENT(gelu_tanh, gelu_tanh_slope(v))
 ACTIVATION(silu, v / (1.0f + exponential(-v)))
 GRADIENT(silu, logistic(v) * (1.0f + v * (1.0f - logistic(v))))
 
+#ifndef FUSED
 __kernel void leaky_relu(__global float *restrict y, __global const float *restrict x, float slope, int count) {
     FOR_ELEMENTS(i, count) y[i] = x[i] > 0.0f ? x[i] : slope * x[i];
 }
@@ -42,3 +43,4 @@ __kernel void leaky_relu_grad(__global float *restrict dx, __global const float 
                               __global const float *restrict x, float slope, int count) {
     FOR_ELEMENTS(i, count) dx[i] = x[i] > 0.0f ? g[i] : slope * g[i];
 }
+#endif

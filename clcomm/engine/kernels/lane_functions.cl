@@ -1,5 +1,7 @@
 /* Functions of lanes, and kernels of a function of single elements, and of its gradient from the element that is kept
-   for it: `v` in both. */
+   for it: `v` in both. Programs that are FUSED have the functions in place of the kernels. */
+#ifndef LANE_FUNCTIONS
+#define LANE_FUNCTIONS
 
 INLINE lanes logistic(lanes v) { return 1.0f / (1.0f + exponential(-v)); }
 
@@ -33,6 +35,10 @@ INLINE lanes normal_beyond(lanes v) {
     return (from_4 * t4 + low) * (t * bell(v));
 }
 
+#ifdef FUSED
+#define GRADIENT(NAME, SLOPE) INLINE lanes NAME##_grad_lanes(lanes g, lanes v) { return g * (SLOPE); }
+#define ACTIVATION(NAME, RESULT) INLINE lanes NAME##_lanes(lanes v) { return RESULT; }
+#else
 #define GRADIENT(NAME, SLOPE)                                                                                \
     __kernel void NAME##_grad(__global float *restrict dx, __global const float *restrict g,                 \
                               __global const float *restrict x, int count) {                                 \
@@ -50,3 +56,5 @@ INLINE lanes normal_beyond(lanes v) {
             store_lanes(RESULT, y + i, count - i);                                                           \
         }                                                                                                    \
     }
+#endif
+#endif

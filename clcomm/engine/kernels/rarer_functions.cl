@@ -13,6 +13,9 @@ ACTIVATION(arc_cosine, acos(v))
 GRADIENT(arc_cosine, -1.0f / sqrt(1.0f - v * v))
 
 /* Functions of two elements, x and y. */
+#ifdef FUSED
+#define OF_TWO(NAME, RESULT) INLINE lanes NAME##_lanes(lanes x, lanes y) { return RESULT; }
+#else
 #define OF_TWO(NAME, RESULT)                                                                                    \
     __kernel void NAME(__global float *restrict out, __global const float *restrict a, __global const float *restrict b, \
                        int count) {                                                                             \
@@ -21,6 +24,7 @@ GRADIENT(arc_cosine, -1.0f / sqrt(1.0f - v * v))
             store_lanes(RESULT, out + i, count - i);                                                            \
         }                                                                                                       \
     }
+#endif
 
 OF_TWO(power_of_two, pow(x, y))
 OF_TWO(angle_of_two, atan2(x, y))

@@ -15,6 +15,7 @@ GRADIENT(sign_of, (lanes)(0.0f))
 ACTIVATION(log_of_more, log1p(v))
 GRADIENT(log_of_more, 1.0f / (1.0f + v))
 
+#ifndef FUSED
 /* With the divisor's sign, as Python's %. */
 __kernel void rest_of_division(__global float *restrict y, __global const float *restrict x, float divisor, int count) {
     const int below = divisor < 0.0f;
@@ -30,3 +31,4 @@ __kernel void rest_of_division_grad(__global float *restrict dx, __global const 
                                     __global const float *restrict x, float divisor, int count) {
     FOR_LANES(i, count) store_lanes(load_lanes(g + i, count - i, 0.0f), dx + i, count - i);
 }
+#endif

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clcomm.engine.fusion import fused
 from clcomm.engine.ops.activation import sigmoid
 from clcomm.engine.ops.blocks import split
 from clcomm.engine.ops.comparisons import where
@@ -67,9 +68,14 @@ def relu6(x: Tensor) -> Tensor:
     return hardtanh(x, 0.0, 6.0)
 
 
+@fused
+def _hard_gate(x: Tensor) -> Tensor:
+    return div(relu6(add(x, 3.0)), 6.0)
+
+
 def hardsigmoid(x: Tensor) -> Tensor:
     """Return relu6(x + 3) / 6; x: float32 of any shape, which the result has too."""
-    return div(relu6(add(x, 3.0)), 6.0)
+    return _hard_gate(x)  # type: ignore[no-any-return]
 
 
 def hardswish(x: Tensor) -> Tensor:
@@ -128,6 +134,11 @@ def prelu(x: Tensor, weight: Tensor) -> Tensor:
     if float_tensor("prelu: weight", weight).shape not in ((1,), (channels,)):
         raise ArgumentError(f"prelu: weight: expected shape (1,) or ({channels},), got {weight.shape}")
     slopes = reshape(weight, (weight.numel(), *[1] * max(x.ndim - 2, 0)))
+    return _sloped(x, slopes)  # type: ignore[no-any-return]
+
+
+@fused
+def _sloped(x: Tensor, slopes: Tensor) -> Tensor:
     return where(x > 0, x, mul(slopes, x))
 
 
@@ -144,7 +155,12 @@ def rms_norm(
         raise ArgumentError(f"rms_norm: expected the last dimensions {shape}, got shape {x.shape}")
     whole_rows("rms_norm", x)
     axes = tuple(range(x.ndim - len(shape), x.ndim))
-    scaled = mul(x, rsqrt(add(mean(square(x), axes, True), 2.0**-23 if eps is None else float(eps))))
+    return _scaled(x, weight, axes, 2.0**-23 if eps is None else float(eps))  # type: ignore[no-any-return]
+
+
+@fused
+def _scaled(x: Tensor, weight: Tensor | None, axes: tuple[int, ...], eps: float) -> Tensor:
+    scaled = mul(x, rsqrt(add(mean(square(x), axes, True), eps)))
     return scaled if weight is None else mul(scaled, weight)
 
 
@@ -157,6 +173,11 @@ def reduced_loss(losses: Tensor, reduction: str) -> Tensor:
 def l1_loss(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return |prediction - target| of two float32 tensors of one shape, averaged, summed or of each element."""
     check_pair("l1_loss", prediction, target, reduction)
+    return _distance(prediction, target, reduction)  # type: ignore[no-any-return]
+
+
+@fused
+def _distance(prediction: Tensor, target: Tensor, reduction: str) -> Tensor:
     return reduced_loss(abs(sub(prediction, target)), reduction)
 
 
@@ -177,6 +198,11 @@ def binary_cross_entropy(prediction: Tensor, target: Tensor, reduction: str = "m
     prediction, target: float32. `binary_cross_entropy_with_logits` is more exact.
     """
     check_pair("binary_cross_entropy", prediction, target, reduction)
+    return _cross_entropy(prediction, target, reduction)  # type: ignore[no-any-return]
+
+
+@fused
+def _cross_entropy(prediction: Tensor, target: Tensor, reduction: str) -> Tensor:
     true, false = (clamp(log(p), min=-100.0) for p in (prediction, sub(1.0, prediction)))
     return reduced_loss(mul(add(mul(target, true), mul(sub(1.0, target), false)), -1.0), reduction)
 
@@ -190,6 +216,11 @@ def kl_div(prediction: Tensor, target: Tensor, reduction: str = "mean", *, log_t
         reduction: "mean" of all elements, "batchmean", their sum divided by the first dimension, "sum" or "none".
     """
     check_pair("kl_div", prediction, target, "sum" if reduction == "batchmean" else reduction)
+    return _divergence(prediction, target, reduction, log_target)  # type: ignore[no-any-return]
+
+
+@fused
+def _divergence(prediction: Tensor, target: Tensor, reduction: str, log_target: bool) -> Tensor:
     if log_target:
         losses = mul(exp(target), sub(target, prediction))
     else:

@@ -1,0 +1,85 @@
+/* The kernels of elements as functions of lanes, from which chains are made that are one kernel: clcomm/engine/fusion.
+   Those of macros come with their files; the others stand here, by the same expressions. */
+#define FUSED
+#include "elementwise.cl"
+#include "compare.cl"
+#include "functions.cl"
+#include "activation.cl"
+#include "gated.cl"
+#include "rounding.cl"
+#include "rarer_functions.cl"
+
+/* A tensor that is repeated: each of its elements stands `every` times, and all that again and again, in a `cycle`.
+   repeated_at is where element i of the result is in that, from where the last one was, or -1: without a division. */
+#ifdef ON_CPU
+#define CONVERTED(x) __builtin_convertvector(x, lanes)
+INLINE int repeated_at(int before, int i, int cycle) {
+    const int at = before + LANES;
+    return before < 0 || at - cycle >= cycle ? i % cycle : at < cycle ? at : at - cycle;
+}
+
+INLINE lanes repeated_lanes(__global const float *from, int at, int left, int every, int cycle) {
+    lanes value = 0.0f;
+    for (int lane = 0; lane < LANES && lane < left; ++lane) ((float *)&value)[lane] = from[(at + lane) % cycle / every];
+    return value;
+}
+
+/* Zeros in the lanes beyond the last element, which a function that looks at all lanes must not see. */
+INLINE lanes present_lanes(lanes value, int left) {
+    for (int lane = left; lane < LANES; ++lane) ((float *)&value)[lane] = 0.0f;
+    return value;
+}
+#else
+#define CONVERTED(x) ((float)(x))
+#define repeated_at(before, i, cycle) ((i) % (cycle))
+#define repeated_lanes(from, at, left, every, cycle) ((from)[(at) / (every)])
+#define present_lanes(value, left) (value)
+#endif
+
+#define NONE ((lanes)(0.0f))
+INLINE lanes fill_lanes(float value) { return (lanes)(value); }
+INLINE lanes add_into_lanes(lanes x, lanes y) { return x + y; }
+INLINE lanes affine_lanes(lanes x, float scale, float shift) { return scale * x + shift; }
+INLINE lanes expand_lanes(lanes x, float scale) { return scale * x; }
+INLINE lanes div_grad_lanes(lanes g, lanes x, lanes y) { return -g * (x / y) / y; }
+INLINE lanes divide_number_lanes(lanes x, float number) { return number / x; }
+INLINE lanes divide_number_grad_lanes(lanes g, lanes y, lanes x) { return -g * y / x; }
+INLINE lanes larger_grad_lanes(lanes g, lanes x, lanes y, float sign) {
+    const lanes own = sign * x, other = sign * y;
+    return own == other ? 0.5f * g : own < other ? NONE : g;
+}
+
+INLINE lanes chosen_lanes(whole_lanes flags, lanes x, lanes y) { return flags != 0 ? x : y; }
+INLINE lanes masked_lanes(lanes x, whole_lanes flags, int where, float value) {
+    return where ? (flags != 0 ? (lanes)(value) : x) : (flags != 0 ? x : (lanes)(value));
+}
+INLINE lanes float_of_int_lanes(whole_lanes x) { return CONVERTED(x); }
+
+INLINE lanes clamped_lanes(lanes x, float least, float most) {
+    const lanes at_least = x < least ? (lanes)(least) : x;
+    return at_least > most ? (lanes)(most) : at_least;
+}
+INLINE lanes clamped_grad_lanes(lanes g, lanes x, float least, float most) {
+    return ((x > most) | (x < least)) ? NONE : g;
+}
+INLINE lanes power_lanes(lanes x, float exponent) {
+    const lanes exponents = exponent;
+    return pow(x, exponents);
+}
+INLINE lanes power_grad_lanes(lanes g, lanes x, float exponent) {
+    const lanes less = exponent - 1.0f;
+    return g * exponent * pow(x, less);
+}
+
+INLINE lanes relu_lanes(lanes x) { return x <= 0.0f ? NONE : x; }
+INLINE lanes relu_grad_lanes(lanes g, lanes y) { return y <= 0.0f ? NONE : g; }
+INLINE lanes sigmoid_grad_lanes(lanes g, lanes y) { return g * y * (1.0f - y); }
+INLINE lanes hyperbolic_tangent_grad_lanes(lanes g, lanes y) { return g * (1.0f - y * y); }
+INLINE lanes leaky_relu_lanes(lanes x, float slope) { return x > 0.0f ? x : slope * x; }
+INLINE lanes leaky_relu_grad_lanes(lanes g, lanes x, float slope) { return x > 0.0f ? g : slope * g; }
+
+INLINE lanes rest_of_division_lanes(lanes x, float divisor) {
+    const lanes divisors = divisor, rest = fmod(x, divisors), wrong = divisor < 0.0f ? -rest : rest;
+    return wrong < 0.0f ? rest + divisors : rest;
+}
+INLINE lanes rest_of_division_grad_lanes(lanes g, lanes x, float divisor) { return g; }
