@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from clcomm.engine.autograd import Context, Op
+from clcomm.engine.fusion import one_by_one
 from clcomm.engine.nn import Module
 from clcomm.engine.nn.module import evaluating
 from clcomm.engine.tensor import Shape, Tensor
@@ -48,7 +49,7 @@ class Graph:
             Tensor(np.zeros((count, *in_shape), in_dtype), device, requires_grad=in_dtype == np.float32)
             for count in _SAMPLES
         ]
-        with evaluating(model):
+        with evaluating(model), one_by_one():
             results = [model(x) for x in inputs]
         self._names: dict[int, str] = {id(inputs[0]): "x"}
         self._kept = [*inputs, *results]  # an id means nothing without its tensor

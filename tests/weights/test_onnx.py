@@ -21,6 +21,7 @@ from clcomm.engine import (  # noqa: E402
     MultiheadAttention,
     Parameter,
     Tensor,
+    fused,
 )
 from clcomm.engine import functional as F  # noqa: E402
 from clcomm.errors import ArgumentError, CheckpointWriteError  # noqa: E402
@@ -87,6 +88,19 @@ class Residual(Module):
 
 def test_a_module_of_ones_own(tmp_path):
     assert_computes_the_same(Residual(), (4,), tmp_path / "model.onnx")
+
+
+def test_fused_functions(tmp_path):
+    class Gated(Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = Linear(4, 6)
+
+        def forward(self, x):
+            return gate(self.linear(x))
+
+    gate = fused(lambda x: x * F.sigmoid(x) + 0.5 * x)
+    assert_computes_the_same(Gated(), (4,), tmp_path / "model.onnx")
 
 
 def test_a_softmax_along_another_dimension(tmp_path):

@@ -6,3 +6,4 @@ one kernel of those that follow each other; `function.py` has the decorator.
 
 from clcomm.engine.fusion.function import Fused as Fused
 from clcomm.engine.fusion.function import fused as fused
+from clcomm.engine.fusion.function import one_by_one as one_by_one

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import update_wrapper
 from numbers import Real
 from types import MethodType
@@ -20,6 +22,23 @@ from clcomm.errors import ArgumentError
 
 #: Signatures that a function keeps for a device, and programs that it builds; beyond these it runs as it is.
 _MOST_KEPT, _MOST_PROGRAMS = 64, 32
+
+
+class _Mode(threading.local):
+    is_on = True
+
+
+_mode = _Mode()
+
+
+@contextmanager
+def one_by_one() -> Iterator[None]:
+    """Within it this thread's fused functions run as they are, for who looks at the operations on the tape."""
+    before, _mode.is_on = _mode.is_on, False
+    try:
+        yield
+    finally:
+        _mode.is_on = before
 
 
 class _Place(int):
@@ -157,8 +176,8 @@ class Fused:
     def __call__(self, *args: Any, **named: Any) -> Any:
         values = [*args, *named.values()]
         tensors = list({id(each): each for each in values if isinstance(each, Tensor)}.values())
-        is_traced = bool(tensors) and isinstance(tensors[0].device, Tracing)  # another fused function calls this one
-        plan = self._plan(tensors, values, tuple(named)) if tensors and not is_traced else None
+        is_apart = bool(tensors) and _mode.is_on and not isinstance(tensors[0].device, Tracing)  # of a fused caller
+        plan = self._plan(tensors, values, tuple(named)) if is_apart else None
         if plan is None:
             return self._function(*args, **named)
         if plan.backward is None:
