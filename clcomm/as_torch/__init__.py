@@ -15,6 +15,7 @@ import numpy as np
 from clcomm import optim, weights
 from clcomm.as_torch import data, distributions
 from clcomm.engine import Device, Tensor, default_device, nn, no_grad, recomputation
+from clcomm.engine.autograd import enable_grad, set_grad_enabled
 from clcomm.engine.creation import *  # noqa: F403 - the names in its __all__
 from clcomm.engine.creation import tensor, zeros
 from clcomm.engine.functional import *  # noqa: F403 - the names in its __all__
@@ -26,8 +27,8 @@ from clcomm.engine.tensor import BOOL, FLOAT32, INT32
 from clcomm.errors import ArgumentError
 
 __all__ = [
-    "Generator", "compile", "data", "device", "distributions", "jit", "load", "manual_seed", "nn", "optim", "save",
-    "utils",
+    "Generator", "compile", "data", "device", "distributions", "enable_grad", "jit", "load", "manual_seed", "nn", "optim",
+    "save", "set_grad_enabled", "utils",
 ]  # fmt: skip
 
 float32 = float = FLOAT32
@@ -36,6 +37,7 @@ bool = BOOL
 mm = bmm = matmul
 isnan, isinf, isfinite, numel = Tensor.isnan, Tensor.isinf, Tensor.isfinite, Tensor.numel
 inference_mode = no_grad
+finfo, iinfo = np.finfo, np.iinfo
 
 
 def _linalg_norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: Any = False) -> Tensor:

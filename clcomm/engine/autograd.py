@@ -66,6 +66,34 @@ class no_grad(ContextDecorator):
         return no_grad()  # a decorated function may call itself
 
 
+class set_grad_enabled(ContextDecorator):
+    """Record this thread's operations, or not, from now on; as a `with` block or decorator within it."""
+
+    def __init__(self, mode: bool):
+        self._mode, self._before = bool(mode), _modes.recording
+        _modes.recording = self._mode
+
+    def __enter__(self) -> None:
+        _modes.recording = self._mode
+
+    def __exit__(self, *exception: object) -> None:
+        _modes.recording = self._before
+
+    def _recreate_cm(self) -> set_grad_enabled:
+        return type(self)(self._mode)
+
+    def __call__(self, function: Any) -> Any:
+        _modes.recording = self._before  # it decorates, and changes nothing here
+        return super().__call__(function)
+
+
+def enable_grad() -> set_grad_enabled:
+    """Return a `with` block or decorator within which this thread's operations are recorded."""
+    block = set_grad_enabled(True)
+    _modes.recording = block._before
+    return block
+
+
 def is_recording() -> bool:
     """Return whether this thread's operations are recorded for backward()."""
     return _modes.recording

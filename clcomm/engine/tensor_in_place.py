@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,11 @@ class InPlaceMethods(ShapeMethods[AnyTensor]):
 
     __slots__ = ()
     dtype: np.dtype[Any]
+    #: Those that draw; `nn.init`, which has the generator, sets them.
+    normal_: Callable[..., AnyTensor]
+    uniform_: Callable[..., AnyTensor]
+    random_: Callable[..., AnyTensor]
+    bernoulli_: Callable[..., AnyTensor]
 
     def __setitem__(self, index: object, value: object) -> None:
         """Give a part other values. See `functional.assign`."""

@@ -55,10 +55,6 @@ class TensorMethods(InPlaceMethods[AnyTensor], FunctionMethods[AnyTensor]):
         """Return `int`: there are no longer integers."""
         return self._functional.to_int(self)
 
-    def eq(self, other: Any) -> AnyTensor:
-        """Return whether each element is equal."""
-        return self._functional.equal_to(self, other)
-
     def float(self) -> AnyTensor:
         """Return the tensor as float32: 1 for true."""
         return self._functional.to_float(self)
@@ -75,13 +71,16 @@ class TensorMethods(InPlaceMethods[AnyTensor], FunctionMethods[AnyTensor]):
         """Return the windows of `size` along a dimension, as a last one. See `functional.windows`."""
         return self._functional.windows(self, dimension, size, step)
 
-    def neg(self) -> AnyTensor:
-        """Return -x of each element."""
-        return self._functional.mul(self, -1)
+    def retain_grad(self) -> None:
+        """Keep the gradient of an operation's result as its `grad`, added up over backwards, too."""
 
-    def reciprocal(self) -> AnyTensor:
-        """Return 1 / x of each element."""
-        return self._functional.div(1.0, self)
+        own: Any = self
+
+        def keep(gradient: Any) -> None:
+            own._grad = gradient.clone() if own._grad is None else own._grad + gradient
+
+        if own._node is not None:
+            self.register_hook(keep)
 
     def isnan(self) -> AnyTensor:
         """Return whether each element is NaN."""
@@ -94,7 +93,3 @@ class TensorMethods(InPlaceMethods[AnyTensor], FunctionMethods[AnyTensor]):
     def isfinite(self) -> AnyTensor:
         """Return whether each element is neither infinite nor NaN."""
         return self._functional.less_than(self._functional.abs(self), math.inf)
-
-    def nonzero(self) -> AnyTensor:
-        """Return `argwhere`."""
-        return self.argwhere()

@@ -81,16 +81,6 @@ class ShapeMethods(Generic[AnyTensor]):
         steps = tuple([math.prod(self.shape[d + 1 :]) for d in range(len(self.shape))])
         return steps if dim is None else steps[dim]
 
-    def swapaxes(self, first: int, second: int) -> AnyTensor:
-        """Return the tensor with two dimensions swapped."""
-        return self._functional.swap_dimensions(self, first, second)
-
-    swapdims = swapaxes
-
-    def ravel(self) -> AnyTensor:
-        """Return the elements as one dimension."""
-        return self._functional.reshape(self, (-1,))
-
     @property
     def mT(self) -> AnyTensor:
         """The tensor with its last two dimensions swapped."""

@@ -217,3 +217,103 @@ def test_norms_of_matrices_are_frobenius_or_refused(torch):
         with pytest.raises(ClcommError, match="norm: ord: expected None or 'fro' of a matrix"):
             ours.linalg.norm(ours.tensor(host), **named)
     assert ours.numel(ours.tensor(host)) == 12 and not ours.isnan(ours.tensor(host)).any().item()
+
+
+def test_samplers_and_datasets_are_pytorchs(torch):
+    found = []
+    for library in (ours, torch):
+        library.manual_seed(3)
+        data = library.utils.data
+        whole = data.ConcatDataset([data.TensorDataset(library.arange(n)) for n in (3, 4)])
+        batches = data.DataLoader(whole, batch_sampler=data.BatchSampler(data.SubsetRandomSampler(range(7)), 3, False))
+        turn = data.DataLoader(_Counting(data.IterableDataset), batch_size=2, drop_last=True)
+        found.append([
+            len(whole), int(whole[-1][0]), int(whole[3][0]), len(batches), [each[0].tolist() for each in batches],
+            [each.tolist() for each in turn], list(data.SequentialSampler(whole)),
+        ])  # fmt: skip
+    assert found[0] == found[1]
+    drawn_numbers = list(ours.data.WeightedRandomSampler([0.0, 1.0, 3.0], 50))
+    assert len(drawn_numbers) == 50 and set(drawn_numbers) == {1, 2}
+    for refused in ({"batch_size": 2, "batch_sampler": [[0]]}, {"batch_sampler": [[0]], "shuffle": True}):
+        with pytest.raises(ClcommError, match="expected batch_sampler, or batch_size and an order, got both"):
+            ours.data.DataLoader(whole, **refused)
+
+
+def _Counting(base):
+    class Counting(base):
+        def __iter__(self):
+            return iter([np.float32(n) for n in range(5)])
+
+    return Counting()
+
+
+def test_recording_is_switched_as_pytorch_does(torch):
+    found = []
+    for library in (ours, torch):
+        x, seen = library.ones(1, requires_grad=True), []
+
+        @library.set_grad_enabled(False)
+        def without(x=x):
+            return (x * 2).requires_grad
+
+        seen += [(x * 2).requires_grad, without(), (x * 2).requires_grad]
+        with library.no_grad():
+            with library.enable_grad():
+                seen.append((x * 2).requires_grad)
+            seen.append((x * 2).requires_grad)
+            with library.set_grad_enabled(True):
+                seen.append((x * 2).requires_grad)
+        library.set_grad_enabled(False)
+        seen.append((x * 2).requires_grad)
+        library.set_grad_enabled(True)
+        seen.append((x * 2).requires_grad)
+        y = x * 3
+        y.retain_grad()
+        (y * y).sum().backward(retain_graph=True)
+        (y * y).sum().backward()
+        found.append([*seen, y.grad.tolist()])
+    assert found[0] == found[1]
+
+
+def test_initial_values_are_pytorchs(torch):
+    found = []
+    for library in (ours, torch):
+        library.manual_seed(11)
+        init = library.nn.init
+        values = [
+            init.trunc_normal_(library.empty(40, 30), std=0.02), init.trunc_normal_(library.empty(7), 1.0, 2.0, 0.5, 4),
+            init.eye_(library.empty(3, 4)), init.dirac_(library.empty(4, 2, 3, 3), 2), library.empty(9).normal_(1, 2),
+            library.empty(20).uniform_(-1, 3), library.empty(30).random_(5), library.empty(30).random_(2, 9),
+        ]  # fmt: skip
+        found.append([each.numpy() for each in values])
+    for own, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(own, theirs, rtol=3e-6, atol=3e-6)
+    assert 0.2 < ours.empty(1000).bernoulli_(0.3).mean().item() < 0.4
+    with pytest.raises(ClcommError, match="trunc_normal_: expected a < b"):
+        ours.nn.init.trunc_normal_(ours.empty(2), 0, 1, 9, 10)
+
+
+def test_parts_of_a_module_by_name(torch):
+    for library in (ours, torch):
+        nn = library.nn
+        model = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.BatchNorm1d(4), nn.ReLU()))
+        assert model.get_submodule("1.0") is model[1][0] and model.get_submodule("") is model
+        assert model.get_parameter("0.weight") is model[0].weight
+        assert model.get_buffer("1.0.running_mean") is model[1][0].running_mean
+        assert model.float().cpu() is model
+        vector = nn.utils.parameters_to_vector(model.parameters())
+        nn.utils.vector_to_parameters(vector * 2, model.parameters())
+        assert model[0].weight.view(-1).tolist() == (vector[:12] * 2).tolist()
+        state = dict(list(model.state_dict().items())[1:], more=np.zeros(1))
+        found = model.load_state_dict(state, strict=False)
+        assert (found.missing_keys, found.unexpected_keys) == (["0.weight"], ["more"])
+    model = ours.nn.Sequential(ours.nn.Linear(3, 4), ours.nn.ReLU())
+    assert repr(model) == "Sequential(\n  (0): Linear(weight [4, 3], bias [4])\n  (1): ReLU()\n)"
+    for mistake, said in (
+        (lambda: model.get_submodule("2"), "module: expected one of , 0, 1, got '2'"),
+        (lambda: model.get_parameter("0.w"), "parameter: expected one of weight, bias, got 'w'"),
+        (lambda: model.half(), "module: expected float32"), (model.cuda, "expected one of cpu:0"),
+        (lambda: ours.nn.utils.vector_to_parameters(ours.ones(3), model.parameters()), "split: expected sizes"),
+    ):  # fmt: skip
+        with pytest.raises(ClcommError, match=said):
+            mistake()

@@ -173,6 +173,20 @@ IDIOMS = (
     "[row for row in x[:0]]", "x[:0].detach()", "x[:0].clone()", "x[:0].max()", "x[:0].argmax()",
     "x[:0].nonzero()", "(x > 99).nonzero()", "x[:0].maximum(y[:0])", "x[:0] ** y[:0]", "F.dropout(x[:0], 0.5)",
     "F.masked_select(x, x > 99)", "x.scatter_add(1, c[:0].view(0, 1), y)",
+    "x.eq(y)", "x.gt(0)", "x.lt(y)", "x.ge(0.1)", "x.le(y)", "x.ne(x)", "F.gt(x, y)", "(x > 0).logical_and(m)",
+    "(x > 0).logical_not()", "x.negative()", "F.neg(x)", "F.reciprocal(x)", "x.clip(-0.1, 0.3)", "x.multiply(y)",
+    "x.subtract(1)", "x.divide(2)", "x.true_divide(y)", "x.clone().neg_()", "x.clone().clip_(0, 0.5)",
+    "x.remainder(0.3)", "x.floor_divide(0.5)", "F.nonzero(m)", "F.ravel(b)", "F.permute(b, (2, 0, 1))",
+    "F.swapaxes(b, 0, 2)", "F.moveaxis(b, 0, 2)", "F.concatenate([x, y], dim=1)", "F.flipud(x)", "F.fliplr(x)",
+    "x.exp2()", "x.erfc()", "F.hypot(x, y)", "x.sigmoid().logit()", "F.logit(x, eps=0.1)", "F.xlogy(x * m, y.abs())",
+    "F.inner(x, y)", "F.inner(v, v)", "F.kron(x, y)", "F.addmv(v[:3], x, v)", "F.pdist(x)", "F.pdist(x, p=1)",
+    "F.isin(c, c[:2])", "F.atleast_2d(v)", "F.atleast_3d(x)", "F.hsplit(x, 2)", "F.vsplit(b, 2)",
+    "F.channel_shuffle(b.view(1, 4, 2, 3), 2)", "F.instance_norm(b)", "F.instance_norm(b, weight=v[:3], bias=v[1:])",
+    "F.dropout2d(b[None], 0.5, False)", "F.multilabel_soft_margin_loss(x, m.float())",
+    "F.multilabel_soft_margin_loss(x, m.float(), weight=v.abs())", "F.upsample(b[None], scale_factor=2)",
+    "nn.CircularPad2d(1)(b[None])", "nn.CircularPad1d((1, 2))(b)", "nn.UpsamplingNearest2d(scale_factor=2)(b[None])",
+    "nn.UpsamplingBilinear2d(size=(5, 7))(b[None])", "nn.ChannelShuffle(2)(b.view(1, 4, 2, 3))",
+    "F.gumbel_softmax(x * 0 + m.float() * 1e4, hard=True) * 0", "x.arctan()", "x.broadcast_to((2, 3, 4))",
 )  # fmt: skip
 #: Assignments: x, of which they are made, is no leaf.
 ASSIGNED = (

@@ -87,6 +87,7 @@ MANUAL = {
     "one_hot": ["input", "num_classes"],
     "broadcast_to": ["input", "size"],
     "einsum": ["equation", "operands"],
+    **{f"atleast_{n}d": ["input"] for n in (1, 2, 3)},
     "unique": ["input", "sorted", "return_inverse", "return_counts"],
 }  # fmt: skip
 

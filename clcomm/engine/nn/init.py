@@ -17,8 +17,8 @@ from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
 __all__ = [
-    "calculate_gain", "constant_", "kaiming_normal_", "kaiming_uniform_", "normal_", "ones_", "orthogonal_", "uniform_",
-    "xavier_normal_", "xavier_uniform_", "zeros_",
+    "calculate_gain", "constant_", "dirac_", "eye_", "kaiming_normal_", "kaiming_uniform_", "normal_", "ones_",
+    "orthogonal_", "trunc_normal_", "uniform_", "xavier_normal_", "xavier_uniform_", "zeros_",
 ]  # fmt: skip
 
 Shape = tuple[int, ...]
@@ -195,6 +195,48 @@ def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Gene
     return _filled(tensor, values * np.float32(std) + np.float32(mean))
 
 
+def trunc_normal_(
+    tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0,
+    generator: Generator | None = None,
+) -> Tensor:  # fmt: skip
+    """Fill a tensor with values of N(mean, std^2) within [a, b], by drawing others anew; return it.
+
+    PyTorch's numbers from version 2.13 on, where the limits hold 30% or more of all. Raises ArgumentError where no
+    value lies between them.
+    """
+    if not a < b or not std > 0 or not a - 5 * std < mean < b + 5 * std:
+        raise ArgumentError(f"trunc_normal_: expected a < b within 5 std of the mean, got {(mean, std, a, b)}")
+    source = _generator if generator is None else generator
+
+    def drawn() -> np.ndarray:
+        return source.normal(tensor.shape) * np.float32(std) + np.float32(mean)
+
+    values = drawn()
+    while (outside := (values < np.float32(a)) | (values > np.float32(b))).any():
+        values = np.where(outside, drawn(), values)
+    return _filled(tensor, values)
+
+
+def eye_(tensor: Tensor) -> Tensor:
+    """Fill a matrix with ones on its diagonal, and zeros; return it."""
+    return _filled(tensor, np.eye(*tensor.shape, dtype=np.float32))
+
+
+def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
+    """Fill a convolution's weight, [O, C / groups, ...], so that it passes channels on as they are; return it.
+
+    Raises ArgumentError for other than 3 to 5 dimensions, and for outputs that the groups do not divide.
+    """
+    if not 3 <= tensor.ndim <= 5 or tensor.shape[0] % groups:
+        raise ArgumentError(f"dirac_: expected 3 to 5 dimensions and O that {groups} divides, got shape {tensor.shape}")
+    values, each = np.zeros(tensor.shape, np.float32), tensor.shape[0] // groups
+    centre = tuple([n // 2 for n in tensor.shape[2:]])
+    for group in range(groups):
+        for channel in range(min(each, tensor.shape[1])):
+            values[(group * each + channel, channel, *centre)] = 1.0
+    return _filled(tensor, values)
+
+
 def constant_(tensor: Tensor, val: float) -> Tensor:
     """Fill a tensor with a number; return it."""
     return _filled(tensor, np.full(tensor.shape, val, np.float32))
@@ -257,3 +299,19 @@ def _kaiming(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:
     if mode not in ("fan_in", "fan_out"):
         raise ArgumentError(f"mode: expected 'fan_in' or 'fan_out', got {mode!r}")
     return calculate_gain(nonlinearity, a) / math.sqrt(_fans(tensor)[mode == "fan_out"])
+
+
+def _random_(tensor: Tensor, low: int = 0, high: int | None = None, *, generator: Generator | None = None) -> Tensor:
+    """Fill a tensor with whole numbers from `low`, or 0, below `high`; return it."""
+    limits = (0, low) if high is None and low else (low, 2**24 if high is None else high)
+    return _filled(tensor, (_generator if generator is None else generator).integers(tensor.shape, *limits))
+
+
+def _bernoulli_(tensor: Tensor, p: float = 0.5, *, generator: Generator | None = None) -> Tensor:
+    """Fill a tensor with 1 with probability p, else 0, not PyTorch's; return it."""
+    return _filled(tensor, (_generator if generator is None else generator).uniform(tensor.shape, 0.0, 1.0) < p)
+
+
+#: The methods with which PyTorch's older programs draw weights.
+for _name, _own in (("normal_", normal_), ("uniform_", uniform_), ("random_", _random_), ("bernoulli_", _bernoulli_)):
+    setattr(Tensor, _name, _own)

@@ -205,10 +205,7 @@ class Dropout2d(Dropout):
     """x [N, C, ...] with each channel set to 0 with probability p, else divided by 1 - p; x itself in `eval()`."""
 
     def of(self, x: Tensor) -> Tensor:
-        if x.ndim < 3 or not self.training:
-            return super().of(x)
-        whole = Tensor(np.ones((*x.shape[:2], *[1] * (x.ndim - 2)), np.float32), x.device)
-        return x * F.dropout(whole, self.p, stream=self.stream)
+        return super().of(x) if x.ndim < 3 else F.dropout2d(x, self.p, self.training, stream=self.stream)
 
 
 class Dropout1d(Dropout2d):

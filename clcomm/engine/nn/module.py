@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from clcomm.engine.flat import FlatSpace
 from clcomm.engine.nn.hooks import AFTER, BACKWARD, BEFORE, HookHandle, call_with_hooks
+from clcomm.engine.nn.module_parts import ModuleParts
 from clcomm.engine.parameter import Parameter, ParameterPart
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
@@ -18,7 +19,14 @@ from clcomm.errors import ArgumentError
 _REGISTRIES = ("_parameters", "_buffers", "_modules", "_transient", "_flat_space", "call_hooks")
 
 
-class Module:
+class Names(NamedTuple):
+    """The names in which a state and a module differ."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+class Module(ModuleParts["Module"]):
     """Base of all layers and models: a subclass assigns parameters and modules to attributes and defines `forward`.
 
     Attributes:
@@ -144,40 +152,6 @@ class Module:
         return HookHandle(self, hook, AFTER)
 
     # -- contents
-
-    def modules(self) -> Iterator[Module]:
-        """Yield this module and all inside it, each once."""
-        for _, module in self.named_modules():
-            yield module
-
-    def named_children(self) -> Iterator[tuple[str, Module]]:
-        """Yield (name, module) of the modules that are attributes of this one."""
-        yield from self._modules.items()
-
-    def children(self) -> Iterator[Module]:
-        """Yield the modules that are attributes of this one."""
-        yield from self._modules.values()
-
-    def apply(self, function: Callable[[Module], Any]) -> Module:
-        """Call a function with each module inside this one, and then with this one; return the module."""
-        for child in self.children():
-            child.apply(function)
-        function(self)
-        return self
-
-    def requires_grad_(self, requires_grad: bool = True) -> Module:
-        """Set `requires_grad` of all parameters; return the module."""
-        for _, parameter in self.named_parameters():
-            parameter.requires_grad = requires_grad
-        return self
-
-    def register_parameter(self, name: str, parameter: Parameter | None) -> None:
-        """Make a parameter, or None, the attribute `name`."""
-        setattr(self, name, parameter)
-
-    def add_module(self, name: str, module: Module | None) -> None:
-        """Make a module, or None, the attribute `name`."""
-        setattr(self, name, module)
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Yield (dotted name, module) of this module, named `prefix`, and of all inside it, each once."""
@@ -311,21 +285,21 @@ class Module:
         """
         return {name: _whole(tensor) for name, tensor in self._state().items()}
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Overwrite all parameters and persistent buffers.
+    def load_state_dict(self, state: Mapping[str, object], strict: bool = True) -> Names:
+        """Overwrite all parameters and persistent buffers, or without `strict` those that the state has.
 
-        Raises ArgumentError, changing nothing, unless names and shapes fit, and values are numbers, whole ones within
-        int32 for a buffer of int32.
+        Returns the names that are missing in the state and those that only it has. Raises ArgumentError, changing
+        nothing, unless names and shapes fit, and values are numbers, whole ones within int32 for a buffer of int32.
         """
         own = self._state()
-        missing, unknown = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-        if missing or unknown:
-            raise ArgumentError(
-                f"state_dict: expected the names {list(own)}; missing {missing or 'none'}, unknown {unknown or 'none'}"
-            )
-        values = {name: _values_for(name, tensor, state[name]) for name, tensor in own.items()}
-        for name, tensor in own.items():
-            tensor.copy_from(values[name])
+        names = Names(sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys()))
+        if strict and any(names):
+            missing, unknown = [each or "none" for each in names]
+            raise ArgumentError(f"state_dict: expected the names {list(own)}; missing {missing}, unknown {unknown}")
+        values = {name: _values_for(name, each, state[name]) for name, each in own.items() if name in state}
+        for name, array in values.items():
+            own[name].copy_from(array)
+        return names
 
 
 def _members(value: object) -> Iterator[Module | Parameter]:

@@ -94,3 +94,21 @@ class ConstantPad3d(ConstantPad2d):
     """A number around."""
 
     dimensions = 3
+
+
+class CircularPad1d(_Padding):
+    """Elements from the other end around."""
+
+    dimensions, mode = 1, "circular"
+
+
+class CircularPad2d(_Padding):
+    """Elements from the other end around."""
+
+    dimensions, mode = 2, "circular"
+
+
+class CircularPad3d(_Padding):
+    """Elements from the other end around."""
+
+    dimensions, mode = 3, "circular"

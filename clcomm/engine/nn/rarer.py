@@ -5,6 +5,7 @@ from __future__ import annotations
 from clcomm.engine import functional as F
 from clcomm.engine.nn.activations import Activation, Softmax
 from clcomm.engine.nn.module import Module
+from clcomm.engine.nn.pools import Upsample
 from clcomm.engine.tensor import Tensor
 
 
@@ -134,6 +135,34 @@ class Unfold(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.unfold(x, *self.settings)
+
+
+class ChannelShuffle(Module):
+    """The channels of groups in turn. See `functional.channel_shuffle`."""
+
+    def __init__(self, groups: int):
+        self.groups = groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.channel_shuffle(x, self.groups)
+
+
+class UpsamplingNearest2d(Upsample):
+    """x [N, C, H, W] -> x in another size, each element the nearest one."""
+
+    def __init__(
+        self, size: int | tuple[int, ...] | None = None, scale_factor: float | tuple[float, ...] | None = None
+    ):
+        super().__init__(size, scale_factor)
+
+
+class UpsamplingBilinear2d(Upsample):
+    """x [N, C, H, W] -> x in another size, between four elements, the corners where they were."""
+
+    def __init__(
+        self, size: int | tuple[int, ...] | None = None, scale_factor: float | tuple[float, ...] | None = None
+    ):
+        super().__init__(size, scale_factor, "bilinear", align_corners=True)
 
 
 class PairwiseDistance(Module):

@@ -8,7 +8,7 @@ import math
 from clcomm.engine.ops.arrangement import narrow, pad
 from clcomm.engine.ops.comparisons import equal_to, less_or_equal, less_than, logical_or, masked_fill
 from clcomm.engine.ops.elementwise import add, div, mul, sub
-from clcomm.engine.ops.functions import abs, clamp, cos, exp, expm1, log, maximum, sin
+from clcomm.engine.ops.functions import abs, clamp, cos, erf, exp, expm1, log, maximum, pow, sin, sqrt, square
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.ordered import Extreme, Ordered, sort
 from clcomm.engine.ops.reduce import reduced, sum
@@ -71,6 +71,50 @@ def log10(x: Tensor) -> Tensor:
 def logaddexp(a: Tensor, b: Tensor) -> Tensor:
     """Return log(e^a + e^b); a, b: float32 that broadcast to the result."""
     return add(maximum(a, b), log1p(exp(mul(abs(sub(a, b)), -1.0))))
+
+
+def exp2(x: Tensor) -> Tensor:
+    """Return 2^x of each element; x: float32 of any shape, which the result has too."""
+    return pow(2.0, x)
+
+
+def erfc(x: Tensor) -> Tensor:
+    """Return 1 less the error function of each element, to float32's digits of 1; x: float32 of any shape."""
+    return sub(1.0, erf(x))
+
+
+def hypot(a: Tensor, b: Tensor) -> Tensor:
+    """Return sqrt(a^2 + b^2) of each two elements; a, b: float32 that broadcast to the result."""
+    return sqrt(add(square(a), square(b)))
+
+
+def logit(x: Tensor, eps: float | None = None) -> Tensor:
+    """Return log(x / (1 - x)) of each element, brought between eps and 1 - eps if eps is given; x: float32."""
+    x = x if eps is None else clamp(x, float(eps), 1.0 - float(eps))
+    return log(div(x, sub(1.0, x)))
+
+
+def xlogy(a: Tensor, b: Tensor) -> Tensor:
+    """Return a log(b), 0 where a is 0; a, b: float32 of one shape."""
+    return masked_fill(mul(a, log(b)), equal_to(a, 0.0), 0.0)
+
+
+def neg(x: Tensor) -> Tensor:
+    """Return -x of each element; x: of any type but booleans."""
+    return mul(x, -1)
+
+
+def reciprocal(x: Tensor) -> Tensor:
+    """Return 1 / x of each element; x: float32 of any shape."""
+    return div(1.0, x)
+
+
+def ravel(x: Tensor) -> Tensor:
+    """Return the elements as one dimension; x: of any type and shape."""
+    return reshape(x, (-1,))
+
+
+negative = neg
 
 
 def frac(x: Tensor) -> Tensor:

@@ -16,18 +16,18 @@ from clcomm.errors import ArgumentError
 
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
     """Return tensors joined along their second dimension, or along their only one."""
-    at_least = [x if x.ndim else reshape(x, (1,)) for x in tensors]
+    at_least = [atleast_1d(x) for x in tensors]
     return concat(at_least, 0 if at_least and at_least[0].ndim == 1 else 1)
 
 
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
     """Return tensors joined along their first dimension, those of fewer than two as rows."""
-    return concat([x if x.ndim > 1 else reshape(x, (1, -1)) for x in tensors], 0)
+    return concat([atleast_2d(x) for x in tensors], 0)
 
 
 def dstack(tensors: Sequence[Tensor]) -> Tensor:
     """Return tensors joined along a third dimension, which those of fewer have of size 1."""
-    return concat([x if x.ndim > 2 else reshape(x, (*((1,) * (2 - x.ndim) + x.shape), 1)) for x in tensors], 2)
+    return concat([atleast_3d(x) for x in tensors], 2)
 
 
 def column_stack(tensors: Sequence[Tensor]) -> Tensor:
@@ -76,3 +76,28 @@ def cartesian_prod(*tensors: Tensor) -> Tensor:
     """Return all choices of one element of each tensor of one dimension, as rows."""
     grids = meshgrid(*tensors)
     return stack([reshape(each, (-1,)) for each in grids], 1) if len(tensors) > 1 else grids[0]
+
+
+def hsplit(x: Tensor, indices_or_sections: int | Sequence[int]) -> list[Tensor]:
+    """Return `tensor_split` along the second dimension, or along the only one."""
+    return tensor_split(x, indices_or_sections, 0 if x.ndim == 1 else 1)
+
+
+def vsplit(x: Tensor, indices_or_sections: int | Sequence[int]) -> list[Tensor]:
+    """Return `tensor_split` along the first dimension."""
+    return tensor_split(x, indices_or_sections, 0)
+
+
+def atleast_1d(x: Tensor) -> Tensor:
+    """Return a tensor of one dimension or more."""
+    return x if x.ndim else reshape(x, (1,))
+
+
+def atleast_2d(x: Tensor) -> Tensor:
+    """Return a tensor of two dimensions or more, new ones in front."""
+    return x if x.ndim > 1 else reshape(x, (1, -1))
+
+
+def atleast_3d(x: Tensor) -> Tensor:
+    """Return a tensor of three dimensions or more: a vector's is the second, a matrix's the first two."""
+    return x if x.ndim > 2 else reshape(atleast_2d(x), (*atleast_2d(x).shape, 1))

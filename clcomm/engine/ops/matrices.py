@@ -128,3 +128,29 @@ def cross(a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
         raise ArgumentError(f"cross: expected 3 elements along axis {axis}, got shapes {a.shape} and {b.shape}")
     turned = [[roll(x, shift, axis) for shift in (-1, 1)] for x in (a, b)]
     return sub(mul(turned[0][0], turned[1][1]), mul(turned[0][1], turned[1][0]))
+
+
+def addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
+    """Return beta * x + alpha * mat vec, of a matrix and a vector."""
+    return addmm(x, mat, vec, beta=beta, alpha=alpha)
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """Return the sums of products over the last dimensions of both."""
+    return tensordot(a, b, ([-1], [-1])) if a.ndim and b.ndim else mul(a, b)
+
+
+def kron(a: Tensor, b: Tensor) -> Tensor:
+    """Return b times each element of a, side by side: Kronecker's product of tensors of as many dimensions."""
+    if a.ndim != b.ndim:
+        raise ArgumentError(f"kron: expected as many dimensions, got shapes {a.shape} and {b.shape}")
+    apart = [reshape(x, tuple([n for size in x.shape for n in sizes(size)])) for x, sizes in
+             ((a, lambda n: (n, 1)), (b, lambda n: (1, n)))]  # fmt: skip
+    return reshape(mul(*apart), tuple([m * n for m, n in zip(a.shape, b.shape, strict=True)]))
+
+
+def pdist(x: Tensor, p: float = 2.0) -> Tensor:
+    """Return the distances of order p of each two rows of a matrix, those of the first row with the others first."""
+    rows = np.triu_indices(x.shape[0], 1)
+    first, second = (index_select(x, 0, each.astype(np.int32)) for each in rows)
+    return vector_norm(sub(first, second), p, -1)

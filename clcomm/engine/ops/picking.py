@@ -124,6 +124,16 @@ def rot90(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     )
 
 
+def flipud(x: Tensor) -> Tensor:
+    """Return x with its first dimension reversed; x: of any type."""
+    return flip(x, 0)
+
+
+def fliplr(x: Tensor) -> Tensor:
+    """Return x with its second dimension reversed; x: of any type."""
+    return flip(x, 1)
+
+
 # -- on the host: their results' shapes, or integers, follow from values
 
 
@@ -163,3 +173,8 @@ def searchsorted(sorted_sequence: Tensor, x: Tensor | float, *, right: bool = Fa
 def bucketize(x: Tensor, boundaries: Tensor, *, right: bool = False) -> Tensor:
     """Return the number of the interval between sorted boundaries that each element is in. See `searchsorted`."""
     return searchsorted(boundaries, x, right=right)
+
+
+def isin(elements: Tensor, test_elements: Tensor) -> Tensor:
+    """Return whether each element is among others; on the host."""
+    return Tensor(np.isin(elements.numpy(), test_elements.numpy()), elements.device)

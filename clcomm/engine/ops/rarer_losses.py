@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 
 from clcomm.engine.ops.comparisons import one_hot, where
-from clcomm.engine.ops.composed import cosine_similarity, reduced_loss, softplus
+from clcomm.engine.ops.composed import cosine_similarity, logsigmoid, reduced_loss, softplus
 from clcomm.engine.ops.elementwise import add, div, mul, sub
 from clcomm.engine.ops.functions import clamp, exp, log, minimum, square
 from clcomm.engine.ops.indexing import gather
 from clcomm.engine.ops.matrices import pairwise_distance
-from clcomm.engine.ops.reduce import sum
+from clcomm.engine.ops.reduce import mean, sum
 from clcomm.engine.ops.shape import reshape, unsqueeze
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
@@ -71,6 +71,14 @@ def multi_margin_loss(x: Tensor, target: Tensor, p: int = 1, margin: float = 1.0
     others = where(one_hot(reshape(target, (-1,)), rows.shape[1]) == 1, 0.0, above if p == 1 else square(above))
     losses = div(sum(others, 1), float(rows.shape[1]))
     return reduced_loss(losses if x.ndim > 1 else reshape(losses, ()), reduction)
+
+
+def multilabel_soft_margin_loss(
+    x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean"
+) -> Tensor:
+    """Return the mean over classes of -(y log(sigmoid(x)) + (1 - y) log(sigmoid(-x))); x, target: float32 [N, C]."""
+    losses = add(mul(target, logsigmoid(x)), mul(sub(1.0, target), logsigmoid(mul(x, -1.0))))
+    return reduced_loss(mul(mean(losses if weight is None else mul(losses, weight), -1), -1.0), reduction)
 
 
 def poisson_nll_loss(

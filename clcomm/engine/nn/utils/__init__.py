@@ -10,7 +10,7 @@ from clcomm.engine.nn.utils import rnn
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
-__all__ = ["clip_grad_norm_", "clip_grad_value_", "rnn"]
+__all__ = ["clip_grad_norm_", "clip_grad_value_", "parameters_to_vector", "rnn", "vector_to_parameters"]
 
 
 def clip_grad_norm_(
@@ -39,6 +39,20 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
     with no_grad():
         for each in _gradients(parameters):
             F.overwrite(each, lambda gradient: F.clamp(gradient, -float(clip_value), float(clip_value)))
+
+
+def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
+    """Return the values of parameters, one behind the other, as one dimension."""
+    return F.concat([F.reshape(each, (-1,)) for each in parameters])
+
+
+def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
+    """Write the values of one dimension to parameters, one behind the other; ArgumentError unless they are as many."""
+    own = list(parameters)
+    parts = F.split(vec.detach(), [each.numel() for each in own])
+    with no_grad():
+        for each, part in zip(own, parts, strict=True):
+            each.copy_(F.reshape(part, each.shape))
 
 
 def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
