@@ -68,13 +68,15 @@ class ModuleParts(Generic[AnyModule]):
         """Return the parameter of a dotted name; ArgumentError where there is none."""
         prefix, _, name = target.rpartition(".")
         holder: Any = self.get_submodule(prefix)
-        return _one_of(dict[str, Parameter | None](holder._parameters), name, "parameter")
+        own: dict[str, Parameter | None] = holder._parameters
+        return _one_of(own, name, "parameter")
 
     def get_buffer(self, target: str) -> Tensor:
         """Return the buffer of a dotted name; ArgumentError where there is none."""
         prefix, _, name = target.rpartition(".")
         holder: Any = self.get_submodule(prefix)
-        return _one_of(dict[str, Tensor | None](holder._buffers), name, "buffer")
+        own: dict[str, Tensor | None] = holder._buffers
+        return _one_of(own, name, "buffer")
 
     # -- type and place, which stay
 
