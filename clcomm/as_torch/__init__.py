@@ -27,14 +27,13 @@ from clcomm.engine.tensor import BOOL, FLOAT32, INT32
 from clcomm.errors import ArgumentError
 
 __all__ = [
-    "Generator", "compile", "data", "device", "distributions", "enable_grad", "jit", "load", "manual_seed", "nn", "optim",
-    "save", "set_grad_enabled", "utils",
+    "Generator", "compile", "data", "device", "distributions", "enable_grad", "jit", "load", "manual_seed", "nn",
+    "optim", "save", "set_grad_enabled", "utils",
 ]  # fmt: skip
 
 float32 = float = FLOAT32
 int32 = int64 = int = long = INT32
 bool = BOOL
-mm = bmm = matmul
 isnan, isinf, isfinite, numel = Tensor.isnan, Tensor.isinf, Tensor.isfinite, Tensor.numel
 inference_mode = no_grad
 finfo, iinfo = np.finfo, np.iinfo
