@@ -14,6 +14,7 @@ from benchmarks.workers import mpi_launch
 from clcomm import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.transport.mpi_runtime import launched_ranks
+from tests.multihost.cable import Link
 from tests.multihost.two_hosts import TwoHosts, environment, refusal
 
 _CABLE = "BENCHMARK_CABLE"
@@ -37,7 +38,7 @@ def relaunch_on_hosts(module: str, ranks: tuple[int, int], delay_ms: float, rate
     reason = refusal()
     if reason is not None:
         raise ArgumentError(f"--hosts: two hosts cannot be made here: {reason}")
-    with TwoHosts(delay_ms, rate_mbit) as hosts:
+    with TwoHosts(Link(delay_ms, rate_mbit)) as hosts:
         command = hosts.command(ranks, ["-m", module, *sys.argv[1:]])
         return subprocess.run(command, check=False, env={**environment(), _CABLE: hosts.cable.how}).returncode
 

@@ -75,21 +75,25 @@ def parse() -> argparse.Namespace:
 
 
 def train(options: argparse.Namespace, folder: Path, policy: str, rate: float) -> Trained:
-    """Train the example once; policy: also a compression, such as "demo:32", whose sign replaces AdamW's step."""
+    """Train the example once."""
     file = folder / f"{policy}-{rate:g}-{options.steps}-{options.ranks}.json"
-    how = ["--policy", policy]
-    if policy.startswith("demo"):
-        how = ["--compression", policy, "--optimizer", "sgd", "--momentum", "0"]
     if not file.exists():
         run_to_end(
             options.ranks, "-m", "examples.gpt", "--preset", "nanogpt-cpu", "--sample", "0", "--quiet",
-            "--max-steps", str(options.steps), "--lr", f"{rate:g}", "--report", str(file.absolute()), *how,
+            "--max-steps", str(options.steps), "--lr", f"{rate:g}", "--report", str(file.absolute()), *how(policy),
             limit_s=_LIMIT_S,
         )  # fmt: skip
     document = json.loads(file.read_text(encoding="utf-8"))
     rows = [row for row in document["communication"]["operations"] if row["label"] in _LABELS]
     sent = sum(sent_bytes(row, options.ranks) for row in rows)
     return Trained(document["test_loss"], sent / document["steps"], rate)
+
+
+def how(policy: str) -> list[str]:
+    """Return the example's options for a policy, or a compression such as "demo:32", whose sign is AdamW's step."""
+    if policy.startswith("demo"):
+        return ["--compression", policy, "--optimizer", "sgd", "--momentum", "0"]
+    return ["--policy", policy]
 
 
 def sent_bytes(row: dict[str, Any], ranks: int) -> float:

@@ -45,6 +45,8 @@ def snapshot_of(trainer: Trainer, job: dict[str, Any], program: dict[str, Any] |
     random_states = comm.gather_object(random_state(trainer.parts.opencl), label=CHECKPOINT)
     optimizer_state = gathered_state(trainer.optimizer)  # collective: each rank may hold a part
     sync_states = _gathered(comm, trainer.sync.state_dict(trainer.model))
+    # Under a policy each rank's optimizer has moments of its own.
+    optimizers = _gathered(comm, _numbers_of(optimizer_state)) if _has_policy(trainer) else []
     checkpoint, parameters = None, {}
     with trainer.sync.full_parameters(trainer.model):
         if comm.rank == 0:  # with those that divide its layers
@@ -60,7 +62,18 @@ def snapshot_of(trainer: Trainer, job: dict[str, Any], program: dict[str, Any] |
             checkpoint.add_group("random", {_random_name(rank, part): array for part, array in state.items()})
         for rank, sync_state in enumerate(sync_states):
             checkpoint.add_group(f"sync/{rank}", sync_state)
+        for rank, state in enumerate(optimizers[1:], 1):
+            checkpoint.add_group(f"optimizers/{rank}", state)
     return checkpoint
+
+
+def _has_policy(trainer: Trainer) -> bool:
+    return trainer.sync.models.settings.policy is not None
+
+
+def _numbers_of(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the part of an optimizer's state that can differ between ranks."""
+    return {name: array for name, array in state.items() if array.dtype.kind in "iuf"}
 
 
 def _gathered(comm: Communicator, state: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
@@ -108,6 +121,10 @@ def restore(checkpoint: Checkpoint, trainer: Trainer, job: dict[str, Any]) -> No
     whole_number("sampler.world_size", checkpoint.facts["training"]["sampler"]["world_size"], parts, parts)
     optimizer_state = checkpoint.group("optimizer")
     _check_optimizer(optimizer_state)
+    if _has_policy(trainer):
+        _check_optimizers(checkpoint, ranks)
+        if ranks == trainer.comm.size:
+            optimizer_state |= checkpoint.group(f"optimizers/{trainer.comm.rank}")
     _check_compression(checkpoint, trainer, ranks)
     trainer.optimizer.load_state_dict(divided_state(trainer.optimizer, optimizer_state))
     load_state(trainer, checkpoint.facts["training"])
@@ -160,6 +177,20 @@ def _check_optimizer(state: dict[str, np.ndarray]) -> None:
             raise invalid_entry(entry, "a finite number from 0 up", array)
 
 
+def _check_optimizers(checkpoint: Checkpoint, ranks: int) -> None:
+    """Raise CheckpointError unless a policy's checkpoint has all ranks' numbers; every rank checks those of all."""
+    numbers = _numbers_of(checkpoint.group("optimizer"))
+    expected = {name: (array.shape, array.dtype) for name, array in numbers.items()}
+    for rank in range(1, ranks):
+        state = checkpoint.group(f"optimizers/{rank}")
+        if {name: (array.shape, array.dtype) for name, array in state.items()} != expected:
+            raise CheckpointError(
+                f"checkpoint: optimizers/{rank}: expected arrays like those of rank 0's optimizer, got "
+                f"{'others' if state else 'none'}; use another checkpoint"
+            )
+        _check_optimizer(state)
+
+
 def _check_compression(checkpoint: Checkpoint, trainer: Trainer, ranks: int) -> None:
     """Raise CheckpointError for a state that no compression writes; every rank checks that of all ranks."""
     known, rank = trainer.sync.models, 0
@@ -176,7 +207,7 @@ def _restore_compression(checkpoint: Checkpoint, trainer: Trainer, ranks: int) -
     if not checkpoint.group("sync"):
         return
     comm, sync = trainer.comm, trainer.sync
-    if sync.models.settings.policy is not None:
+    if _has_policy(trainer):
         source = comm.rank if ranks == comm.size else 0  # others go on from rank 0's parameters and outer optimizer
         sync.load_state_dict(trainer.model, checkpoint.group(f"sync/{source}"))
         return

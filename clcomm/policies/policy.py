@@ -33,7 +33,7 @@ class LocalSteps(ABC):
     def __init__(self, h: int, comm: Communicator, model: ModelParameters):
         self.h, self.comm, self.model = h, comm, model
         self.steps = 0
-        self._aligned_at = -1
+        self.aligned_at = -1
 
     def step_finished(self) -> None:
         """Note that this rank's optimizer has updated the parameters, and take the outer step that is due.
@@ -58,9 +58,9 @@ class LocalSteps(ABC):
 
     def align(self) -> None:
         """Give all ranks the same parameters, whichever step it is; collective. Again in the same step: do nothing."""
-        if self.steps != self._aligned_at:
+        if self.steps != self.aligned_at:
             self.bring_forward()
-            self._aligned_at = self.steps
+            self.aligned_at = self.steps
 
     def bring_forward(self) -> None:
         """Take the next outer step now, unless all ranks have just taken one."""
@@ -71,9 +71,9 @@ class LocalSteps(ABC):
     def state(self) -> dict[str, np.ndarray]:
         """Return what this rank keeps beside the parameters, as flat arrays that may be written to."""
 
-    def loaded(self) -> None:
-        """Go on from what was written to the arrays of `state`; collective."""
-        self._aligned_at = -1
+    def loaded(self, aligned_at: int) -> None:
+        """Go on from what was written to the arrays of `state`, last aligned after so many steps; collective."""
+        self.aligned_at = aligned_at
 
 
 @dataclass(frozen=True)
@@ -133,10 +133,11 @@ def load_state(part: LocalSteps, state: Mapping[str, np.ndarray]) -> None:
         array[...] = state[name]
     part.model.read()
     part.model.write(state["parameters"])
-    part.loaded()
+    part.loaded(int(state["aligned"]))
 
 
 def saved_state(part: LocalSteps) -> dict[str, np.ndarray]:
     """Return a rank's state for a checkpoint: its own parameters too, as between outer steps ranks differ."""
     kept = {name: array.copy() for name, array in part.state().items()}
-    return kept | {"steps": np.array(part.steps), "parameters": part.model.read().copy()}
+    counts = {"steps": np.array(part.steps), "aligned": np.array(part.aligned_at)}
+    return kept | counts | {"parameters": part.model.read().copy()}

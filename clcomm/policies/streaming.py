@@ -93,8 +93,8 @@ class _Streaming(LocalSteps):
             kept |= {f"anchor/{number}": outer.anchor, f"velocity/{number}": outer.velocity, f"sent/{number}": sent}
         return kept
 
-    def loaded(self) -> None:
-        super().loaded()
+    def loaded(self, aligned_at: int) -> None:
+        super().loaded(aligned_at)
         while self._means:
             self._means.popitem()[1]()
         for number in np.flatnonzero(self._due):

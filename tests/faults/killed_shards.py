@@ -28,10 +28,11 @@ from tests.faults.pace import Pace
 RANKS = 4
 #: How a run goes on after a kill: the options for it.
 WAYS = {"other ranks": (), "restarts": ("--restarts", "6"), "from memory": ("--min-ranks", str(RANKS))}
-OPTIONS = (
-    "--model", "mlp", "--data", "digits", "--batch-size", "8", "--logical-shards", "8", "--optimizer", "adam",
-    "--clip-norm", "1", "--epochs", "6", "--checkpoint-every", "5", "--augment", "--no-eval", "--quiet",
+TRAINING = (
+    "--model", "mlp", "--data", "digits", "--batch-size", "8", "--optimizer", "adam", "--clip-norm", "1",
+    "--epochs", "6", "--checkpoint-every", "5", "--augment", "--no-eval", "--quiet",
 )  # fmt: skip
+OPTIONS = (*TRAINING, "--logical-shards", "8")
 #: More than a job with all its restarts takes on a busy machine: what a hang is told by.
 LIMIT_S = 500.0
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from clcomm.job import restarts, worlds
-from tests.faults.killed_shards import LIMIT_S, OPTIONS, digest, percentile
+from tests.faults.killed_shards import LIMIT_S, OPTIONS, TRAINING, digest, percentile
 from tests.faults.launch import ROOT, clean_environment
 
 T = TypeVar("T")
@@ -33,17 +33,20 @@ _DEATH = re.compile(
 
 
 class Job:
-    """A job with logical shards, and its checkpoint `file`.
+    """A job with logical shards, or a policy, and its checkpoint `file`.
 
     Args:
         run: options of `clcomm run`.
-        options: of the job; epochs have 23 steps.
+        options: of the job; epochs of logical shards have 23 steps.
     """
 
-    def __init__(self, file: Path, *options: str, ranks: int, run: tuple[str, ...] = (), epochs: int = 120):
+    def __init__(
+        self, file: Path, *options: str, ranks: int, run: tuple[str, ...] = (), epochs: int = 120, policy: str = ""
+    ):
         self.file, bounds = file, ("--min-ranks", "1", "--max-ranks", "4")
         command = [sys.executable, "-m", "clcomm", "run", *bounds, *run, "-n", str(ranks), "-m", "examples.mnist"]
-        own = [*OPTIONS, "--checkpoint", str(file), "--checkpoint-every", "1000", "--epochs", str(epochs), *options]
+        steps = (*TRAINING, "--policy", policy) if policy else OPTIONS
+        own = [*steps, "--checkpoint", str(file), "--checkpoint-every", "1000", "--epochs", str(epochs), *options]
         self.process = subprocess.Popen(
             [*command, *own], cwd=ROOT, env=clean_environment(OMP_NUM_THREADS="1"), stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,

@@ -57,6 +57,19 @@ def test_killed_ranks_are_replaced_and_the_bits_are_those_of_an_undisturbed_run(
     assert found == undisturbed(SHORT) and len(deaths) >= 2, deaths
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("policy", ["diloco:h=7", "sparseloco:h=7", "streaming:h=8", "noloco:h=7"])
+def test_a_killed_rank_under_a_policy_leaves_the_bits_of_an_undisturbed_run(tmp_path, policy):
+    """Copies fall between outer steps too: moments, outer momentum and what was not sent yet are each rank's own."""
+    mpiexec()
+    undisturbed, _ = Job(tmp_path / "first.npz", ranks=3, epochs=4, policy=policy).end()
+    job = Job(tmp_path / "run.npz", "--memory-checkpoint-every", "10", ranks=3, epochs=4, policy=policy)
+    os.kill(job.until_step(75)[-1][1], signal.SIGKILL)
+    found, said = job.end()
+    assert "going on from step " in said and " with 3 ranks" in said, said
+    assert found == undisturbed
+
+
 def test_more_ranks_and_fewer_join_at_a_steps_end_and_the_disk_is_not_read(tmp_path, undisturbed):
     job = Job(tmp_path / "run.npz", "--checkpoint-every", "5", ranks=2, epochs=LONG)
     for ranks in (4, 3):

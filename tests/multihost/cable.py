@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 RELAY = Path(__file__).with_name("slow_cable.py")
 #: Packets that may be on their way: none gets lost for being many.
@@ -16,47 +17,68 @@ _MOST_UNDER_WAY = 100_000
 _RELAYED_BYTES = 9000
 
 
+class Link(NamedTuple):
+    """How slow a cable is.
+
+    delay_ms: from one end to the other. rate_mbit: 10^6 bits a second each way; 0: no limit. jitter_ms: by which a
+    packet's delay differs at most. loss_percent: of packets that do not arrive.
+    """
+
+    delay_ms: float = 0.0
+    rate_mbit: float = 0.0
+    jitter_ms: float = 0.0
+    loss_percent: float = 0.0
+
+    def __str__(self) -> str:
+        jitter = f" +- {self.jitter_ms:g}" if self.jitter_ms else ""
+        rate = f"{self.rate_mbit:g} Mbit/s" if self.rate_mbit else "no limit of rate"
+        loss = f", {self.loss_percent:g}% of packets lost" if self.loss_percent else ""
+        return f"{self.delay_ms:g}{jitter} ms each way, {rate}{loss}"
+
+
+NO_LIMITS = Link()
+
+
 class Cable:
     """A network device in each of two namespaces, which exist, and what one sends the other receives.
 
-    ends: the devices' names. delay_ms: from one end to the other. rate_mbit: 10^6 bits a second each way; 0: no limit.
-    `how` says in words what delays and limits. netem does where the kernel has it, else a process that relays packets.
+    ends: the devices' names. `how` says in words what delays and limits. netem does where the kernel has it, else a
+    process that relays packets.
     """
 
-    def __init__(self, names: tuple[str, str], ends: tuple[str, str], delay_ms: float = 0.0, rate_mbit: float = 0.0):
-        self.names, self.ends, self.delay_ms, self.rate_mbit = names, ends, delay_ms, rate_mbit
+    def __init__(self, names: tuple[str, str], ends: tuple[str, str], link: Link = NO_LIMITS):
+        self.names, self.ends = names, ends
         self._relay: subprocess.Popen | None = None
         self.how = "a veth pair"
-        if not (delay_ms or rate_mbit):
-            self._make_pair()
-            return
-        limits = f"{delay_ms:g} ms each way, {f'{rate_mbit:g} Mbit/s' if rate_mbit else 'no limit of rate'}"
         self._make_pair()
-        if self._limited_by_netem():
-            self.how = f"{limits}, by netem"
+        if link == NO_LIMITS:
+            return
+        if self._limited_by_netem(link):
+            self.how = f"{link}, by netem"
         else:
             ip("-n", names[0], "link", "del", ends[0])
-            self._make_relay()
-            self.how = f"{limits}, by {RELAY.name}, as this kernel has no netem"
+            self._make_relay(link)
+            self.how = f"{link}, by {RELAY.name}, as this kernel has no netem"
 
     def _make_pair(self) -> None:
         (name, other), (end, far_end) = self.names, self.ends
         ip("-n", name, "link", "add", end, "type", "veth", "peer", "name", far_end, "netns", other)
 
-    def _limited_by_netem(self) -> bool:
+    def _limited_by_netem(self, link: Link) -> bool:
         if shutil.which("tc") is None:
             return False
-        rate = ["rate", f"{self.rate_mbit:g}mbit"] if self.rate_mbit else []
+        limits = ["delay", f"{link.delay_ms:g}ms", f"{link.jitter_ms:g}ms", "loss", f"{link.loss_percent:g}%"]
+        limits += ["rate", f"{link.rate_mbit:g}mbit"] if link.rate_mbit else []
         for name, end in zip(self.names, self.ends, strict=True):
-            discipline = ["netem", "limit", str(_MOST_UNDER_WAY), "delay", f"{self.delay_ms:g}ms", *rate]
+            discipline = ["netem", "limit", str(_MOST_UNDER_WAY), *limits]
             command = ["tc", "-n", name, "qdisc", "add", "dev", end, "root", *discipline]
             if subprocess.run(command, capture_output=True).returncode:
                 return False
         return True
 
-    def _make_relay(self) -> None:
-        limits = [str(self.delay_ms / 1e3), str(self.rate_mbit * 1e6 / 8)]
-        command = [sys.executable, str(RELAY), *self.ends, *limits]
+    def _make_relay(self, link: Link) -> None:
+        limits = link.delay_ms / 1e3, link.rate_mbit * 1e6 / 8, link.jitter_ms / 1e3, link.loss_percent / 100
+        command = [sys.executable, str(RELAY), *self.ends, *map(str, limits)]
         self._relay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert self._relay.stdout is not None and self._relay.stderr is not None
         if self._relay.stdout.readline() != b"ready\n":

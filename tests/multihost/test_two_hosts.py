@@ -11,6 +11,7 @@ import pytest
 
 from tests.faults.matrix import run_case
 from tests.faults.pace import Pace
+from tests.multihost.cable import Link
 from tests.multihost.host_cases import SAMPLE, host_cases
 from tests.multihost.two_hosts import ROOT, TwoHosts, environment
 from tests.sampling import some
@@ -158,7 +159,7 @@ def test_a_rank_that_exits_by_itself_ends_the_job_on_both_hosts(two_hosts: TwoHo
 
 
 def test_a_cable_has_the_delay_and_the_rate_it_was_made_with(two_hosts: TwoHosts):
-    with TwoHosts(delay_ms=15, rate_mbit=100) as hosts:
+    with TwoHosts(Link(delay_ms=15, rate_mbit=100)) as hosts:
         assert hosts.cable.how.startswith("15 ms each way, 100 Mbit/s, by ")
         command = hosts.command((1, 1), ["-m", "tests.multihost.far"])
         ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=HUNG_S)

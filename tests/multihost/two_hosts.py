@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if not __package__:  # it runs as a script
     sys.path.insert(0, str(ROOT))
 
-from tests.multihost.cable import Cable, ip  # noqa: E402
+from tests.multihost.cable import NO_LIMITS, Cable, Link, ip  # noqa: E402
 
 #: Addresses that only these two namespaces know.
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
@@ -36,14 +36,14 @@ _made = itertools.count()
 class TwoHosts:
     """Two namespaces while this context is entered; their names, which carry our process's number, go whatever happens.
 
-    delay_ms, rate_mbit: of the cable between them, as a Cable takes them.
+    link: how slow the cable between them is.
     """
 
-    def __init__(self, delay_ms: float = 0.0, rate_mbit: float = 0.0) -> None:
+    def __init__(self, link: Link = NO_LIMITS) -> None:
         self._id = f"{os.getpid()}.{next(_made)}"
         self.names = (f"clcomm-{self._id}-a", f"clcomm-{self._id}-b")
         self.devices = (f"cl{self._id}a", f"cl{self._id}b")
-        self._limits = delay_ms, rate_mbit
+        self._link = link
         self._cable: Cable | None = None
         self._launcher = Path()
 
@@ -51,7 +51,7 @@ class TwoHosts:
         try:
             for name in self.names:
                 ip("netns", "add", name)
-            self._cable = Cable(self.names, self.devices, *self._limits)
+            self._cable = Cable(self.names, self.devices, self._link)
             self._cable.plug_in(ADDRESSES)
             self._launcher = self._write_launcher()
         except BaseException:
@@ -153,15 +153,32 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
+def add_link(parser: argparse.ArgumentParser, default: Link = NO_LIMITS) -> None:
+    """Add the options of a slow cable."""
+    parser.add_argument("--delay-ms", type=float, default=default.delay_ms, help="each way; default: %(default)s")
+    parser.add_argument(
+        "--rate-mbit",
+        type=float,
+        default=default.rate_mbit,
+        help="10^6 bits a second, 0: no limit; default: %(default)s",
+    )
+    parser.add_argument("--jitter-ms", type=float, default=default.jitter_ms, help="of the delay; default: %(default)s")
+    parser.add_argument("--loss-percent", type=float, default=default.loss_percent, help="lost; default: %(default)s")
+
+
+def link_of(options: argparse.Namespace) -> Link:
+    """Return the cable of `add_link`'s options."""
+    return Link(options.delay_ms, options.rate_mbit, options.jitter_ms, options.loss_percent)
+
+
 def main() -> int:
     """Run a command on two hosts, as the arguments say, and return its exit code."""
     parser = argparse.ArgumentParser(description="Run Python on two hosts made of network namespaces.")
-    parser.add_argument("--delay-ms", type=float, default=0.0, help="from host to host; default: none")
-    parser.add_argument("--rate-mbit", type=float, default=0.0, help="10^6 bits a second each way; default: no limit")
+    add_link(parser)
     parser.add_argument("ranks", type=int, nargs=2, help="on each host")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="Python's")
     options = parser.parse_args()
-    with TwoHosts(options.delay_ms, options.rate_mbit) as made:
+    with TwoHosts(link_of(options)) as made:
         print(f"cable: {made.cable.how}", file=sys.stderr, flush=True)
         told = {name: value for name, value in os.environ.items() if name.startswith("CLCOMM_")}
         command = made.command(tuple(options.ranks), options.arguments)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.checkpoint import load
+from clcomm.checkpoint import load, save
 from clcomm.errors import ArgumentError, CheckpointError
 from tests.helpers import one_line
 from training.console import make_console
@@ -54,18 +54,38 @@ def test_outer_steps_that_do_nothing_are_those_of_one_rank() -> None:
 
 
 @pytest.mark.mpi(min_size=1)
-def test_a_resumed_run_goes_on_with_what_the_policy_keeps(auto: Communicator, tmp_path: Path) -> None:
-    """Each rank from its own parameters; but all optimizers from rank 0's state, so that the course is near alone."""
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_resumed_run_has_the_bits_of_a_whole_one(auto: Communicator, tmp_path: Path, policy: str) -> None:
+    """From 5 steps, between two outer ones: each rank's parameters and moments are its own."""
     file = auto.broadcast_object(str(tmp_path / "run.npz"))
-    whole = ends_with(auto, policy="diloco:h=4")
-    ends_with(auto, policy="diloco:h=4", max_steps=6, checkpoint=file, eval=True)
-    resumed = ends_with(auto, policy="diloco:h=4", resume=file)
-    assert auto.all_gather_object(resumed) == [resumed] * auto.size
-    assert np.isclose(resumed[1], whole[1], rtol=0.02)
-    if auto.size == 1:
-        assert resumed == whole
+    whole = ends_with(auto, policy=policy)
+    session_of(auto, policy, max_steps=5, checkpoint=file, eval=False).run()
+    resumed = ends_with(auto, policy=policy, resume=file)
+    assert auto.all_gather_object(resumed) == auto.all_gather_object(whole) == [whole] * auto.size
     with pytest.raises(CheckpointError, match="policy"):
-        ends_with(auto, policy="diloco:h=5", resume=file)
+        ends_with(auto, policy=f"{policy[:-1]}5", resume=file)
+
+
+@pytest.mark.mpi(min_size=1)
+def test_a_checkpoint_of_aligned_ranks_takes_no_outer_step_again(auto: Communicator, tmp_path: Path) -> None:
+    """An epoch ends with an evaluation, whose outer step is brought forward, and then with a checkpoint."""
+    file = auto.broadcast_object(str(tmp_path / "run.npz"))
+    ended = {"policy": "diloco:h=50", "max_steps": None, "epochs": 1}
+    assert ends_with(auto, checkpoint=file, **ended) == ends_with(auto, resume=file, **ended)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_checkpoint_without_a_ranks_optimizer_is_refused_on_every_rank(auto: Communicator, tmp_path: Path) -> None:
+    file = Path(auto.broadcast_object(str(tmp_path / "run.npz")))
+    session_of(auto, "diloco:h=4", max_steps=5, checkpoint=str(file), eval=False).run()
+    if auto.rank == 0:
+        found = load(file)
+        found.arrays = {name: array for name, array in found.arrays.items() if not name.startswith("optimizers/1/")}
+        save(file, found)
+    auto.barrier()
+    with pytest.raises(CheckpointError) as caught:
+        session_of(auto, "diloco:h=4", resume=str(file)).run()
+    assert "optimizers/1: expected arrays like those of rank 0's optimizer, got none" in one_line(caught)
 
 
 @pytest.mark.mpi(min_size=1)
