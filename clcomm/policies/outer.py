@@ -8,7 +8,7 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.policies.parameters import ModelParameters
-from clcomm.policies.policy import OUTER, LocalSteps, Policy
+from clcomm.policies.policy import LocalSteps, Policy
 
 
 class Nesterov:
@@ -45,8 +45,7 @@ class LocalSGD(Policy):
 
 class _Mean(LocalSteps):
     def outer_step(self) -> None:
-        own = self.model.read()
-        self.model.write(self.comm.all_reduce(own, "mean", out=np.empty_like(own), label=OUTER))
+        self.model.write(self.mean(self.model.read()))
 
     def state(self) -> dict[str, np.ndarray]:
         return {}
@@ -80,9 +79,7 @@ class _DiLoCo(LocalSteps):
         self._outer = Nesterov(model.read(), settings.lr, settings.momentum)
 
     def outer_step(self) -> None:
-        gradient = self._outer.anchor - self.model.read()
-        self.comm.all_reduce(gradient, "mean", label=OUTER)
-        self._outer.step(gradient)
+        self._outer.step(self.mean(self._outer.anchor - self.model.read()))
         self.model.write(self._outer.anchor)
 
     def state(self) -> dict[str, np.ndarray]:

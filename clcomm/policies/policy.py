@@ -34,6 +34,7 @@ class LocalSteps(ABC):
         self.h, self.comm, self.model = h, comm, model
         self.steps = 0
         self.aligned_at = -1
+        self._shared: np.ndarray | None = None
 
     def step_finished(self) -> None:
         """Note that this rank's optimizer has updated the parameters, and take the outer step that is due.
@@ -66,6 +67,16 @@ class LocalSteps(ABC):
         """Take the next outer step now, unless all ranks have just taken one."""
         if self.steps % self.h:
             self.outer_step()
+
+    def mean(self, values: np.ndarray) -> np.ndarray:
+        """Return the mean over the ranks of an array like the parameters, which the next call writes over; collective.
+
+        It lies in memory that a host's ranks share, where there is some: a host then sends others as much as one rank.
+        """
+        if self._shared is None:
+            self._shared = self.comm.allocate(values.nbytes, purpose=OUTER).view(values.dtype)
+        np.copyto(self._shared, values)
+        return self.comm.all_reduce(self._shared, "mean", label=OUTER)
 
     @abstractmethod
     def state(self) -> dict[str, np.ndarray]:
