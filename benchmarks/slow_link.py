@@ -39,9 +39,6 @@ Course = list[dict[str, float]]
 
 def main() -> None:
     options, console = parse(), harness.make_console()
-    reason = refusal()
-    if reason:
-        raise ArgumentError(f"two hosts cannot be made here: {reason}")
     report = Report("seconds to a held-out loss over a slow link", harness.command_line(PROGRAM))
     kept = nullcontext(options.kept) if options.kept else tempfile.TemporaryDirectory(prefix="clcomm-bench-")
     courses: dict[str, Course] = {}
@@ -78,10 +75,16 @@ def parse() -> argparse.Namespace:
 
 
 def train(options: argparse.Namespace, folder: Path, policy: str) -> Course:
-    """Return a run's course, trained now unless the folder has it; LaunchError with the output of one that fails."""
+    """Return a run's course, trained now unless the folder has it.
+
+    Raises ArgumentError where two hosts cannot be made, LaunchError with the output of a run that fails.
+    """
     link = link_of(options)
     file = (folder / f"{policy}-{options.rate:g}-{'-'.join(f'{each:g}' for each in link)}.json").absolute()
     if not file.exists():
+        reason = refusal()
+        if reason:
+            raise ArgumentError(f"two hosts cannot be made here: {reason}")
         given = [str(file), str(min(options.losses)), str(options.every), str(options.windows)]
         example = ["--preset", "nanogpt-cpu", "--quiet", "--lr", f"{options.rate:g}", "--max-steps", str(options.steps)]
         with TwoHosts(link) as hosts:
