@@ -19,7 +19,7 @@ from clcomm.engine.autograd import enable_grad, set_grad_enabled
 from clcomm.engine.creation import *  # noqa: F403 - the names in its __all__
 from clcomm.engine.creation import tensor, zeros
 from clcomm.engine.functional import *  # noqa: F403 - the names in its __all__
-from clcomm.engine.functional import cross, matmul, transpose, vector_norm
+from clcomm.engine.functional import cross, transpose, vector_norm
 from clcomm.engine.fusion import Fused
 from clcomm.engine.gradients import grad
 from clcomm.engine.nn import Generator, manual_seed
