@@ -15,11 +15,11 @@ import numpy as np
 from clcomm import optim, weights
 from clcomm.as_torch import data, distributions
 from clcomm.engine import Device, Tensor, default_device, nn, no_grad, recomputation
-from clcomm.engine.autograd import enable_grad, set_grad_enabled
+from clcomm.engine.autograd import enable_grad, is_recording, set_grad_enabled
 from clcomm.engine.creation import *  # noqa: F403 - the names in its __all__
 from clcomm.engine.creation import tensor, zeros
 from clcomm.engine.functional import *  # noqa: F403 - the names in its __all__
-from clcomm.engine.functional import cross, transpose, vector_norm
+from clcomm.engine.functional import cross, swap_dimensions, vector_norm
 from clcomm.engine.fusion import Fused
 from clcomm.engine.gradients import grad
 from clcomm.engine.nn import Generator, manual_seed
@@ -35,7 +35,8 @@ float32 = float = FLOAT32
 int32 = int64 = int = long = INT32
 bool = BOOL
 isnan, isinf, isfinite, numel = Tensor.isnan, Tensor.isinf, Tensor.isfinite, Tensor.numel
-inference_mode = no_grad
+inference_mode, is_grad_enabled = no_grad, is_recording
+transpose = swap_dimensions  # type: ignore[assignment]  # of PyTorch's arguments
 finfo, iinfo = np.finfo, np.iinfo
 
 
@@ -137,7 +138,7 @@ def is_tensor(value: object) -> Any:
 
 def t(x: Tensor) -> Tensor:
     """Return a matrix transposed."""
-    return transpose(x, None)
+    return x.t()
 
 
 def save(state: Any, path: Any) -> None:

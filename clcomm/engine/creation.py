@@ -21,8 +21,8 @@ Place = Device | str | None
 
 __all__ = [
     "arange", "as_tensor", "bernoulli", "empty", "empty_like", "eye", "from_numpy", "full", "full_like", "linspace",
-    "multinomial", "normal", "ones", "ones_like", "rand", "rand_like", "randint", "randn", "randn_like", "randperm",
-    "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like",
+    "logspace", "multinomial", "normal", "ones", "ones_like", "rand", "rand_like", "randint", "randint_like",
+    "randn", "randn_like", "randperm", "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like",
 ]  # fmt: skip
 
 
@@ -95,6 +95,12 @@ def triu_indices(row: int, col: int, offset: int = 0, *, device: Place = None) -
 def linspace(start: float, end: float, steps: int, *, dtype: Any = FLOAT32, device: Place = None) -> Tensor:
     """Return numbers at equal distances, both ends included."""
     return tensor(np.linspace(start, end, steps), dtype, device)
+
+
+def logspace(start: float, end: float, steps: int, base: float = 10.0, *, dtype: Any = FLOAT32,
+             device: Place = None) -> Tensor:  # fmt: skip
+    """Return powers of a base, of exponents at equal distances, both ends included."""
+    return tensor(np.logspace(start, end, steps, base=base), dtype, device)
 
 
 # -- drawn
@@ -192,6 +198,13 @@ empty_like = zeros_like
 def full_like(x: Tensor, fill_value: float, *, dtype: Any = None, device: Place = None) -> Tensor:
     """Return a tensor of one value, of another one's shape, type and device."""
     return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=device or x.device)
+
+
+def randint_like(x: Tensor, low: int, high: Any = None, *, dtype: Any = None, device: Place = None) -> Tensor:
+    """Return `randint` of another tensor's shape, type and device."""
+    own = x.dtype if dtype is None else dtype
+    limits = (0, low) if high is None else (low, high)
+    return randint(limits[0], limits[1], x.shape, dtype=own, device=device or x.device)
 
 
 def _on_host(values: Any) -> Any:

@@ -62,7 +62,7 @@ from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool, conv_transpose2d
 from clcomm.engine.ops.ctc import ctc_loss
 from clcomm.engine.ops.dropout import dropout
 from clcomm.engine.ops.einsum import einsum
-from clcomm.engine.ops.elementwise import add, div, mul, sub
+from clcomm.engine.ops.elementwise import add, mul, sub
 from clcomm.engine.ops.formulas import (
     addcdiv,
     addcmul,
@@ -78,7 +78,6 @@ from clcomm.engine.ops.formulas import (
     equal,
     erfc,
     exp2,
-    fmod,
     frac,
     hypot,
     isclose,
@@ -199,6 +198,7 @@ from clcomm.engine.ops.picking import (
     isin,
     masked_select,
     movedim,
+    nonzero,
     repeat_interleave,
     rot90,
     searchsorted,
@@ -238,7 +238,7 @@ from clcomm.engine.ops.rarer_losses import (
 )
 from clcomm.engine.ops.reduce import broadcast_to, mean, sum
 from clcomm.engine.ops.resampling import adaptive_max_pool2d, interpolate, pixel_shuffle, pixel_unshuffle
-from clcomm.engine.ops.rounding import ceil, floor, floor_divide, log1p, remainder, round, sign, trunc
+from clcomm.engine.ops.rounding import ceil, div, floor, floor_divide, fmod, log1p, remainder, round, sign, trunc
 from clcomm.engine.ops.sampling import affine_grid, fold, grid_sample, local_response_norm, lp_pool2d
 from clcomm.engine.ops.shape import clone, flatten, reshape, squeeze, swap_dimensions, transpose, unsqueeze
 from clcomm.engine.ops.softmax import log_softmax, logsumexp, softmax
@@ -567,7 +567,7 @@ clip, absolute, permute, moveaxis, upsample = clamp, abs, transpose, movedim, in
 swapaxes = swapdims = swap_dimensions
 multiply, subtract, divide, true_divide = mul, sub, div, div
 arccos, arcsin, arctan, arctan2 = acos, asin, atan, atan2
-nonzero, row_stack = argwhere, vstack
+row_stack = vstack
 
 # A tensor's operators call these functions; tensor.py cannot import this module, which imports it.
 Tensor._functional = sys.modules[__name__]  # type: ignore[misc]
@@ -583,5 +583,6 @@ def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 for _name in FunctionMethods.__annotations__:
-    _own = globals()[_name.removesuffix("_")]
-    setattr(Tensor, _name, _in_place(_own) if _name.endswith("_") else _own)
+    if _name.endswith("_"):
+        globals()[_name] = _in_place(globals()[_name[:-1]])
+    setattr(Tensor, _name, globals()[_name])

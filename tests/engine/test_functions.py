@@ -267,6 +267,8 @@ def test_a_replay_notices_another_tensor_of_equal_value():
 
 @pytest.mark.parametrize(("mistake", "words"), [
     (lambda x, n: n // 0, "floor_divide: expected to divide by other integers than 0, got 0"),
+    (lambda x, n: x.div(x, rounding_mode="floor"), "number other than 0 to divide by, got a tensor of shape (3, 4, 5)"),
+    (lambda x, n: x.div(2, rounding_mode="down"), "div: rounding_mode: expected None, 'floor' or 'trunc', got 'down'"),
     (lambda x, n: x % 0, "remainder: expected a number other than 0 to divide by, got 0"),
     (lambda x, n: x & x, "&: expected a tensor of booleans, got float32; x != 0 is one"),
     (lambda x, n: x > X, ">: expected a tensor or a number, got ndarray; wrap arrays in Tensor(...)"),

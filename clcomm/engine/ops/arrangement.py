@@ -35,9 +35,9 @@ def repeat(x: Tensor, *sizes: int | Sequence[int]) -> Tensor:
     return reshape(whole, tuple([n * size for n, size in zip(times, shape, strict=True)]))
 
 
-def flip(x: Tensor, *dims: int | Sequence[int]) -> Tensor:
+def flip(x: Tensor, *given: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Tensor:
     """Return x with the order of its elements along the dimensions reversed; x: of any type and shape."""
-    turned = _dimensions("flip", x, dims)
+    turned = _dimensions("flip", x, given if dims is None else (dims,))
     index: Any = tuple([slice(None, None, -1 if d in turned else None) for d in range(x.ndim)])
     return take(x, index)
 

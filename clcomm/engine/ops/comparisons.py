@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from numbers import Real
+from typing import Any, overload
 
 import numpy as np
 
@@ -206,11 +207,17 @@ def masked_fill(x: Tensor, mask: Tensor | np.ndarray, value: float) -> Tensor:
     return MaskedFill.apply(x, flags=flags, where=1, value=float(value))
 
 
-def where(condition: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
-    """Return a where `condition` is true, else b.
+@overload
+def where(condition: Tensor) -> tuple[Tensor, ...]: ...
+@overload
+def where(condition: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor: ...
+def where(condition: Tensor, a: Any = None, b: Any = None) -> Tensor | tuple[Tensor, ...]:
+    """Return a where `condition` is true, else b; without both a tuple of its true places' indices, read to the host.
 
     condition: booleans; a, b: float32 or numbers; all broadcast to the result. Raises ArgumentError for others.
     """
+    if a is None and b is None:
+        return tuple([Tensor(each, condition.device) for each in np.nonzero(condition.numpy())])
     flags = _boolean("where: condition", condition)
     a, b = [constant(flags.device, float(x)) if isinstance(x, Real) else float_tensor("where", x) for x in (a, b)]
     if a.device is not flags.device or b.device is not flags.device:

@@ -161,11 +161,12 @@ class DivideNumber(Op):
         return (dx,)
 
 
-def add(a: Tensor | float, b: Tensor | float) -> Tensor:
-    """Return a + b; tensors broadcast as in NumPy, and one operand may be a number.
+def add(a: Tensor | float, b: Tensor | float, *, alpha: float = 1.0) -> Tensor:
+    """Return a + alpha b; tensors broadcast as in NumPy, and one operand may be a number.
 
     a, b: float32, or one of them a number; the result has the shape to which they broadcast. Integers: `integers.py`.
     """
+    b = b if alpha == 1 else b * alpha
     if is_whole(a) or is_whole(b):
         return of_integers("add", a, b) if are_whole(a, b) else add(*floats(a, b))
     if isinstance(b, Real):
@@ -175,11 +176,12 @@ def add(a: Tensor | float, b: Tensor | float) -> Tensor:
     return Add.apply(*pair("add", a, b))
 
 
-def sub(a: Tensor | float, b: Tensor | float) -> Tensor:
-    """Return a - b; tensors broadcast as in NumPy, and one operand may be a number.
+def sub(a: Tensor | float, b: Tensor | float, *, alpha: float = 1.0) -> Tensor:
+    """Return a - alpha b; tensors broadcast as in NumPy, and one operand may be a number.
 
     a, b: float32, or one of them a number; the result has the shape to which they broadcast. Integers: `integers.py`.
     """
+    b = b if alpha == 1 else b * alpha
     if is_whole(a) or is_whole(b):
         return of_integers("sub", a, b) if are_whole(a, b) else sub(*floats(a, b))
     if isinstance(b, Real):

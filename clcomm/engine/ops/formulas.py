@@ -122,11 +122,6 @@ def frac(x: Tensor) -> Tensor:
     return sub(x, trunc(x))
 
 
-def fmod(x: Tensor, other: float) -> Tensor:
-    """Return what the division of each element by a number leaves, with the element's sign."""
-    return sub(x, mul(trunc(div(x, other)), other))
-
-
 def nan_to_num(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """Return x with numbers for NaN and infinity: 0 and the largest float32 by default; no gradient passes there."""
     most = 3.4028234663852886e38

@@ -5,7 +5,7 @@ A step with such arithmetic waits for the queue, and is not replayed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,10 @@ from clcomm.engine.ops.casts import to_float
 from clcomm.engine.tensor import BOOL, INT32, Tensor
 from clcomm.errors import ArgumentError
 
-_OPERATIONS = {
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "floor_divide": np.floor_divide, "remainder": np.remainder,
-    "&": np.bitwise_and, "|": np.bitwise_or, "^": np.bitwise_xor, "<<": np.left_shift, ">>": np.right_shift,
+    "trunc_divide": lambda a, b: (a - np.fmod(a, b)) // b, "&": np.bitwise_and, "|": np.bitwise_or,
+    "^": np.bitwise_xor, "<<": np.left_shift, ">>": np.right_shift,
 }  # fmt: skip
 
 
@@ -39,14 +40,18 @@ def of_integers(name: str, a: Any, b: Any) -> Tensor:
     """Return an operation of operands that `are_whole`; ArgumentError for x / 0, and for a result outside int32."""
     first, second = [x.numpy().astype(np.int64) if isinstance(x, Tensor) else np.int64(x) for x in (a, b)]
     if name in ("<<", ">>") and not np.all((second >= 0) & (second < 32)):
-        raise ArgumentError(f"{name}: expected to shift by 0 to 31 bits, got {b!r}")
-    if name in ("floor_divide", "remainder") and not np.all(second):
-        raise ArgumentError(f"{name}: expected to divide by other integers than 0, got {b!r}")
+        raise ArgumentError(f"{name}: expected to shift by 0 to 31 bits, got {_text(b)}")
+    if name in ("floor_divide", "remainder", "trunc_divide") and not np.all(second):
+        raise ArgumentError(f"{name}: expected to divide by other integers than 0, got {_text(b)}")
     try:
         values = _OPERATIONS[name](first, second)
     except ValueError:
         raise ArgumentError(f"{name}: shapes {first.shape} and {second.shape} do not broadcast") from None
     return Tensor(values, a.device if isinstance(a, Tensor) else b.device)
+
+
+def _text(operand: object) -> str:
+    return f"a tensor of shape {operand.shape}" if isinstance(operand, Tensor) else repr(operand)
 
 
 def shifted(name: str, a: Tensor, bits: Any) -> Tensor:

@@ -199,10 +199,10 @@ def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
 
 
 @pytorch_names
-def sort(x: Tensor, axis: int = -1, descending: bool = False) -> Ordered:
+def sort(x: Tensor, axis: int = -1, descending: bool = False, *, stable: bool = True) -> Ordered:
     """Return x sorted along a dimension and the indices of its elements, as `argsort` has them.
 
-    x: float32 of any shape, or integers, which are sorted on the host.
+    x: float32 of any shape, or integers, which are sorted on the host. stable: it always is.
     """
     if is_whole(x):
         values = -x.numpy().astype(np.int64) if descending else x.numpy()
@@ -213,10 +213,10 @@ def sort(x: Tensor, axis: int = -1, descending: bool = False) -> Ordered:
 
 
 @pytorch_names
-def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Ordered:
+def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True, sorted: bool = True) -> Ordered:
     """Return the k largest elements along a dimension, or the smallest, the first of them first, and their indices.
 
-    x: float32 of any shape. Raises ArgumentError for more than the dimension has.
+    x: float32 of any shape. sorted: they always are. Raises ArgumentError for more than the dimension has.
     """
     at, outer, length, inner = _along("topk", x, axis)
     if not isinstance(k, int) or not 1 <= k <= length:

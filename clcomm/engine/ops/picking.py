@@ -9,7 +9,7 @@ import numpy as np
 
 from clcomm.engine.ops.arrangement import flip, repeat
 from clcomm.engine.ops.casts import moved
-from clcomm.engine.ops.comparisons import masked_fill
+from clcomm.engine.ops.comparisons import masked_fill, where
 from clcomm.engine.ops.elementwise import add, mul
 from clcomm.engine.ops.indexing import gather, index_select, spread, take
 from clcomm.engine.ops.names import pytorch_names
@@ -135,6 +135,11 @@ def fliplr(x: Tensor) -> Tensor:
 
 
 # -- on the host: their results' shapes, or integers, follow from values
+
+
+def nonzero(x: Tensor, *, as_tuple: bool = False) -> Any:
+    """Return `argwhere`, or with `as_tuple` the indices of each dimension."""
+    return where(x) if as_tuple else argwhere(x)
 
 
 def argwhere(x: Tensor) -> Tensor:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from numbers import Real
 
 from clcomm.engine.ops.activation import Activation
-from clcomm.engine.ops.elementwise import div, sub
+from clcomm.engine.ops.comparisons import where
+from clcomm.engine.ops.elementwise import div as quotient
+from clcomm.engine.ops.elementwise import mul, sub
 from clcomm.engine.ops.integers import are_whole, floats, is_whole, of_integers
-from clcomm.engine.tensor import Tensor, float_tensor
+from clcomm.engine.tensor import Tensor, constant, float_tensor
 from clcomm.errors import ArgumentError
 
 
@@ -74,8 +76,10 @@ def ceil(x: Tensor) -> Tensor:
     return Ceil.apply(float_tensor("ceil", x))
 
 
-def round(x: Tensor) -> Tensor:
-    """Return the nearest whole number, the even one of two, with a gradient of 0; x: float32 of any shape."""
+def round(x: Tensor, *, decimals: int = 0) -> Tensor:
+    """Return the nearest whole number, the even one of two, or that of `decimals` digits behind it; gradients are 0."""
+    if decimals:
+        return quotient(round(mul(x, 10.0**decimals)), 10.0**decimals)
     return Round.apply(float_tensor("round", x))
 
 
@@ -89,7 +93,7 @@ def sign(x: Tensor) -> Tensor:
     return Sign.apply(float_tensor("sign", x))
 
 
-def remainder(a: Tensor, b: float | Tensor) -> Tensor:
+def remainder(a: Tensor | float, b: float | Tensor) -> Tensor:
     """Return what the division of each element by b leaves, with b's sign, as Python's `%`.
 
     a: float32, and b a number other than 0; or both integers, one of which may be a number. Raises ArgumentError for
@@ -98,12 +102,36 @@ def remainder(a: Tensor, b: float | Tensor) -> Tensor:
     if is_whole(a) or is_whole(b):
         return of_integers("remainder", a, b) if are_whole(a, b) else remainder(*floats(a, b))
     if not isinstance(b, Real) or not b:
-        raise ArgumentError(f"remainder: expected a number other than 0 to divide by, got {b!r}")
+        given = f"a tensor of shape {b.shape}" if isinstance(b, Tensor) else repr(b)
+        raise ArgumentError(f"remainder: expected a number other than 0 to divide by, got {given}")
     return Remainder.apply(float_tensor("remainder", a), settings=(float(b),))
 
 
-def floor_divide(a: Tensor, b: float | Tensor) -> Tensor:
+def floor_divide(a: Tensor | float, b: float | Tensor) -> Tensor:
     """Return each element divided by b, rounded down, with a gradient of 0; arguments as of `remainder`."""
     if is_whole(a) or is_whole(b):
         return of_integers("floor_divide", a, b) if are_whole(a, b) else floor_divide(*floats(a, b))
-    return round(div(sub(a, remainder(a, b)), b))
+    return round(quotient(sub(a, remainder(a, b)), b))
+
+
+def div(a: Tensor | float, b: Tensor | float, *, rounding_mode: str | None = None) -> Tensor:
+    """Return a / b, see `elementwise.div`; rounded down with "floor", as `floor_divide`, or towards 0 with "trunc".
+
+    Integers that are rounded stay integers. Raises ArgumentError for another mode.
+    """
+    if rounding_mode is None:
+        return quotient(a, b)
+    if rounding_mode == "floor":
+        return floor_divide(a, b)
+    if rounding_mode != "trunc":
+        raise ArgumentError(f"div: rounding_mode: expected None, 'floor' or 'trunc', got {rounding_mode!r}")
+    if (is_whole(a) or is_whole(b)) and are_whole(a, b):
+        return of_integers("trunc_divide", a, b)
+    # Of a number too: to multiply by its reciprocal would round twice.
+    return trunc(quotient(a, constant(a.device, float(b)) if isinstance(b, Real) and isinstance(a, Tensor) else b))
+
+
+def fmod(x: Tensor, other: float) -> Tensor:
+    """Return what the division of each element by a number other than 0 leaves, with the element's sign; x: float32."""
+    size = abs(float(other))
+    return where(float_tensor("fmod", x) < 0, mul(remainder(mul(x, -1.0), size), -1.0), remainder(x, size))
