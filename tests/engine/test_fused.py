@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from clcomm import as_torch as torch_names
-from clcomm.engine import Linear, Module, Parameter, Replay, Tensor, autograd, no_grad
+from clcomm.engine import Linear, Module, Parameter, Replay, Tensor, autograd, fusion, no_grad
 from clcomm.engine import functional as F
 from clcomm.engine.fusion import fused, stages
 from clcomm.engine.gradients import grad
 from clcomm.engine.recomputation import checkpoint
+from clcomm.engine.rehearsal import Rehearsal
 from clcomm.errors import ArgumentError
 from tests.sampling import some
 
@@ -186,6 +187,45 @@ def test_an_argument_given_twice_a_mask_names_and_methods(device):
     np.testing.assert_array_equal(flags.numpy(), (host > 0) & (host < 0.5))
 
 
+#: The engine's own functions that are fused.
+CHAINED = (
+    "F.hardsigmoid(4 * x0)", "F.prelu(x0, x2[:1]) * x1", "F.rms_norm(x0, (3, 7), None, 1e-3)", "F.rms_norm(x0, 7, x2)",
+    "F.l1_loss(x0, x1)", "F.binary_cross_entropy(F.sigmoid(x0), F.sigmoid(x1), 'sum')", "F.kl_div(x0, F.sigmoid(x1))",
+    "F.kl_div(x0, x1, 'batchmean', log_target=True)", "F.softplus(x0, 2.0, 1.0)", "F.selu(x0)", "F.celu(x0, 0.7)",
+    "F.softsign(x0)", "F.tanhshrink(x0)", "F.hardshrink(x0)", "F.softshrink(x0)", "F.lerp(x0, x2, 0.3)",
+    "F.lerp(x0, x2, x3)", "F.addcmul(x0, x2, x1, value=0.5)", "F.addcdiv(x0, x1, x1 * x1 + 1)", "F.logaddexp(x0, x1)",
+    "F.tan(x0)", "F.sinh(x0)", "F.cosh(x0)", "F.fmod(x0, 0.3)", "F.nan_to_num(x0 / (x1 > 0).float())",
+    "F.margin_ranking_loss(x0, x1, F.sign(x0))", "F.hinge_embedding_loss(x0, F.sign(x1))",
+    "F.soft_margin_loss(x0, F.sign(x1))", "F.poisson_nll_loss(x0, 3 * x1 * x1, full=True)",
+    "F.gaussian_nll_loss(x0, x1, x1 * x1 + 0.1, True)",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", CHAINED)
+def test_the_engines_own_chains_have_the_bits_of_their_operations(device, text):
+    hosts = [np.random.default_rng(n).standard_normal(shape).astype(np.float32) for n, shape in enumerate(SHAPES)]
+    function = function_of(text)
+    chained = launched(device, lambda: results(function, hosts, device))
+    found, _ = results(function, hosts, device, twice=True)
+    with fusion.one_by_one():
+        assert same(results(function, hosts, device, twice=True)[0], found)
+        alone = launched(device, lambda: results(function, hosts, device))
+    assert "fused" in chained and "fused" not in alone and len(chained) <= len(alone)
+
+
+def test_a_rehearsal_lists_the_programs_of_fused_functions(device):
+    function = fused(lambda x: F.tanh(x) * 0.25 + x)
+    rehearsal = Rehearsal(device)
+    own = Tensor(np.ones(9, np.float32), rehearsal, requires_grad=True)
+    function(own).backward(Tensor(np.ones(9, np.float32), rehearsal))
+    rehearsal.build(rehearsal.programs)
+    built = len(device._programs)
+    x = Tensor(np.ones(9, np.float32), device, requires_grad=True)
+    assert launched(device, lambda: function(x).backward(Tensor(np.ones(9, np.float32), device))) == ["fused"] * 2
+    assert len(device._programs) == built
+    rehearsal.close()
+
+
 def test_tensors_without_elements_have_the_functions_result(device):
     x = Tensor(np.ones((0, 3), np.float32), device, requires_grad=True)
     result = fused(gelu)(x, Tensor(np.ones(3, np.float32), device))
@@ -236,7 +276,7 @@ REFUSED = {
     "softmax": (lambda x: F.softmax(x, -1), "softmax.cl"),
     "value": (lambda x: x * x.sum().item(), "brings values to the host"),
     "condition": (lambda x: x if (x > 0).any() else -x, "queues the kernel|brings values"),
-    "upload": (lambda x: x + Tensor(np.ones(4, np.float32)), "expected tensors of one device"),
+    "upload": (lambda x: x + Tensor(np.ones(4, np.float32)), "one device, got none \\(of .*fused: give it all tensors"),
     "dropout": (lambda x: F.dropout(x, 0.5), "dropout|brings values"),
     "in place": (lambda x: x.add_(1.0) * 2, "writes to an argument in place"),
     "several": (lambda x: (x * 2, x * 3), "returns a tuple"),

@@ -5,5 +5,6 @@ one kernel of those that follow each other; `function.py` has the decorator.
 """
 
 from clcomm.engine.fusion.function import Fused as Fused
+from clcomm.engine.fusion.function import chained as chained
 from clcomm.engine.fusion.function import fused as fused
 from clcomm.engine.fusion.function import one_by_one as one_by_one

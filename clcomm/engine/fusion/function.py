@@ -7,10 +7,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import update_wrapper
+from functools import update_wrapper, wraps
 from numbers import Real
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from clcomm.engine.autograd import Context, Op, is_recording, no_grad
@@ -22,6 +22,7 @@ from clcomm.errors import ArgumentError
 
 #: Signatures that a function keeps for a device, and programs that it builds; beyond these it runs as it is.
 _MOST_KEPT, _MOST_PROGRAMS = 64, 32
+Result = TypeVar("Result")
 
 
 class _Mode(threading.local):
@@ -77,6 +78,7 @@ class Plan:
         added: the same, added to what the arguments `repeated` have of theirs, where several parts follow each other.
         reads: the arguments that backward reads.
         programs: the texts of all chains.
+        launches: how many the function has by itself.
     """
 
     def __init__(self, device: Device, call: Call, given: Sequence[Given]):
@@ -94,6 +96,7 @@ class Plan:
             change = "what differs from call to call"
         if change is not None:
             raise ArgumentError(f"fused: {call.name}: expected a function of its arguments, but it depends on {change}")
+        self.launches = len(traced.forward)
         self.shape, self.dtype = traced.result.shape, traced.result.dtype
         self.whole_columns = traced.result.whole_columns
         count = max([_elements(each) for each in traced.forward], default=0)
@@ -195,6 +198,8 @@ class Fused:
         try:
             plan = plans.get(key)
         except TypeError:
+            if not self._strict:
+                return None
             name = _name_of(self._function)
             raise ArgumentError(f"fused: {name}: expected tensors and hashable values as arguments") from None
         if plan.guards.are_same() if plan is not None else key in plans:
@@ -215,10 +220,21 @@ class Fused:
                 raise
             return None
         programs = self._programs | plan.programs
-        if not plan.forward.programs or len(programs) > _MOST_PROGRAMS:
+        if plan.launches < 2 or not plan.forward.programs or len(programs) > _MOST_PROGRAMS:
             return None
         self._programs = programs
         return plan
+
+
+def chained(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Return a function of the engine's own that is fused where it can be."""
+    own = Fused(function, strict=False)
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Result:
+        return own(*args, **named)  # type: ignore[no-any-return]
+
+    return call
 
 
 def fused(function: Callable[..., Any]) -> Fused:

@@ -72,7 +72,7 @@ class Tracing(Device):
 
     def __init__(self, device: Device, function: str):
         self.__dict__.update(vars(device))
-        self.name, self._function = f"the arguments of {function}", function
+        self.name, self._function = f"none (of {function}, which is fused: give it all tensors as arguments)", function
         self.launches: list[Launch] = []
         self.kept, self.random_stream, self.note = {}, None, None
         self.backward_ends, self._recorders = [], {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clcomm.engine.fusion import fused
+from clcomm.engine.fusion import chained
 from clcomm.engine.ops.activation import sigmoid
 from clcomm.engine.ops.blocks import split
 from clcomm.engine.ops.comparisons import where
@@ -36,6 +36,7 @@ def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
     return Elu.apply(float_tensor("elu", x), settings=(float(alpha), 0.0))
 
 
+@chained
 def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """Return log(1 + e^(beta x)) / beta, x itself where beta x is above the threshold.
 
@@ -68,14 +69,10 @@ def relu6(x: Tensor) -> Tensor:
     return hardtanh(x, 0.0, 6.0)
 
 
-@fused
-def _hard_gate(x: Tensor) -> Tensor:
-    return div(relu6(add(x, 3.0)), 6.0)
-
-
+@chained
 def hardsigmoid(x: Tensor) -> Tensor:
     """Return relu6(x + 3) / 6; x: float32 of any shape, which the result has too."""
-    return _hard_gate(x)  # type: ignore[no-any-return]
+    return div(relu6(add(x, 3.0)), 6.0)
 
 
 def hardswish(x: Tensor) -> Tensor:
@@ -125,6 +122,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, axis: int = 1, eps: float = 1e-8) 
     return sum(mul(div(x1, norms[0]), div(x2, norms[1])), axis)
 
 
+@chained
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
     """Return x where it is positive, else x times the weight.
 
@@ -134,14 +132,10 @@ def prelu(x: Tensor, weight: Tensor) -> Tensor:
     if float_tensor("prelu: weight", weight).shape not in ((1,), (channels,)):
         raise ArgumentError(f"prelu: weight: expected shape (1,) or ({channels},), got {weight.shape}")
     slopes = reshape(weight, (weight.numel(), *[1] * max(x.ndim - 2, 0)))
-    return _sloped(x, slopes)  # type: ignore[no-any-return]
-
-
-@fused
-def _sloped(x: Tensor, slopes: Tensor) -> Tensor:
     return where(x > 0, x, mul(slopes, x))
 
 
+@chained
 def rms_norm(
     x: Tensor, normalized_shape: int | tuple[int, ...], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
@@ -155,12 +149,7 @@ def rms_norm(
         raise ArgumentError(f"rms_norm: expected the last dimensions {shape}, got shape {x.shape}")
     whole_rows("rms_norm", x)
     axes = tuple(range(x.ndim - len(shape), x.ndim))
-    return _scaled(x, weight, axes, 2.0**-23 if eps is None else float(eps))  # type: ignore[no-any-return]
-
-
-@fused
-def _scaled(x: Tensor, weight: Tensor | None, axes: tuple[int, ...], eps: float) -> Tensor:
-    scaled = mul(x, rsqrt(add(mean(square(x), axes, True), eps)))
+    scaled = mul(x, rsqrt(add(mean(square(x), axes, True), 2.0**-23 if eps is None else float(eps))))
     return scaled if weight is None else mul(scaled, weight)
 
 
@@ -170,14 +159,10 @@ def reduced_loss(losses: Tensor, reduction: str) -> Tensor:
     return losses if reduction == "none" else mean(losses) if reduction == "mean" else sum(losses)
 
 
+@chained
 def l1_loss(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return |prediction - target| of two float32 tensors of one shape, averaged, summed or of each element."""
     check_pair("l1_loss", prediction, target, reduction)
-    return _distance(prediction, target, reduction)  # type: ignore[no-any-return]
-
-
-@fused
-def _distance(prediction: Tensor, target: Tensor, reduction: str) -> Tensor:
     return reduced_loss(abs(sub(prediction, target)), reduction)
 
 
@@ -192,21 +177,18 @@ def huber_loss(prediction: Tensor, target: Tensor, reduction: str = "mean", delt
     return SmoothL1.apply(prediction, target, settings=(float(delta), float(delta)), reduction=reduction)
 
 
+@chained
 def binary_cross_entropy(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return -(y log(p) + (1 - y) log(1 - p)) of probabilities p and y of one shape, with logarithms of at least -100.
 
     prediction, target: float32. `binary_cross_entropy_with_logits` is more exact.
     """
     check_pair("binary_cross_entropy", prediction, target, reduction)
-    return _cross_entropy(prediction, target, reduction)  # type: ignore[no-any-return]
-
-
-@fused
-def _cross_entropy(prediction: Tensor, target: Tensor, reduction: str) -> Tensor:
     true, false = (clamp(log(p), min=-100.0) for p in (prediction, sub(1.0, prediction)))
     return reduced_loss(mul(add(mul(target, true), mul(sub(1.0, target), false)), -1.0), reduction)
 
 
+@chained
 def kl_div(prediction: Tensor, target: Tensor, reduction: str = "mean", *, log_target: bool = False) -> Tensor:
     """Return y (log(y) - x) of log-probabilities x and probabilities y of one shape, 0 where y is 0.
 
@@ -216,11 +198,6 @@ def kl_div(prediction: Tensor, target: Tensor, reduction: str = "mean", *, log_t
         reduction: "mean" of all elements, "batchmean", their sum divided by the first dimension, "sum" or "none".
     """
     check_pair("kl_div", prediction, target, "sum" if reduction == "batchmean" else reduction)
-    return _divergence(prediction, target, reduction, log_target)  # type: ignore[no-any-return]
-
-
-@fused
-def _divergence(prediction: Tensor, target: Tensor, reduction: str, log_target: bool) -> Tensor:
     if log_target:
         losses = mul(exp(target), sub(target, prediction))
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import math
 
+from clcomm.engine.fusion import chained
 from clcomm.engine.ops.arrangement import narrow, pad
 from clcomm.engine.ops.comparisons import equal_to, less_or_equal, less_than, logical_or, masked_fill
 from clcomm.engine.ops.elementwise import add, div, mul, sub
@@ -18,16 +19,19 @@ from clcomm.engine.tensor import Tensor, float_tensor
 from clcomm.errors import ArgumentError
 
 
+@chained
 def lerp(x: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
     """Return x + weight * (end - x); float32 that broadcast to the result, the weight also a number."""
     return add(x, mul(sub(end, x), weight))
 
 
+@chained
 def addcmul(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1.0) -> Tensor:
     """Return x + value * tensor1 * tensor2; float32 that broadcast to the result."""
     return add(x, mul(mul(tensor1, tensor2), float(value)))
 
 
+@chained
 def addcdiv(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1.0) -> Tensor:
     """Return x + value * tensor1 / tensor2; float32 that broadcast to the result."""
     return add(x, mul(div(tensor1, tensor2), float(value)))
@@ -43,16 +47,19 @@ def clamp_max(x: Tensor, max: float) -> Tensor:
     return clamp(x, max=max)
 
 
+@chained
 def tan(x: Tensor) -> Tensor:
     """Return the tangent of each element, in radians; x: float32 of any shape, which the result has too."""
     return div(sin(x), cos(x))
 
 
+@chained
 def sinh(x: Tensor) -> Tensor:
     """Return the hyperbolic sine of each element; x: float32 of any shape, which the result has too."""
     return mul(sub(expm1(x), expm1(mul(x, -1.0))), 0.5)
 
 
+@chained
 def cosh(x: Tensor) -> Tensor:
     """Return the hyperbolic cosine of each element; x: float32 of any shape, which the result has too."""
     return mul(add(exp(x), exp(mul(x, -1.0))), 0.5)
@@ -68,6 +75,7 @@ def log10(x: Tensor) -> Tensor:
     return mul(log(x), 1.0 / math.log(10.0))
 
 
+@chained
 def logaddexp(a: Tensor, b: Tensor) -> Tensor:
     """Return log(e^a + e^b); a, b: float32 that broadcast to the result."""
     return add(maximum(a, b), log1p(exp(mul(abs(sub(a, b)), -1.0))))
@@ -122,6 +130,7 @@ def frac(x: Tensor) -> Tensor:
     return sub(x, trunc(x))
 
 
+@chained
 def nan_to_num(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """Return x with numbers for NaN and infinity: 0 and the largest float32 by default; no gradient passes there."""
     most = 3.4028234663852886e38

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from clcomm.engine.fusion import chained
 from clcomm.engine.ops.activation import tanh
 from clcomm.engine.ops.casts import to_float
 from clcomm.engine.ops.comparisons import equal_to, logical_and, masked_fill, where
@@ -27,21 +28,25 @@ from clcomm.errors import ArgumentError
 _ALPHA, _SCALE = 1.6732632423543772, 1.0507009873554805
 
 
+@chained
 def selu(x: Tensor) -> Tensor:
     """Return the scaled ELU that keeps mean 0 and variance 1; x: float32. Source: Klambauer et al., 2017."""
     return mul(elu(x, _ALPHA), _SCALE)
 
 
+@chained
 def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """Return x where it is positive, else alpha * (e^(x / alpha) - 1); x: float32. Source: Barron, 2017."""
     return where(x > 0, x, mul(elu(div(clamp(x, max=0.0), float(alpha))), float(alpha)))
 
 
+@chained
 def softsign(x: Tensor) -> Tensor:
     """Return x / (1 + |x|) of each element; x: float32 of any shape."""
     return div(x, add(abs(x), 1.0))
 
 
+@chained
 def tanhshrink(x: Tensor) -> Tensor:
     """Return x - tanh(x) of each element; x: float32 of any shape."""
     return sub(x, tanh(x))
@@ -53,11 +58,13 @@ def softmin(x: Tensor, axis: int = -1) -> Tensor:
     return softmax(mul(x, -1.0), axis)
 
 
+@chained
 def hardshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
     """Return x, or 0 where it is at most `lambd` from 0; x: float32 of any shape."""
     return masked_fill(x, logical_and(x >= -lambd, x <= lambd), 0.0)
 
 
+@chained
 def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
     """Return x brought nearer to 0 by `lambd`, or 0 where it is at most as far from it; x: float32 of any shape."""
     return sub(x, clamp(x, -float(lambd), float(lambd)))

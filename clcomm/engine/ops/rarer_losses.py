@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from clcomm.engine.fusion import chained
 from clcomm.engine.ops.comparisons import one_hot, where
 from clcomm.engine.ops.composed import cosine_similarity, logsigmoid, reduced_loss, softplus
 from clcomm.engine.ops.elementwise import add, div, mul, sub
@@ -19,6 +20,7 @@ from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
 
+@chained
 def margin_ranking_loss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, *, reduction: str = "mean"
 ) -> Tensor:
@@ -26,11 +28,13 @@ def margin_ranking_loss(
     return reduced_loss(clamp(sub(margin, mul(target, sub(input1, input2))), min=0.0), reduction)
 
 
+@chained
 def hinge_embedding_loss(x: Tensor, target: Tensor, margin: float = 1.0, *, reduction: str = "mean") -> Tensor:
     """Return x where the target is 1, max(0, margin - x) where it is -1; float32 of one shape."""
     return reduced_loss(where(target == 1, x, clamp(sub(margin, x), min=0.0)), reduction)
 
 
+@chained
 def soft_margin_loss(x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """Return log(1 + e^(-y x)) with y 1 or -1; float32 of one shape."""
     return reduced_loss(softplus(mul(mul(target, x), -1.0)), reduction)
@@ -81,6 +85,7 @@ def multilabel_soft_margin_loss(
     return reduced_loss(mul(mean(losses if weight is None else mul(losses, weight), -1), -1.0), reduction)
 
 
+@chained
 def poisson_nll_loss(
     x: Tensor, target: Tensor, log_input: bool = True, full: bool = False, *, eps: float = 1e-8,
     reduction: str = "mean",
@@ -97,6 +102,7 @@ def poisson_nll_loss(
     return reduced_loss(losses, reduction)
 
 
+@chained
 def gaussian_nll_loss(
     x: Tensor, target: Tensor, var: Tensor, full: bool = False, eps: float = 1e-6, *, reduction: str = "mean"
 ) -> Tensor:
