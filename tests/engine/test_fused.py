@@ -194,7 +194,7 @@ CHAINED = (
     "F.kl_div(x0, x1, 'batchmean', log_target=True)", "F.softplus(x0, 2.0, 1.0)", "F.selu(x0)", "F.celu(x0, 0.7)",
     "F.softsign(x0)", "F.tanhshrink(x0)", "F.hardshrink(x0)", "F.softshrink(x0)", "F.lerp(x0, x2, 0.3)",
     "F.lerp(x0, x2, x3)", "F.addcmul(x0, x2, x1, value=0.5)", "F.addcdiv(x0, x1, x1 * x1 + 1)", "F.logaddexp(x0, x1)",
-    "F.tan(x0)", "F.sinh(x0)", "F.cosh(x0)", "F.fmod(x0, 0.3)", "F.nan_to_num(x0 / (x1 > 0).float())",
+    "F.tan(x0)", "F.sinh(x0)", "F.cosh(x0)", "F.nan_to_num(x0 / (x1 > 0).float())",
     "F.margin_ranking_loss(x0, x1, F.sign(x0))", "F.hinge_embedding_loss(x0, F.sign(x1))",
     "F.soft_margin_loss(x0, F.sign(x1))", "F.poisson_nll_loss(x0, 3 * x1 * x1, full=True)",
     "F.gaussian_nll_loss(x0, x1, x1 * x1 + 0.1, True)",
