@@ -40,6 +40,8 @@ class NoLoCo(Policy):
 
 
 class _Gossip(LocalSteps):
+    takes_means = True
+
     def __init__(self, settings: NoLoCo, comm: Communicator, model: ModelParameters):
         super().__init__(settings.h, comm, model)
         self._settings, self._anchor = settings, model.read().copy()

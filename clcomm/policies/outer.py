@@ -44,6 +44,8 @@ class LocalSGD(Policy):
 
 
 class _Mean(LocalSteps):
+    takes_means = True
+
     def outer_step(self) -> None:
         self.model.write(self.mean(self.model.read()))
 
@@ -74,6 +76,8 @@ class DiLoCo(Policy):
 
 
 class _DiLoCo(LocalSteps):
+    takes_means = True
+
     def __init__(self, settings: DiLoCo, comm: Communicator, model: ModelParameters):
         super().__init__(settings.h, comm, model)
         self._outer = Nesterov(model.read(), settings.lr, settings.momentum)

@@ -22,7 +22,10 @@ OUTER = "outer gradients"
 
 
 class LocalSteps(ABC):
-    """A rank's part in a policy for one model.
+    """A rank's part in a policy for one model; making one is collective.
+
+    Attributes:
+        takes_means: whether it calls `mean`, for which there is memory from the start.
 
     Args:
         h: steps from one outer step to the next.
@@ -30,11 +33,14 @@ class LocalSteps(ABC):
         model: its parameters, which are alike on all ranks.
     """
 
+    takes_means: ClassVar[bool] = False
+
     def __init__(self, h: int, comm: Communicator, model: ModelParameters):
         self.h, self.comm, self.model = h, comm, model
         self.steps = 0
         self.aligned_at = -1
-        self._shared: np.ndarray | None = None
+        nbytes = model.size * model.dtype.itemsize if self.takes_means else 0
+        self._shared = comm.allocate(nbytes, purpose=OUTER).view(model.dtype) if nbytes else None
 
     def step_finished(self) -> None:
         """Note that this rank's optimizer has updated the parameters, and take the outer step that is due.
@@ -73,8 +79,7 @@ class LocalSteps(ABC):
 
         It lies in memory that a host's ranks share, where there is some: a host then sends others as much as one rank.
         """
-        if self._shared is None:
-            self._shared = self.comm.allocate(values.nbytes, purpose=OUTER).view(values.dtype)
+        assert self._shared is not None, "takes_means"
         np.copyto(self._shared, values)
         return self.comm.all_reduce(self._shared, "mean", label=OUTER)
 

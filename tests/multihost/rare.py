@@ -18,7 +18,7 @@ from clcomm import Communicator, Synchronizer
 from clcomm.job.endings import run
 from tests.multihost.train import gradients, initial
 
-STEPS, STEP_S, TOLD_AT, RATE = 40, 0.05, 5, np.float32(0.1)
+STEPS, STEP_S, TOLD_AT, RATE = 40, 0.05, 5, np.float32(1e-3)
 
 
 def main() -> None:
