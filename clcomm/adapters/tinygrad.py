@@ -78,6 +78,20 @@ class TinygradAdapter(CopyingAdapter):
         require_same_parameters(now, self._members)
         require_same_trainable((name for name, tensor in now.items() if _is_trained(tensor)), self._parameters)
 
+    def require_all_in(self, optimizer: Any) -> None:
+        """Raise ArgumentError where an optimizer lacks a trained tensor, which another one might step by itself."""
+        known = {id(tensor) for tensor in optimizer.params}
+        for name, tensor in self._parameters.items():
+            if id(tensor) not in known:
+                raise ArgumentError(
+                    f"optimizer: expected all trained tensors, got none for {name!r}; give an nn.optim.OptimizerGroup "
+                    "of all optimizers, or exclude it by is_param_(False)"
+                )
+
+    def has_local_gradients(self) -> bool:
+        """Return whether a trained tensor has no gradient, or another one than the ranks' mean."""
+        return any(slot.parameter.grad is None or slot.is_written for slot in self._slots.values())
+
     def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
         self._slots = {
             name: _Slot(tensor, layout.view(arrays.params, name), self._shares)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,13 +60,16 @@ def data_parallel(
 
     Args:
         model: any object in which `nn.state.get_parameters` finds the parameters.
-        optimizer: of tinygrad; it is changed, not copied.
+        optimizer: of tinygrad, of all trained parameters; it is changed, not copied. Of an OptimizerGroup its members
+            are: they may step in any order, by themselves or in another group.
         comm: the ranks; by default all of the job.
         sync: what averages; by default a Synchronizer(comm).
 
-    Raises ArgumentError for an optimizer without `schedule_step`, or both `comm` and `sync`.
+    Raises ArgumentError for an optimizer without `schedule_step` or without some of the trained parameters, or both
+    `comm` and `sync`.
     """
-    from tinygrad import Tensor  # here, as clcomm.adapters tells which extra is missing where it is
+    from clcomm.adapters.tinygrad import TinygradAdapter  # here, as it tells which extra is missing where it is
+    from tinygrad import Tensor  # isort: skip
 
     if not hasattr(optimizer, "schedule_step"):
         raise ArgumentError(f"optimizer: expected one of tinygrad's nn.optim, got {type(optimizer).__name__}")
@@ -72,14 +77,19 @@ def data_parallel(
         raise ArgumentError("sync: expected one of comm and sync, got both; the Synchronizer has its own comm")
     used = Synchronizer(Communicator() if comm is None else comm) if sync is None else sync
     used.broadcast_parameters(model)
+    adapter = used.models.of(model).space.adapter
+    if not isinstance(adapter, TinygradAdapter):
+        raise ArgumentError(f"model: expected tinygrad's, as the optimizer is, got {type(model).__name__}")
+    adapter.require_all_in(optimizer)
     seed = used.comm.bcast(Tensor._seed)
     if used.comm.size > 1:
         Tensor.manual_seed(zlib.crc32(f"{seed} {used.comm.rank}".encode()))
-    schedule = optimizer.schedule_step
 
-    def schedule_step() -> Any:
-        used.sync_gradients(model)
+    def averaging(schedule: Callable[[], Any]) -> Any:
+        if adapter.has_local_gradients():  # the first of a step averages for all
+            used.sync_gradients(model)
         return schedule()
 
-    optimizer.schedule_step = schedule_step
+    for member in getattr(optimizer, "optimizers", [optimizer]):
+        member.schedule_step = partial(averaging, member.schedule_step)
     return optimizer

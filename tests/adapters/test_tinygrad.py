@@ -89,6 +89,35 @@ def test_ranks_train_as_one_does_on_the_whole_batch_with_the_same_bits_in_any_bu
         assert len(set(comm.all_gather_object(found[0][name].tobytes()))) == 1, name
 
 
+def grouped(model: Net, averaged, way: str):
+    """Return a group of two kinds of optimizers; `averaged` makes what is given data-parallel."""
+    trained = {name: each for name, each in nn.state.get_state_dict(model).items() if each.is_param}
+    kinds = [[each for name, each in trained.items() if ("bias" in name) == is_bias] for is_bias in (True, False)]
+    members = nn.optim.SGD(kinds[0], lr=0.1), nn.optim.LARS(kinds[1], lr=0.2, momentum=0.9, weight_decay=0.01)
+    group = averaged(nn.optim.OptimizerGroup(*members))
+    return nn.optim.OptimizerGroup(*reversed(members)) if way == "regrouped" else group
+
+
+@pytest.mark.mpi(min_size=1)
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("way", ["group", "regrouped", "LAMB"])
+def test_any_optimizers_and_groups_of_them_use_the_mean(jit, way):
+    def optimizer_of(model, averaged=lambda each: each):
+        if way in ("group", "regrouped"):
+            return grouped(model, averaged, way)
+        return averaged(
+            getattr(nn.optim, way)([each for each in nn.state.get_parameters(model) if each.is_param], lr=0.01)
+        )
+
+    comm, whole, model = Communicator(), made(), made()
+    train(whole, optimizer_of(whole), jit, None, comm.size)
+    train(model, optimizer_of(model, lambda each: data_parallel(model, each, comm)), jit, comm, comm.size)
+    for name, expected in values(whole).items():
+        found = values(model)[name]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5, err_msg=name)
+        assert len(set(comm.all_gather_object(found.tobytes()))) == 1, name
+
+
 @pytest.mark.mpi(min_size=1)
 def test_nothing_is_copied_where_the_device_shares_the_hosts_memory(monkeypatch):
     comm = Communicator()
@@ -177,7 +206,7 @@ def test_values_that_load_state_dict_brings_are_trained_on():
     assert runtime.lies_on(model.first.weight.uop.buffer, slot.value)
 
 
-@pytest.mark.parametrize("case", ["device", "library", "dtype", "nothing", "broadcast", "clip", "optimizer"])
+@pytest.mark.parametrize("case", ["device", "library", "dtype", "nothing", "broadcast", "clip", "optimizer", "part"])
 def test_bad_use_is_refused_in_one_line(case):
     comm, model = Communicator(transport="solo"), made()
     sync = Synchronizer(comm)
@@ -196,6 +225,9 @@ def test_bad_use_is_refused_in_one_line(case):
         expected, call = "with is_param", lambda: adapter_of([Tensor([1, 2])])
     elif case == "optimizer":
         expected, call = r"one of tinygrad's nn\.optim, got dict", lambda: data_parallel(model, {}, comm)
+    elif case == "part":
+        optimizer = nn.optim.SGD([model.first.weight])
+        expected, call = r"got none for 'first\.bias'; give an nn\.optim", lambda: data_parallel(model, optimizer, comm)
     else:
         sync.sync_gradients(model)
 
