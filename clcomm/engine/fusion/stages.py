@@ -1,7 +1,7 @@
 """Launches as stages: each is one kernel of all elementwise ones that need no sum between them, and then the sums.
 
 A chain has the values of the launches that it replaces, bit by bit: each is a call of the same function of elements,
-and compilers contract no products and sums across the statements of a program.
+and a product and a sum of two calls are not contracted (`FLOATS` of fused.cl).
 """
 
 from __future__ import annotations
@@ -250,15 +250,14 @@ class Chain:
         for value in self._out:
             memory[value] = place(value)
         repeats = [number for each in self._in if each.cycle for number in each[1:]]
-        args = [*(memory[value] for value in self._out), *inputs, *repeats, *self._numbers, self._count]
+        args = [*(memory[value] for value in self._out), *inputs, *repeats, *self._numbers, 0, self._count]
         device.launch(device.kernel(self.file, "fused"), *device.grid(self._count), *args)
 
     def _text(self, steps: list[Step]) -> str:
         lines = [f"const lanes {self._names[each]} = {_load(number, each)};" for number, each in enumerate(self._in)]
         for step in steps:
-            kind = "whole_lanes" if step.result.is_whole else "lanes"
-            arguments = ", ".join(self._arguments(step))
-            lines.append(f"const {kind} {self._names[Operand(step.result)]} = {step.name}_lanes({arguments});")
+            name, call = self._names[Operand(step.result)], f"{step.name}_lanes({', '.join(self._arguments(step))})"
+            lines.append(f"const whole_lanes {name} = {call};" if step.result.is_whole else f"FLOATS({name}, {call});")
         for number, value in enumerate(self._out):
             name = self._names[Operand(value)]
             lines.append(f"store_lanes({f'AS_LANES({name})' if value.is_whole else name}, out{number} + i, left);")
@@ -274,7 +273,7 @@ class Chain:
         yield from (f"__global const float *in{number}" for number, _ in enumerate(self._in))
         yield from (f"int every{number}, int cycle{number}" for number, each in enumerate(self._in) if each.cycle)
         yield from (f"float n{number}" for number, _ in enumerate(self._numbers))
-        yield "int count"
+        yield from ("int nothing", "int count")
 
     def _arguments(self, step: Step) -> Iterator[str]:
         last = max([index for index, arg in enumerate(step.args) if isinstance(arg, Operand)], default=0)

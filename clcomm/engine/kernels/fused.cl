@@ -36,6 +36,14 @@ INLINE lanes present_lanes(lanes value, int left) {
 #define present_lanes(value, left) (value)
 #endif
 
+/* A value between two calls. Compilers other than PoCL's contract products and sums also across them: bits that a
+   number of unknown value, 0, might change keep these apart. */
+#if defined(ON_CPU) && !defined(cl_intel_vec_len_hint)
+#define FLOATS(name, value) const lanes name = (value)
+#else
+#define FLOATS(name, value) const lanes name = AS_LANES(AS_WHOLE(value) ^ nothing)
+#endif
+
 #define NONE ((lanes)(0.0f))
 INLINE lanes fill_lanes(float value) { return (lanes)(value); }
 INLINE lanes add_into_lanes(lanes x, lanes y) { return x + y; }
