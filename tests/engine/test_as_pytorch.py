@@ -137,6 +137,16 @@ def test_a_bag_of_embeddings_is_pytorchs(torch, mode):
     compare(torch, nn.EmbeddingBag(9, 3, mode=mode), torch.nn.EmbeddingBag(9, 3, mode=mode), [indices])
 
 
+@pytest.mark.parametrize("text", [
+    "nn.ConvTranspose2d(4, 6, (3, 2), (2, 3), (1, 0), (1, 2), 2)", "nn.ConvTranspose2d(4, 3, 3, (1, 2), 1, (0, 1))",
+    "nn.ConvTranspose2d(4, 2, 2, stride=(3, 1), bias=False, dilation=(1, 2))", "nn.ConvTranspose2d(4, 4, 1, (2, 5))",
+    "nn.ConvTranspose3d(4, 2, 2, (2, 1, 3), 1, (1, 0, 2))",
+])  # fmt: skip
+def test_transposed_convolutions_with_a_stride_of_each_direction_are_pytorchs(torch, text):
+    ours, theirs = eval(text, {"nn": nn}), eval(text, {"nn": torch.nn})
+    compare(torch, ours, theirs, [drawn(1, 2, 4, 5, 4, *[6] * ("3d" in text))])
+
+
 def test_dropout_behind_selu_keeps_mean_and_variance():
     x = Tensor(drawn(1, 200, 300))
     assert F.alpha_dropout(x, 0.3, False) is x and nn.AlphaDropout(0.3).eval()(x) is x

@@ -187,6 +187,8 @@ IDIOMS = (
     "nn.CircularPad2d(1)(b[None])", "nn.CircularPad1d((1, 2))(b)", "nn.UpsamplingNearest2d(scale_factor=2)(b[None])",
     "nn.UpsamplingBilinear2d(size=(5, 7))(b[None])", "nn.ChannelShuffle(2)(b.view(1, 4, 2, 3))",
     "F.gumbel_softmax(x * 0 + m.float() * 1e4, hard=True) * 0", "x.arctan()", "x.broadcast_to((2, 3, 4))",
+    "x * v.cos() + F.cat((-x[..., 2:], x[..., :2]), dim=-1) * v.sin()",
+    "F.stack((b[..., ::2] * v[:2] - b[..., 1::2] * v[2:], b[..., ::2] * v[2:] + b[..., 1::2] * v[:2]), -1).flatten(-2)",
 )  # fmt: skip
 #: Assignments: x, of which they are made, is no leaf.
 ASSIGNED = (

@@ -142,7 +142,7 @@ class ConvTranspose2d(_Transposed):
 
     Args:
         kernel_size: one number for both directions, or (vertical, horizontal).
-        stride: one number for both directions, or two equal ones.
+        stride: one number for both directions, or (vertical, horizontal).
         padding, output_padding: one number for both directions, or (vertical, horizontal).
         groups: divides input and output channels into so many groups.
         bias: whether the layer has a bias.

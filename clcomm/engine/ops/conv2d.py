@@ -195,6 +195,16 @@ def _group_by_group(x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry)
     return concat([Conv2dOp.apply(*part, geometry=g._replace(groups=1)) for part in parts], 1)
 
 
+def _with_zeros_between(x: Tensor, steps: tuple[int, int]) -> Tensor:
+    """Return x [N, C, H, W] with its rows and columns `steps` apart, and zeros between them."""
+    n, channels, height, width = x.shape
+    apart = pad(
+        reshape(x, (n, channels, height, 1, width, 1)), [(0, 0)] * 3 + [(0, steps[0] - 1), (0, 0), (0, steps[1] - 1)]
+    )
+    whole = reshape(apart, (n, channels, height * steps[0], width * steps[1]))
+    return take(whole, (..., slice((height - 1) * steps[0] + 1), slice((width - 1) * steps[1] + 1)))
+
+
 def conv_transpose2d(
     x: Tensor,
     weight: Tensor,
@@ -214,7 +224,7 @@ def conv_transpose2d(
         x: float32 [N, C, H, W].
         weight: float32 [C, O / groups, kernel_h, kernel_w].
         bias: float32 [O], or None.
-        stride: one number for both directions.
+        stride: one number, or (rows, columns); of two different ones, zeros between x's elements stand for them.
         padding: one number, or (rows, columns).
         output_padding: further rows and columns at the end, likewise; below the stride or the dilation.
         groups: divides input and output channels into so many groups; outputs see the channels of their own.
@@ -233,16 +243,16 @@ def conv_transpose2d(
             f"got shapes {x.shape} and {weight.shape}"
         )
     steps = whole_pair(f"{name}: stride", stride, 1)
-    if steps[0] != steps[1]:
-        raise ArgumentError(f"{name}: stride: expected the same for rows and columns, got {stride!r}")
-    stride = steps[0]
     pads, more = whole_pair(f"{name}: padding", padding, 0), whole_pair(f"{name}: output_padding", output_padding, 0)
     apart = whole_pair(f"{name}: dilation", dilation, 1)
-    if any(added >= max(stride, step) for added, step in zip(more, apart, strict=True)):
+    if any(added >= max(step, reach) for added, step, reach in zip(more, steps, apart, strict=True)):
         raise ArgumentError(
             f"{name}: output_padding: expected less than the stride {stride} or the dilation {dilation}, got "
             f"{output_padding!r}"
         )
+    stride = steps[0]
+    if steps[0] != steps[1]:
+        x, stride = _with_zeros_between(x, steps), 1
     height, width = (
         (size - 1) * stride - 2 * side + step * (kernel - 1) + added + 1
         for size, side, step, kernel, added in zip(x.shape[2:], pads, apart, weight.shape[2:], more, strict=True)

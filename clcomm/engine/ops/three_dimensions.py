@@ -75,7 +75,7 @@ def conv_transpose3d(
 ) -> Tensor:  # fmt: skip
     """Return the transposed convolution of x [N, C, D, H, W] with weight [C, O / groups, depth, rows, columns].
 
-    Arguments are those of `conv_transpose2d`, with three numbers for two; the stride of rows and columns is the same.
+    Arguments are those of `conv_transpose2d`, with three numbers for two.
     Raises ArgumentError for shapes that do not fit, or where nothing is left.
     """
     name = "conv_transpose3d"
