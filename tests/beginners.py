@@ -9,7 +9,7 @@ PREAMBLE = """
 import numpy as np
 from clcomm import Communicator, Synchronizer, clip_grad_norm
 from clcomm.distributed_optimizer import DistributedOptimizer
-from clcomm.engine import CrossEntropyLoss, Linear, MSELoss, ReLU, Replay, Sequential, Tensor, nn
+from clcomm.engine import CrossEntropyLoss, Linear, MSELoss, Parameter, ReLU, Replay, Sequential, Tensor, nn
 from clcomm.engine import functional as F
 from clcomm.engine.nn import Generator
 from clcomm.optim import SGD, Adam
@@ -94,7 +94,7 @@ NATIVE = [
     ("model(Tensor(np.ones((2, 5))))", "5"),
     ("model(labels)", "expected a float32 tensor, got int32"),
     ("Tensor('text')", "Tensor: expected numbers"),
-    ("Tensor([])", "Tensor: expected 1 to"),
+    ("Parameter([])", "Parameter: expected one element or more"),
     ("Tensor([2**40])", "integers must fit int32"),
     ("Tensor([1, 2], requires_grad=True)", "requires_grad: expected a float32 tensor"),
     ("x.item()", "item: expected a tensor of one element"),

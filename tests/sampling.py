@@ -18,14 +18,15 @@ import pytest
 _Value = TypeVar("_Value")
 
 #: The most cases of a test in a run of the whole suite, without a mark of its own; and on several ranks, all together.
-MOST_CASES, MOST_CASES_ON_RANKS = 12, 6
+MOST_CASES, MOST_CASES_ON_RANKS = 9, 4
 #: The same in folders and files whose tests start jobs, or compute for seconds.
 MOST_SLOW_CASES = 1
 SLOW = tuple(
     f"tests/{name}" for name in (
         "benchmarks/", "console/", "deploy/", "docs/", "doctor/", "examples/", "families/", "faults/", "fuzz/",
         "launch/", "measure/", "multihost/", "oclgrind/", "parallel/", "proofs/", "report/test_planted_causes",
-        "report/test_wait_causes", "engine/test_tuning", "top/", "trace/", "training/test_engines", "zero/test_memory",
+        "report/test_wait_causes", "engine/test_tuning", "torch/test_jobs", "torch/test_other_devices", "top/", "trace/",
+        "training/test_engines", "zero/test_memory",
     )
 )  # fmt: skip
 #: From how many cases on a test's cases are divided between numbers of ranks.
