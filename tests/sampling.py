@@ -25,8 +25,8 @@ SLOW = tuple(
     f"tests/{name}" for name in (
         "benchmarks/", "console/", "deploy/", "docs/", "doctor/", "examples/", "families/", "faults/", "fuzz/",
         "launch/", "measure/", "multihost/", "oclgrind/", "parallel/", "proofs/", "report/test_planted_causes",
-        "report/test_wait_causes", "engine/test_tuning", "torch/test_jobs", "torch/test_other_devices", "top/", "trace/",
-        "training/test_engines", "zero/test_memory",
+        "report/test_wait_causes", "engine/test_tuning", "torch/test_jobs", "torch/test_other_devices", "top/",
+        "trace/", "training/test_engines", "zero/test_memory",
     )
 )  # fmt: skip
 #: From how many cases on a test's cases are divided between numbers of ranks.
