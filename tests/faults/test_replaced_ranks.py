@@ -19,7 +19,7 @@ from tests.faults.launch import HUNG_S, ROOT, clean_environment, mpiexec
 from tests.faults.replaced_ranks import Job, killed_run, until
 
 #: Epochs of a job that ends before the next ranks are ready, and of one that does not.
-SHORT, LONG = 40, 100
+SHORT, LONG = 40, 80
 
 
 @pytest.fixture(scope="module")
