@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clcomm.adapters.trainable import require_same_parameters, require_same_trainable
-from clcomm.engine.autograd import current_backward
 from clcomm.engine.codec import DeviceCodec
 from clcomm.engine.fold import DeviceFold
 from clcomm.engine.grad_slot import NONE
 from clcomm.engine.hashing import hash_buffer
+from clcomm.engine.modes import current_backward
 from clcomm.engine.queue_mark import QueueMark
 from clcomm.engine.random_stream import RandomStream
 from clcomm.errors import ArgumentError

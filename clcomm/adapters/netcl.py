@@ -21,7 +21,7 @@ import numpy as np
 from clcomm.adapters.adapter import CopyingAdapter
 from clcomm.adapters.netcl_runtime import FLAT_DTYPES, NetclParameter, NetclTensor, named_tensors, prepare, quiet
 from clcomm.adapters.trainable import require_same_parameters, require_same_trainable
-from clcomm.engine.autograd import is_recording
+from clcomm.engine.modes import is_recording
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.parameters import ParameterSpec

@@ -7,6 +7,7 @@ engine. docs/ported.md has the imports of a script that moves over, and scripts 
 from __future__ import annotations
 
 import builtins
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -15,13 +16,13 @@ import numpy as np
 from clcomm import optim, weights
 from clcomm.as_torch import data, distributions
 from clcomm.engine import Device, Tensor, default_device, nn, no_grad, recomputation
-from clcomm.engine.autograd import enable_grad, is_recording, set_grad_enabled
 from clcomm.engine.creation import *  # noqa: F403 - the names in its __all__
 from clcomm.engine.creation import tensor, zeros
 from clcomm.engine.functional import *  # noqa: F403 - the names in its __all__
 from clcomm.engine.functional import cross, swap_dimensions, vector_norm
 from clcomm.engine.fusion import Fused
 from clcomm.engine.gradients import grad
+from clcomm.engine.modes import enable_grad, is_recording, set_grad_enabled
 from clcomm.engine.nn import Generator, manual_seed
 from clcomm.engine.tensor import BOOL, FLOAT32, INT32
 from clcomm.errors import ArgumentError
@@ -48,7 +49,7 @@ def _linalg_norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: Any = Fal
     return vector_norm(A, 2.0 if ord in (None, "fro") else ord, dim, keepdim)
 
 
-linalg = SimpleNamespace(norm=_linalg_norm, vector_norm=vector_norm, cross=cross)
+linalg = SimpleNamespace(norm=_linalg_norm, vector_norm=vector_norm, cross=partial(cross, axis=-1))
 
 
 class FloatTensor:

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from clcomm.engine.autograd import no_grad
 from clcomm.engine.device import Device
+from clcomm.engine.modes import no_grad
 from clcomm.engine.tensor import INT32, Tensor
 from clcomm.errors import ArgumentError
 from clcomm.transport.reduction import reduce_in_rank_order

@@ -1,10 +1,11 @@
 """The native engine: tensors, automatic differentiation and modules on OpenCL devices."""
 
 from clcomm.engine import creation, functional, nn
-from clcomm.engine.autograd import Op, no_grad
+from clcomm.engine.autograd import Op
 from clcomm.engine.device import Device, default_device, set_default_device
 from clcomm.engine.flat import FlatSpace
 from clcomm.engine.fusion import fused
+from clcomm.engine.modes import no_grad
 from clcomm.engine.nn import *  # noqa: F403 - the names in its __all__
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.replay import Replay

@@ -19,114 +19,16 @@ An op states its forward and backward side by side:
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ContextDecorator, contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from clcomm.engine.modes import modes, no_grad
 from clcomm.engine.ops.broadcasting import expand
 from clcomm.engine.tape import nodes_before, nodes_since, require_unwritten
 from clcomm.engine.tensor import Node, Shape, Tensor, constant, copy_into, empty, float_tensor, orders
 from clcomm.errors import ArgumentError
 
 _backwards = itertools.count(1)
-
-
-class _Modes(threading.local):
-    """The modes of a thread; a new thread records, as in PyTorch."""
-
-    recording = True
-    backward = 0
-    recomputing = False
-    apart: dict[object, Tensor] | None = None  # by node or leaf's id, gradients that are results and go to no leaf
-
-    def __init__(self) -> None:
-        self.pending: dict[int, Tensor] = {}  # what leaves with gradient hooks have got so far, by their ids
-
-
-_modes = _Modes()
-
-
-def current_backward() -> int:
-    """Return the number of the backward() running in this thread, unique per run; 0: none."""
-    return _modes.backward
-
-
-class no_grad(ContextDecorator):
-    """A `with` block or decorator within which this thread's operations are not recorded for backward()."""
-
-    def __enter__(self) -> None:
-        self._before = _modes.recording
-        _modes.recording = False
-
-    def __exit__(self, *exception: object) -> None:
-        _modes.recording = self._before
-
-    def _recreate_cm(self) -> no_grad:
-        return no_grad()  # a decorated function may call itself
-
-
-class set_grad_enabled(ContextDecorator):
-    """Record this thread's operations, or not, from now on; as a `with` block or decorator within it."""
-
-    def __init__(self, mode: bool):
-        self._mode, self._before = bool(mode), _modes.recording
-        _modes.recording = self._mode
-
-    def __enter__(self) -> None:
-        _modes.recording = self._mode
-
-    def __exit__(self, *exception: object) -> None:
-        _modes.recording = self._before
-
-    def _recreate_cm(self) -> set_grad_enabled:
-        return type(self)(self._mode)
-
-    def __call__(self, function: Any) -> Any:
-        _modes.recording = self._before  # it decorates, and changes nothing here
-        return super().__call__(function)
-
-
-def enable_grad() -> set_grad_enabled:
-    """Return a `with` block or decorator within which this thread's operations are recorded."""
-    block = set_grad_enabled(True)
-    _modes.recording = block._before
-    return block
-
-
-def is_recording() -> bool:
-    """Return whether this thread's operations are recorded for backward()."""
-    return _modes.recording
-
-
-def is_recomputing() -> bool:
-    """Return whether a `checkpoint` computes again what its forward has computed in this thread."""
-    return _modes.recomputing
-
-
-@contextmanager
-def apart(recorded: bool, totals: dict[object, Tensor]) -> Iterator[None]:
-    """Within it this thread's gradients are results: `Context.out` is no leaf's; recorded: they are put on the tape.
-
-    totals: those found so far, by node, or by the id of a leaf.
-    """
-    before = _modes.recording, _modes.apart
-    _modes.recording, _modes.apart = recorded, totals
-    try:
-        yield
-    finally:
-        _modes.recording, _modes.apart = before
-
-
-@contextmanager
-def afresh() -> Iterator[None]:
-    """Within it this thread records operations, and gradients go to leaves, whatever it does otherwise."""
-    before = _modes.recording, _modes.apart
-    _modes.recording, _modes.apart = True, None
-    try:
-        yield
-    finally:
-        _modes.recording, _modes.apart = before
 
 
 class Context(Node):
@@ -168,7 +70,7 @@ class Context(Node):
 
     def is_leaf(self, index: int) -> bool:
         """Return whether the gradient of input `index` is a leaf's, and not a result by itself."""
-        return self.producers[index] is None and _modes.apart is None and not _has_gradient_hooks(self.inputs[index])
+        return self.producers[index] is None and modes.apart is None and not _has_gradient_hooks(self.inputs[index])
 
     def taken(self, index: int) -> Tensor | None:
         """Return what input `index` has got of its gradient so far, and take it away: the caller's result includes it.
@@ -176,14 +78,14 @@ class Context(Node):
         That of a leaf is in memory to which the caller has to write the result.
         """
         x, producer = self.inputs[index], self.producers[index]
-        if _modes.apart is not None:
-            return _modes.apart.pop(producer or id(x), None)
+        if modes.apart is not None:
+            return modes.apart.pop(producer or id(x), None)
         if producer is not None:
             before, producer.grad = producer.grad, None
             producer.owns_grad = producer.is_masked = False
             return before
         if _has_gradient_hooks(x):
-            return _modes.pending.pop(id(x), None)
+            return modes.pending.pop(id(x), None)
         return None if x.grad is None else x.gradient_for_update()
 
     def mask_of(self, index: int) -> Tensor | None:
@@ -194,7 +96,7 @@ class Context(Node):
         producer = self.producers[index]
         if producer is None or producer.mask is None or producer.grad is not None or producer.hooks:
             return None
-        if _modes.apart is not None:
+        if modes.apart is not None:
             return None
         producer.is_masked = True
         return producer.mask
@@ -226,7 +128,7 @@ class Op:
     @classmethod
     def apply(cls, *inputs: Tensor | None, **attrs: object) -> Tensor:
         """Run forward and, if an input needs a gradient, put the op on the tape; an input may be None."""
-        if _modes.recording:
+        if modes.recording:
             needs = tuple([x is not None and x._requires_grad for x in inputs])
             recorded = True in needs
         else:
@@ -256,12 +158,12 @@ def backward(root: Tensor, gradient: Tensor | float | None = None, retain_graph:
         raise ArgumentError("backward: this tensor needs no gradient (no leaf with requires_grad, or no_grad() is on)")
     seed = seed_of(root, gradient)
     number = next(_backwards)
-    outer, _modes.backward = _modes.backward, number
-    pending, _modes.pending = _modes.pending, {}
+    outer, modes.backward = modes.backward, number
+    pending, modes.pending = modes.pending, {}
     try:
         _backpropagate(root, seed, retain_graph)
     finally:
-        _modes.backward, _modes.pending = outer, pending
+        modes.backward, modes.pending = outer, pending
     for end in tuple(root.device.backward_ends):
         action = end(number)
         if action is not None:
@@ -301,14 +203,14 @@ def backward_again(function: Callable[[], Tensor], grad: Tensor) -> None:
 
     Gradients arrive where they would have, had they been recorded before; leaves' hooks are left to that backward().
     """
-    if _modes.apart is not None:
+    if modes.apart is not None:
         raise ArgumentError("grad: expected a result without checkpoint(), whose gradients only backward() computes")
-    begun, recording, outer = next(orders), _modes.recording, _modes.recomputing
-    _modes.recording = _modes.recomputing = True
+    begun, recording, outer = next(orders), modes.recording, modes.recomputing
+    modes.recording = modes.recomputing = True
     try:
         result = function()
     finally:
-        _modes.recording, _modes.recomputing = recording, outer
+        modes.recording, modes.recomputing = recording, outer
     nodes = nodes_since(begun, result)
     nodes[0].grad = grad
     for node in nodes:
@@ -366,10 +268,10 @@ def _receive(leaf: Tensor, grad: Tensor) -> None:
     """Add a gradient to a leaf's, or to what its gradient hooks are to be called with."""
     if not _has_gradient_hooks(leaf):
         _accumulate(leaf, grad)
-    elif id(leaf) in _modes.pending:
-        _add_into(_modes.pending[id(leaf)], grad)
+    elif id(leaf) in modes.pending:
+        _add_into(modes.pending[id(leaf)], grad)
     else:
-        total = _modes.pending[id(leaf)] = empty(grad.device, grad.shape)
+        total = modes.pending[id(leaf)] = empty(grad.device, grad.shape)
         copy_into(total, grad)
 
 
@@ -407,7 +309,7 @@ def _add_into(total: Tensor, grad: Tensor) -> None:
 
 def _run_hooks(leaf: Tensor) -> None:
     hooks = leaf._hooks or []
-    grad = _modes.pending.pop(id(leaf), None)
+    grad = modes.pending.pop(id(leaf), None)
     if grad is not None:
         for hook, planned in hooks:
             grad = grad if planned is not None else hooked(hook, grad)

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from clcomm.engine import second_order
-from clcomm.engine.autograd import Context, apart, hooked, seed_of
+from clcomm.engine.autograd import Context, hooked, seed_of
 from clcomm.engine.creation import zeros_like
 from clcomm.engine.functional import clone
+from clcomm.engine.modes import apart
 from clcomm.engine.tape import tape_of
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from clcomm.engine.autograd import Context, Op, backward_again, is_recording
+from clcomm.engine.autograd import Context, Op, backward_again
+from clcomm.engine.modes import is_recording
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.tape import nodes_since
 from clcomm.engine.tensor import Tensor, orders

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from types import CodeType
 from typing import TYPE_CHECKING, NamedTuple
 
-from clcomm.engine.autograd import is_recording
 from clcomm.engine.device import Device
 from clcomm.engine.guards import Guards
+from clcomm.engine.modes import is_recording
 from clcomm.engine.reachable import noting_code
 from clcomm.engine.recording import LaunchRecording, Results, record, without_tape
 from clcomm.engine.recording_diff import first_difference

@@ -15,10 +15,10 @@ from typing import NoReturn
 import numpy as np
 
 from clcomm.communicator import Communicator
-from clcomm.engine.autograd import current_backward
 from clcomm.engine.device import Device
 from clcomm.engine.grad_blocks import GradUnit
 from clcomm.engine.grad_slot import NONE
+from clcomm.engine.modes import current_backward
 from clcomm.flat_space.parameters import ParameterRange
 from clcomm.flat_space.shards import ShardPlan, Unit
 from clcomm.host.arrays import aligned_zeros

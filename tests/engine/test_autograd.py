@@ -10,7 +10,7 @@ import pytest
 
 from clcomm.engine import Op, Parameter, Tensor, nn, no_grad
 from clcomm.engine import functional as F
-from clcomm.engine.autograd import is_recording
+from clcomm.engine.modes import is_recording
 from clcomm.errors import ArgumentError
 from tests.engine.values import drawn
 

@@ -189,6 +189,7 @@ IDIOMS = (
     "F.gumbel_softmax(x * 0 + m.float() * 1e4, hard=True) * 0", "x.arctan()", "x.broadcast_to((2, 3, 4))",
     "x * v.cos() + F.cat((-x[..., 2:], x[..., :2]), dim=-1) * v.sin()",
     "F.stack((b[..., ::2] * v[:2] - b[..., 1::2] * v[2:], b[..., ::2] * v[2:] + b[..., 1::2] * v[:2]), -1).flatten(-2)",
+    "F.softmin(b)", "F.softmin(b[None])", "nn.Softmin()(b)", "F.cross(x[:, :3], y[:, :3])", "F.cross(b, b + 1)",
 )  # fmt: skip
 #: Assignments: x, of which they are made, is no leaf.
 ASSIGNED = (

@@ -129,6 +129,38 @@ def test_every_positional_parameter_is_pytorchs_at_that_place():
     assert wrong == []
 
 
+#: Defaults that mean the same: corners are not aligned, -100 is ignored where the host knows it, and so on.
+SAME = {
+    "align_corners": (False, None), "ignore_index": (None, -100), "value": (0.0, None), "modules": ((), None),
+    "values": ((), None),
+}  # fmt: skip
+
+
+def defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return {}
+    return {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
+
+
+def test_every_default_is_pytorchs():
+    wrong, checked = [], 0
+    places = ((nn, torch.nn), (F, torch.nn.functional), (nn.init, torch.nn.init))
+    for library, pytorch in places:
+        for name in library.__all__:
+            ours, theirs = getattr(library, name), getattr(pytorch, name, None)
+            if inspect.isclass(ours) and inspect.isclass(theirs):
+                ours, theirs = ours.__init__, theirs.__init__
+            known = defaults(theirs) if callable(theirs) else {}
+            for own, value in defaults(ours).items() if known else ():
+                given = known.get(own, known.get(NAMES.get(own, own), value))
+                checked += 1
+                if value != given and SAME.get(own) != (value, given) and own != "activation":
+                    wrong.append(f"{name}: {own}={value!r} where PyTorch has {given!r}")
+    assert checked > 200 and wrong == []
+
+
 @pytest.mark.parametrize(("ours", "theirs"), [
     (lambda: nn.Conv2d(3, 8, 3, 1, 2, 2), lambda: torch.nn.Conv2d(3, 8, 3, 1, 2, 2)),
     (lambda: nn.Conv2d(16, 16, 3, 1, 1, 1, 4, False), lambda: torch.nn.Conv2d(16, 16, 3, 1, 1, 1, 4, False)),

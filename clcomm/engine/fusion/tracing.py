@@ -10,6 +10,7 @@ import numpy as np
 
 from clcomm.engine import autograd
 from clcomm.engine.device import Device
+from clcomm.engine.modes import afresh
 from clcomm.engine.program import Size
 from clcomm.engine.tape import nodes_before
 from clcomm.engine.tensor import FLOAT32, Shape, Tensor, wrap
@@ -147,7 +148,7 @@ def trace(
     """
     tracing = Tracing(device, name)
     tensors = [_symbolic(tracing, each) for each in given]
-    with autograd.afresh():
+    with afresh():
         result = function(tensors)
         if not isinstance(result, Tensor) or result.device is not tracing:
             tracing.refuse(f"returns {_described(result)}")

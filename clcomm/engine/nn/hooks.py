@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from clcomm.engine.autograd import is_recording
+from clcomm.engine.modes import is_recording
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError

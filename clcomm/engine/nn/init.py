@@ -302,8 +302,8 @@ def _kaiming(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:
 
 
 def _random_(tensor: Tensor, low: int = 0, high: int | None = None, *, generator: Generator | None = None) -> Tensor:
-    """Fill a tensor with whole numbers from `low`, or 0, below `high`; return it."""
-    limits = (0, low) if high is None and low else (low, 2**24 if high is None else high)
+    """Fill a tensor with whole numbers from `low` below `high`, of one number below it, of none up to 2^24."""
+    limits = (low, high) if high is not None else (0, low or 2**24 + 1)
     return _filled(tensor, (_generator if generator is None else generator).integers(tensor.shape, *limits))
 
 

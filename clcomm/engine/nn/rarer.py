@@ -64,7 +64,7 @@ class Softshrink(Module):
 class Softmin(Module):
     """The softmax of -x along a dimension."""
 
-    def __init__(self, dim: int = -1):
+    def __init__(self, dim: int | None = None):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Protocol
 
-from clcomm.engine.autograd import Context, Op, is_recomputing
+from clcomm.engine.autograd import Context, Op
+from clcomm.engine.modes import is_recomputing
 from clcomm.engine.ops.blocks import Block, copy_part
 from clcomm.engine.ops.shape import permuted
 from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, wrap

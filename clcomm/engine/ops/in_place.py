@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.engine.autograd import is_recording
+from clcomm.engine.modes import is_recording
 from clcomm.engine.ops.casts import to_float
 from clcomm.engine.ops.comparisons import masked_fill, where
 from clcomm.engine.ops.indexing import index_select, places, take

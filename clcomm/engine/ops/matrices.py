@@ -122,8 +122,10 @@ def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6,
 
 
 @pytorch_names
-def cross(a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
-    """Return the cross product of vectors of three elements along a dimension."""
+def cross(a: Tensor, b: Tensor, axis: int | None = None) -> Tensor:
+    """Return the cross product of vectors along a dimension of size 3; None: the first such, as PyTorch's."""
+    if axis is None:
+        axis = a.shape.index(3) if 3 in a.shape else -1
     if a.shape[axis] != 3 or b.shape[axis] != 3:
         raise ArgumentError(f"cross: expected 3 elements along axis {axis}, got shapes {a.shape} and {b.shape}")
     turned = [[roll(x, shift, axis) for shift in (-1, 1)] for x in (a, b)]

@@ -53,8 +53,8 @@ def tanhshrink(x: Tensor) -> Tensor:
 
 
 @pytorch_names
-def softmin(x: Tensor, axis: int = -1) -> Tensor:
-    """Return the softmax of -x along a dimension; x: float32."""
+def softmin(x: Tensor, axis: int | None = None) -> Tensor:
+    """Return the softmax of -x along a dimension, of PyTorch's choice without one; x: float32."""
     return softmax(mul(x, -1.0), axis)
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from clcomm.communicator import Communicator
-from clcomm.engine.autograd import no_grad
 from clcomm.engine.device import Device
+from clcomm.engine.modes import no_grad
 from clcomm.engine.nn.module import Module, evaluating
 from clcomm.engine.tensor import FLOAT32, Shape, Tensor
 from clcomm.errors import ClcommError

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from clcomm.communicator import Communicator
-from clcomm.engine.autograd import no_grad
 from clcomm.engine.device import Device
+from clcomm.engine.modes import no_grad
 from clcomm.engine.tensor import Tensor, copy_into, empty
 from clcomm.errors import ClcommError
 from clcomm.parallel.pipeline.batches import MicroBatches

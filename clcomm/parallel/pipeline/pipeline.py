@@ -12,7 +12,7 @@ import numpy as np
 from clcomm.clipping import CLIPPING, check_max_norm, clip_averaged, clip_own
 from clcomm.communicator import Communicator
 from clcomm.engine import functional as F
-from clcomm.engine.autograd import no_grad
+from clcomm.engine.modes import no_grad
 from clcomm.engine.nn import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor

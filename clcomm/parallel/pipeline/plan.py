@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.communicator import Communicator
-from clcomm.engine.autograd import no_grad
+from clcomm.engine.modes import no_grad
 from clcomm.engine.nn import Module, Sequential
 from clcomm.engine.nn.module import evaluating
 from clcomm.engine.tensor import Tensor

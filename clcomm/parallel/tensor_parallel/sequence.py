@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from clcomm.engine.autograd import Context, Op, is_recording
+from clcomm.engine.autograd import Context, Op
+from clcomm.engine.modes import is_recording
 from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.blocks import Block, copy_part
 from clcomm.engine.parameter import Parameter

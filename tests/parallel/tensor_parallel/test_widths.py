@@ -9,7 +9,7 @@ import pytest
 
 from clcomm.engine import Linear, MultiheadAttention, Sequential, Tensor
 from clcomm.engine import functional as F
-from clcomm.engine.autograd import no_grad
+from clcomm.engine.modes import no_grad
 from clcomm.engine.ops.blocks import Block, copy_part
 from clcomm.engine.ops.broadcasting import launch_broadcast
 from clcomm.engine.ops.matmul import column_sums, multiply

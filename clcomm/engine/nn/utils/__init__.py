@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from clcomm.engine import functional as F
-from clcomm.engine.autograd import no_grad
+from clcomm.engine.modes import no_grad
 from clcomm.engine.nn.utils import rnn
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
