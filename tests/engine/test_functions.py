@@ -286,7 +286,7 @@ def test_a_replay_notices_another_tensor_of_equal_value():
     (lambda x, n: x.index_add(0, [3], x[:1]), "index_add: expected indices from 0 to 2, got 3 to 3"),
     (lambda x, n: x.index_add(0, [0], x), "index_add: expected a slice of (3, 4, 5) for each index, got shapes"),
     (lambda x, n: x.diagonal(9), "diagonal: offset: expected one within shape (3, 4), got 9"),
-    (lambda x, n: F.cross(x, x), "cross: expected 3 elements along axis -1, got shapes (3, 4, 5) and (3, 4, 5)"),
+    (lambda x, n: F.cross(x[:2], x[:2]), "cross: expected 3 elements along axis -1, got shapes (2, 4, 5)"),
     (lambda x, n: F.tensordot(x, x, 1), "tensordot: dimensions 1 of shapes (3, 4, 5) and (3, 4, 5) are not of equal"),
     (lambda x, n: F.fold(x, 3, 2), "fold: expected [N, C * 4, 4] for these sizes, got shape (3, 4, 5)"),
     (lambda x, n: F.grid_sample(x, x), "grid_sample: expected [N, C, H, W] and [N, rows, columns, 2], got (3, 4, 5)"),
