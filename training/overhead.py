@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-#: A measured step waits for the device at both ends. Every 10th step is measured until there are 20 samples, then every
-#: 50th, so that a short run has enough samples and a long one loses little time.
-SAMPLE_EVERY, LATER_EVERY, ENOUGH = 10, 50, 20
+#: A measured step waits for the device at both ends. Every 11th step is measured until there are 20 samples, then every
+#: 53rd, so that a short run has enough samples and a long one loses little time. They are primes: what comes every 5 or
+#: 50 steps, such as a policy's outer step, would otherwise be in all samples.
+SAMPLE_EVERY, LATER_EVERY, ENOUGH = 11, 53, 20
 _KEPT_SAMPLES = 401
 _UNMEASURED = nullcontext()
 
