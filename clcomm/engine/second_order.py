@@ -262,8 +262,9 @@ def _gathered(node: Context, grad: Tensor) -> dict[str, Any]:
 
 
 def _concat(node: Context, grad: Tensor) -> Gradients:
-    parts = F.split(grad, [x.shape[node.axis] for x in node.inputs], node.axis)
-    return tuple([part if needed else None for part, needed in zip(parts, node.needs, strict=True)])
+    parts = F.split(grad, [shape[node.axis] for shape in node.shapes], node.axis)
+    own = [F.reshape(part, x.shape) for part, x in zip(parts, node.inputs, strict=True)]
+    return tuple([part if needed else None for part, needed in zip(own, node.needs, strict=True)])
 
 
 def _where(node: Context, grad: Tensor) -> Gradients:

@@ -138,7 +138,10 @@ def _embedding(graph: Graph, inputs: list[str], context: Context, tensor: Tensor
 
 
 def _concat(graph: Graph, inputs: list[str], context: Context, tensor: Tensor) -> str:
-    if any(graph.samples(each)[context.axis] for each in context.inputs):
+    if context.is_new:
+        places = graph.whole_numbers([context.axis])
+        inputs = [graph.node("Unsqueeze", [each, places]) for each in inputs]
+    elif any(graph.samples(each)[context.axis] for each in context.inputs):
         refuse("samples to stay apart, got a concat along the first dimension")
     return graph.node("Concat", inputs, axis=context.axis)
 

@@ -33,7 +33,9 @@ class Case(NamedTuple):
 
 
 def draw(rng: np.random.Generator, longest: int, number: int) -> Case:
-    """Draw one of: any sizes, few columns and long sums, whole panels, and sides past which operands are transposed."""
+    """Draw one of: any sizes, few columns and long sums, whole panels, sides past which operands are transposed, and
+    rows that are divided into blocks.
+    """
     rows, columns, depth = (int(n) for n in rng.integers(1, 2 * longest, 3))
     if rng.random() < 0.4:
         depth = int(rng.choice([each for each in DEPTHS if each < longest**3]))
@@ -45,6 +47,8 @@ def draw(rng: np.random.Generator, longest: int, number: int) -> Case:
         transposed, ending = (number % 2 > 0, False), (False, False)
     elif number % 5 == 2 and longest > 20:
         rows, columns, depth = (int(n) for n in rng.integers(92, 240, 3))
+    elif number % 5 == 3 and longest > 20:
+        rows = int(rng.integers(769, 1600))
     return Case(rows, columns, depth, transposed, *ending, int(rng.integers(1 << 30)))
 
 

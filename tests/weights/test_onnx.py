@@ -238,6 +238,7 @@ def test_attention_with_a_mask_for_each_head(mask, heads, tmp_path):
 
 OTHERS = {
     "pads": ((2, 3), lambda own, x: F.pad(F.tanh(x), ((0, 0), (1, 2), (0, 3)), 0.5)),
+    "stacked": ((2, 3), lambda own, x: F.stack([x, F.tanh(x)], 2) * F.stack([x, x, x])[1:2, ..., None, :].squeeze(0)),
     "numbers": ((4,), lambda own, x: 1.5 - x * 2.0 + 3.0 / (x * x + 1.0)),
     "log of sums": ((3, 4), lambda own, x: F.logsumexp(x)),
     "means of windows": ((2, 7, 5), lambda own, x: own.pool(x)),

@@ -20,8 +20,8 @@
     const int a_row = transposed & A_TRANSPOSED ? 1 : depth, a_column = transposed & A_TRANSPOSED ? rows : 1, \
               b_row = transposed & B_TRANSPOSED ? 1 : columns, b_column = transposed & B_TRANSPOSED ? depth : 1
 
-/* A work-item takes a panel of PANEL columns of B and a run of rows of A. It copies DEPTH rows of the panel into the
-   order in which they are read, so that they stay in the L1 cache, and processes the rows of A in tiles of
+/* A work-item takes a run of rows of A, and of panels of PANEL columns of B. It copies DEPTH rows of a panel into the
+   order in which they are read, so that they stay in the cache, and processes the rows of A in tiles of
    TILE_ROWS x PANEL sums, in vectors of TILE_LANES: 6 x 16 are 12 vectors of 8 lanes, the most that 16 registers hold
    with their operands, and 12 x 32 are 24 vectors of 16 lanes for 32 registers. Each sum has a lane of its own, so that
    no size changes a bit. The panel is in private memory, since PoCL allocates local memory at each launch. */
@@ -111,24 +111,26 @@ __kernel void gemm(
     BEGIN_PRODUCT
     vector panel[SIDES * DEPTH];
     STRIDES;
-    const int n = get_global_id(0) * PANEL, width = smaller(PANEL, columns - n);
     const int tiles = TILE_ROWS * (int)get_global_size(1), rows_each = (rows + tiles - 1) / tiles * TILE_ROWS;
     const int first = get_global_id(1) * rows_each, last = smaller(first + rows_each, rows);
-    for (int k = 0; k < depth; k += DEPTH) {
-        const int run = smaller(DEPTH, depth - k);
-        pack_panel(panel, b + (long)k * b_row + (long)n * b_column, b_row, b_column, run, width);
-        __global const float *left = a + (long)k * a_column;
+    const int panels = PANEL * (int)get_global_size(0), columns_each = (columns + panels - 1) / panels * PANEL;
+    const int left_column = get_global_id(0) * columns_each, right_column = smaller(left_column + columns_each, columns);
+    for (int k = 0; k < depth; k += DEPTH)
+        for (int n = left_column; n < right_column; n += PANEL) {
+            const int run = smaller(DEPTH, depth - k), width = smaller(PANEL, columns - n);
+            pack_panel(panel, b + (long)k * b_row + (long)n * b_column, b_row, b_column, run, width);
+            __global const float *left = a + (long)k * a_column;
 #define TILE(columns_, valid, rows_, sides) \
     tile(left + (long)m * a_row, a_row, a_column, b, 0, panel, c + (long)m * columns + n, columns, bias + n, 0, 0, \
          run, columns_, valid, k == 0, k + run == depth, rows_, sides, 0)
-        int m = first;
-        if (width == PANEL) /* columns are not checked */
-            for (const int end = full_tiles_end(first, last); m + TILE_ROWS <= end; m += TILE_ROWS)
-                TILE(PANEL, TILE_ROWS, TILE_ROWS, SIDES);
-        else if (width <= TILE_LANES)
-            for (; m < last; m += TILE_ROWS) TILE(width, smaller(TILE_ROWS, last - m), TILE_ROWS, 1);
-        for (; m < last; m += SHORT_ROWS) TILE(width, smaller(SHORT_ROWS, last - m), SHORT_ROWS, SIDES);
-    }
+            int m = first;
+            if (width == PANEL) /* columns are not checked */
+                for (const int end = full_tiles_end(first, last); m + TILE_ROWS <= end; m += TILE_ROWS)
+                    TILE(PANEL, TILE_ROWS, TILE_ROWS, SIDES);
+            else if (width <= TILE_LANES)
+                for (; m < last; m += TILE_ROWS) TILE(width, smaller(TILE_ROWS, last - m), TILE_ROWS, 1);
+            for (; m < last; m += SHORT_ROWS) TILE(width, smaller(SHORT_ROWS, last - m), SHORT_ROWS, SIDES);
+        }
 }
 
 #define BLOCK 16 /* floats of a cache line */
@@ -157,39 +159,48 @@ INLINE void transpose_block(__global const float *from, __global float *to, long
     }
 }
 
-/* to[columns][rows] = from[rows][columns], of several matrices. A work-item takes BLOCK rows. */
+#define TURNED_ROWS 64 /* of a work-item: so many floats of a page are written in a row */
+
+/* to[columns][rows] = from[rows][columns], of several matrices. A work-item takes TURNED_ROWS rows. */
 __kernel void transpose(__global const float *from, __global float *to, int rows, int columns)
 {
     from += get_global_id(1) * rows * columns;
     to += get_global_id(1) * rows * columns;
-    const int first = get_global_id(0) * BLOCK, last = smaller(first + BLOCK, rows);
-    int column = 0;
-    for (; first + BLOCK == last && column + BLOCK <= columns; column += BLOCK)
-        transpose_block(
-            from + (long)first * columns + column, to + (long)column * rows + first, columns, rows);
-    for (; column < columns; ++column)
-        for (int row = first; row < last; ++row) to[(long)column * rows + row] = from[(long)row * columns + column];
+    const int first = get_global_id(0) * TURNED_ROWS, last = smaller(first + TURNED_ROWS, rows);
+    const int whole_rows = first + (last - first) / BLOCK * BLOCK, whole_columns = columns / BLOCK * BLOCK;
+    for (int column = 0; column < whole_columns; column += BLOCK)
+        for (int row = first; row < whole_rows; row += BLOCK)
+            transpose_block(from + (long)row * columns + column, to + (long)column * rows + row, columns, rows);
+    for (int column = 0; column < columns; ++column)
+        for (int row = column < whole_columns ? whole_rows : first; row < last; ++row)
+            to[(long)column * rows + row] = from[(long)row * columns + column];
 }
 
-#define SUM_COLUMNS 16
-
-/* Sums up to SUM_COLUMNS columns of a matrix, from column `n` on, top to bottom. */
-INLINE void sum_columns(__global const float *matrix, __global float *sums, int rows, int columns, int n)
+/* Sums up to 8 * `eights` columns of a matrix, from column `n` on, top to bottom. */
+INLINE void sum_strip(__global const float *matrix, __global float *sums, int rows, int columns, int n, const int eights)
 {
-    const int width = smaller(SUM_COLUMNS, columns - n);
-    float8 left = 0.0f, right = 0.0f;
-    for (int row = 0; row < rows; ++row) {
-        left += load_lanes(matrix + (long)row * columns + n, width, 0.0f);
-        if (width > 8) right += load_lanes(matrix + (long)row * columns + n + 8, width - 8, 0.0f);
-    }
-    store_lanes(left, sums + n, width);
-    if (width > 8) store_lanes(right, sums + n + 8, width - 8);
+    float8 sum[8];
+    const int width = columns - n;
+    UNROLL for (int i = 0; i < eights; ++i) sum[i] = 0.0f;
+    for (int row = 0; row < rows; ++row)
+        UNROLL for (int i = 0; i < eights; ++i)
+            sum[i] += load_lanes(matrix + (long)row * columns + n + 8 * i, width - 8 * i, 0.0f);
+    UNROLL for (int i = 0; i < eights; ++i) store_lanes(sum[i], sums + n + 8 * i, width - 8 * i);
 }
 
-/* sums[column] = sum of matrix[row, column] over the rows. */
-__kernel void column_sums(__global const float *matrix, __global float *sums, int rows, int columns)
+/* Sums the columns of a matrix from `n` to `end`: whole cache lines, as many at once as there are. */
+INLINE void sum_columns(__global const float *matrix, __global float *sums, int rows, int columns, int n, int end)
 {
-    sum_columns(matrix, sums, rows, columns, get_global_id(0) * SUM_COLUMNS);
+    for (; n + 64 <= end; n += 64) sum_strip(matrix, sums, rows, columns, n, 8);
+    for (; n + 16 <= end; n += 16) sum_strip(matrix, sums, rows, columns, n, 2);
+    for (; n < end; n += 8) sum_strip(matrix, sums, rows, columns, n, 1);
+}
+
+/* sums[column] = sum of matrix[row, column] over the rows. A work-item takes `each` columns. */
+__kernel void column_sums(__global const float *matrix, __global float *sums, int rows, int columns, int each)
+{
+    const int n = get_global_id(0) * each;
+    sum_columns(matrix, sums, rows, columns, n, smaller(n + each, columns));
 }
 
 /* C = A B where B is not transposed, A has few rows, but at least SHORT_ROWS, and sums have at most DEPTH terms: a
@@ -238,8 +249,7 @@ __kernel void linear_gradients(
     __global const float *dy, __global const float *x, __global const float *weight, __global const float *mask,
     __global float *dw, __global float *db, __global float *dx, int parts, int rows, int inputs, int outputs)
 {
-    if (parts & WITH_SUMS && get_global_id(0) == 0)
-        for (int n = 0; n < outputs; n += SUM_COLUMNS) sum_columns(dy, db, rows, outputs, n);
+    if (parts & WITH_SUMS && get_global_id(0) == 0) sum_columns(dy, db, rows, outputs, 0, outputs);
     few_rows(dy, x, dw, dy, 0, outputs, inputs, rows, 1, outputs);
     if (parts & WITH_INPUTS) few_rows(dy, weight, dx, mask, parts & WITH_MASK, rows, inputs, outputs, outputs, 1);
 }

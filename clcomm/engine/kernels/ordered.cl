@@ -37,6 +37,34 @@ INLINE float product_of_run(__global const float *x, int length) {
     for (; k < length; ++k) product *= x[k];
     return product;
 }
+
+/* For each number of a run `g` times the product of the others. Each lane multiplies those of its own: the ones before
+   on the way there, and on the way back the ones behind, which begin as the product of the other lanes. */
+INLINE void products_of_others(__global float *dx, __global const float *x, float g, int length) {
+    const int whole = length / LANES * LANES;
+    lanes before = 1.0f, behind;
+    for (int k = 0; k < whole; k += LANES) {
+        store8(before, dx + k);
+        before *= load8(x + k);
+    }
+    float rest = g, all = g;
+    for (int k = whole; k < length; ++k) rest *= x[k];
+    for (int lane = 0; lane < LANES; ++lane) {
+        all *= ((float *)&before)[lane];
+        float others = rest;
+        for (int other = 0; other < LANES; ++other) others *= other == lane ? 1.0f : ((float *)&before)[other];
+        ((float *)&behind)[lane] = others;
+    }
+    for (int k = whole - LANES; k >= 0; k -= LANES) {
+        store8(load8(dx + k) * behind, dx + k);
+        behind *= load8(x + k);
+    }
+    for (int k = whole; k < length; ++k) {
+        float others = all;
+        for (int other = whole; other < length; ++other) others *= other == k ? 1.0f : x[other];
+        dx[k] = others;
+    }
+}
 #endif
 
 __kernel void extreme(__global int *restrict indices, __global const float *restrict x, float sign, int outer, int length,
@@ -171,8 +199,10 @@ __kernel void product_grad(__global float *restrict dx, __global const float *re
             if (size > 1e-30f && size < 1e30f) {
                 const float scaled = g[i] * product;
                 for (int k = 0; k < length; ++k) dx[start + k] = scaled / x[start + k];
-                continue;
+            } else {
+                products_of_others(dx + start, x + start, g[i], length);
             }
+            continue;
         }
 #endif
         float before = 1.0f, behind = 1.0f;

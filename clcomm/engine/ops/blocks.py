@@ -108,28 +108,28 @@ class SliceOp(Op):
 
 
 class Concat(Op):
-    """The inputs one after the other along `axis`."""
+    """The inputs one after the other along `axis`; with `is_new` along one that they do not have."""
 
     takes_none = True
 
     @staticmethod
-    def forward(ctx: Context, *inputs: Tensor, axis: int) -> Tensor:
-        first = inputs[0]
-        length = sum(each.shape[axis] for each in inputs)
-        out = empty(first.device, (*first.shape[:axis], length, *first.shape[axis + 1 :]))
-        ctx.starts = [sum(each.shape[axis] for each in inputs[:number]) for number in range(len(inputs))]
-        ctx.axis = axis
-        for each, part in zip(inputs, Concat._parts(ctx, out.shape), strict=True):
-            copy_part(each.shape, out, part, each, _whole(each.shape))
+    def forward(ctx: Context, *inputs: Tensor, axis: int, is_new: bool = False) -> Tensor:
+        ctx.axis, ctx.is_new = axis, is_new
+        ctx.shapes = shapes = [_with_one(each.shape, axis) if is_new else each.shape for each in inputs]
+        lengths = [shape[axis] for shape in shapes]
+        ctx.starts = [sum(lengths[:number]) for number in range(len(inputs))]
+        out = empty(inputs[0].device, (*shapes[0][:axis], sum(lengths), *shapes[0][axis + 1 :]))
+        for each, shape, part in zip(inputs, shapes, Concat._parts(ctx, out.shape), strict=True):
+            copy_part(shape, out, part, each, _whole(shape))
         return out
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         gradients: list[Tensor | None] = []
-        for index, part in enumerate(Concat._parts(ctx, grad.shape)):
+        for index, (shape, part) in enumerate(zip(ctx.shapes, Concat._parts(ctx, grad.shape), strict=True)):
             dx = ctx.out(index) if ctx.needs[index] else None
             if dx is not None:
-                copy_part(dx.shape, dx, _whole(dx.shape), grad, part)
+                copy_part(shape, dx, _whole(shape), grad, part)
             gradients.append(dx)
         return tuple(gradients)
 
@@ -251,6 +251,10 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     return Concat.apply(*own, axis=axis)
 
 
+def _with_one(shape: Shape, axis: int) -> Shape:
+    return *shape[:axis], 1, *shape[axis:]
+
+
 def _without(shape: Shape, axis: int) -> Shape:
     return shape[:axis] + shape[axis + 1 :]
 
@@ -277,8 +281,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         raise ArgumentError(f"stack: expected one shape, got {sorted({each.shape for each in own})}")
     if not -len(shape) - 1 <= axis <= len(shape):
         raise ArgumentError(f"stack: axis {axis} does not fit tensors of shape {shape}")
-    axis %= len(shape) + 1
-    return concat([reshape(each, (*shape[:axis], 1, *shape[axis:])) for each in own], axis)
+    return Concat.apply(*own, axis=axis % (len(shape) + 1), is_new=True)
 
 
 @pytorch_names

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 _DEPTH = 512  # rows of a panel in local memory; not tunable, as it decides where long sums are split
 _MOST_DOTS, _LEAST_DEPTH = 10, 64  # columns, and terms of a sum, for which lanes run along K
+_BLOCK_ROWS = 384  # of A: _DEPTH terms of each are 768 KiB, beside a panel of 64 KiB
 _DOT_ROWS = 16  # rows for each CPU work-item
 _FEW_ROWS = range(4, 257)  # at least a short tile; above, packing panels separately costs little
 _A_TRANSPOSED, _B_TRANSPOSED = 1, 2  # `transposed` in gemm.cl
 _WITH_SUMS, _WITH_INPUTS, _WITH_MASK = 1, 2, 4  # `parts` in gemm.cl
-_SUM_COLUMNS = 16  # columns that one CPU work-item sums, as in gemm.cl
+_TURNED_ROWS = 64  # that one CPU work-item transposes, as in gemm.cl
+_SUM_COLUMNS = 64, 16  # columns that one CPU work-item sums: lines that follow one another, or one for many cores
 
 Grid = tuple[tuple[int, int], tuple[int, int]]
 
@@ -280,18 +282,23 @@ def transposed_copy(x: Tensor) -> Tensor:
     device = x.device
     *batch, rows, columns = x.shape
     out = empty(device, (*batch, columns, rows))
-    grid = (-(-rows // 16), x.numel() // (rows * columns))
+    grid = (-(-rows // _TURNED_ROWS), x.numel() // (rows * columns))
     device.launch(_kernel(device, "transpose"), grid, (1, 1), x, out, rows, columns)
     return out
 
 
 @lru_cache(maxsize=1024)
 def _panel_grid(units: int, tile_rows: int, panel: int, rows: int, columns: int) -> Grid:
-    """Return (global size, local size); rows are split only to feed every core."""
+    """Return (global size, local size): runs of panels, and of rows, which are split to feed every core.
+
+    Many rows are split further: _BLOCK_ROWS rows of A stay in a core's L2 cache from one panel to the next.
+    """
     panels = -(-columns // panel)
-    splits = min(-(-2 * units // panels), -(-rows // (4 * tile_rows)))
+    blocks = -(-rows // _BLOCK_ROWS) if panels > 1 and rows > 2 * _BLOCK_ROWS else 1
+    runs = panels if blocks == 1 else min(panels, -(-4 * units // blocks))
+    splits = max(blocks, min(-(-2 * units // runs), -(-rows // (4 * tile_rows))))
     rows_each = -(-rows // (splits * tile_rows)) * tile_rows
-    return (panels, -(-rows // rows_each)), (1, 1)
+    return (runs, -(-rows // rows_each)), (1, 1)
 
 
 class ProductBlock(NamedTuple):
@@ -348,7 +355,8 @@ def column_sums(matrix: Tensor, sums: Tensor) -> None:
         sum_over(matrix, (0,), out=sums)
         return
     rows, columns = matrix.shape
-    device.launch(_kernel(device, "column_sums"), (-(-columns // _SUM_COLUMNS),), (1,), matrix, sums, rows, columns)
+    each = _SUM_COLUMNS[columns < 2 * _SUM_COLUMNS[0] * device.compute_units]
+    device.launch(_kernel(device, "column_sums"), (-(-columns // each),), (1,), matrix, sums, rows, columns, each)
 
 
 def _masked(grad: Tensor, activated: Tensor) -> Tensor:
