@@ -27,7 +27,7 @@ def test_the_best_rate_of_each_policy_is_compared_with_plains(tmp_path: Path, mo
             {"operation": "broadcast", "label": "parameters", "wire_bytes": 9, "bytes": 9},
         ]
         report = {"test_loss": loss, "steps": 10, "communication": {"operations": rows}}
-        (tmp_path / f"{policy}-{rate:g}-2000-4.json").write_text(json.dumps(report))
+        (tmp_path / f"{policy}-{rate:g}-2000-4-3.json").write_text(json.dumps(report))
     given = ["--kept", str(tmp_path), "--rates", "0.001", "0.002", "--policies", "diloco:h=100", "demo:32"]
     monkeypatch.setattr(sys, "argv", ["policies", *given])
     reports: list[Report] = []
