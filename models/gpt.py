@@ -98,7 +98,8 @@ class GPT(Module):
         The first one and the last one share the embedding's weight where it is tied.
         """
         body = self.transformer
-        return [_Embeddings(body.wte, body.wpe, body.drop), *body.h, body.ln_f, self.lm_head]
+        blocks = [_Recomputed(block) for block in body.h] if body.h.recompute else [*body.h]
+        return [_Embeddings(body.wte, body.wpe, body.drop), *blocks, body.ln_f, self.lm_head]
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -142,6 +143,16 @@ class _Embeddings(Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.drop(_embedded(tokens, self.wte, self.wpe))
+
+
+class _Recomputed(Module):
+    """A block whose activations backward computes again."""
+
+    def __init__(self, block: Module):
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.block, x) if self.block.training else self.block(x)
 
 
 class _Blocks(Sequential):

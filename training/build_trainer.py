@@ -47,7 +47,7 @@ def build_model(options: TrainingOptions, comm: Communicator, train: ArrayDatase
 
 
 def make_loader(options: TrainingOptions, comm: Communicator, train: ArrayDataset) -> Loader:
-    """Return this rank's loader.
+    """Return this rank's loader, without an epoch's last batch where that does not have a run's equal parts.
 
     Raises ArgumentError, before memory is allocated, for a batch larger than the rank's shard or than memory.
     """
@@ -58,9 +58,13 @@ def make_loader(options: TrainingOptions, comm: Communicator, train: ArrayDatase
     most = options.batch_size * (MOST_TIMES if options.balance == "auto" else 1)
     if options.logical_shards:
         held *= len(LogicalShards.of(comm, options.logical_shards).own)
+    rest = sampler.longest_shard % options.batch_size
+    drop_last = rest % options.batch_parts > 0
     image_bytes = np.dtype(np.float32).itemsize * math.prod(train.image_shape)
     try:
-        loader = Loader(train, sampler, options.batch_size, prefetch=prefetch, held=held, augment=augment)
+        loader = Loader(
+            train, sampler, options.batch_size, prefetch=prefetch, drop_last=drop_last, held=held, augment=augment
+        )
     except ArgumentError as error:
         size = format_size(options.batch_size * image_bytes)
         raise ArgumentError(f"{error}; its images alone would take {size} a rank") from None

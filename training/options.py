@@ -274,6 +274,11 @@ class TrainingOptions(JobOptions):
             raise ArgumentError("--checkpoint-every: needs --checkpoint FILE to say where")
 
     @property
+    def batch_parts(self) -> int:
+        """The number of equal parts of each batch."""
+        return 1
+
+    @property
     def exports(self) -> bool:
         """Whether a rank's figures go to an exporter."""
         return any(getattr(self, option) for option in _EXPORTERS)

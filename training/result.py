@@ -32,6 +32,7 @@ class Result:
     overhead_share: float | None
     optimizer_state_nbytes: int | None
     memory: dict[str, int] | None
+    pipeline: dict[str, Any] | None
     bucket_size: int | None
     layout: list[list[int]]
     decisions: list[dict[str, Any]]
@@ -75,6 +76,7 @@ class Result:
             overhead_share=self.overhead_share,
             optimizer_state_bytes=self.optimizer_state_nbytes,
             memory_bytes=self.memory,
+            pipeline=self.pipeline,
             layout=self.layout,
             decisions=self.decisions,
             intervals=self.intervals and {name: each.as_dict() for name, each in self.intervals.items()},

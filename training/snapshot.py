@@ -43,14 +43,16 @@ def snapshot_of(trainer: Trainer, job: dict[str, Any], program: dict[str, Any] |
 
     comm = trainer.comm
     random_states = comm.gather_object(random_state(trainer.parts.opencl), label=CHECKPOINT)
-    optimizer_state = gathered_state(trainer.optimizer)  # collective: each rank may hold a part
+    pipeline, optimizer = trainer.parts.pipeline, trainer.optimizer
+    # Collective: each rank may hold a part.
+    optimizer_state = pipeline.optimizer_state_dict(optimizer) if pipeline else gathered_state(optimizer)
     sync_states = _gathered(comm, trainer.sync.state_dict(trainer.model))
     # Under a policy each rank's optimizer has moments of its own.
     optimizers = _gathered(comm, _numbers_of(optimizer_state)) if _has_policy(trainer) else []
     checkpoint, parameters = None, {}
     with trainer.sync.full_parameters(trainer.model):
-        if comm.rank == 0:  # with those that divide its layers
-            parameters = trainer.model.state_dict()
+        if comm.rank == 0:  # with those that divide its layers, or have other stages
+            parameters = _whole(trainer).state_dict()
     if comm.rank == 0:
         checkpoint = Checkpoint(facts={"job": job, "training": state_of(trainer), "world_size": comm.size})
         if program is not None:
@@ -65,6 +67,11 @@ def snapshot_of(trainer: Trainer, job: dict[str, Any], program: dict[str, Any] |
         for rank, state in enumerate(optimizers[1:], 1):
             checkpoint.add_group(f"optimizers/{rank}", state)
     return checkpoint
+
+
+def _whole(trainer: Trainer) -> Any:
+    """Return what has the whole model's `state_dict()`, which stages call together."""
+    return trainer.parts.pipeline or trainer.model
 
 
 def _has_policy(trainer: Trainer) -> bool:
@@ -112,7 +119,7 @@ def restore(checkpoint: Checkpoint, trainer: Trainer, job: dict[str, Any]) -> No
     from clcomm.parallel.tensor_parallel.shards import divided_state
 
     parameters = checkpoint.group("parameter")
-    check_parameters(parameters, _specs(trainer.model))
+    check_parameters(parameters, _specs(_whole(trainer)))
     _check_job(checkpoint.facts.get("job"), job)
     random_states = _random_states(checkpoint)
     check_state(trainer, checkpoint.facts.get("training"))
@@ -126,9 +133,12 @@ def restore(checkpoint: Checkpoint, trainer: Trainer, job: dict[str, Any]) -> No
         if ranks == trainer.comm.size:
             optimizer_state |= checkpoint.group(f"optimizers/{trainer.comm.rank}")
     _check_compression(checkpoint, trainer, ranks)
-    trainer.optimizer.load_state_dict(divided_state(trainer.optimizer, optimizer_state))
+    if trainer.parts.pipeline:
+        trainer.parts.pipeline.load_optimizer_state_dict(trainer.optimizer, optimizer_state)
+    else:
+        trainer.optimizer.load_state_dict(divided_state(trainer.optimizer, optimizer_state))
     load_state(trainer, checkpoint.facts["training"])
-    trainer.model.load_state_dict(parameters)
+    _whole(trainer).load_state_dict(parameters)
     if ranks == trainer.comm.size:
         restore_random_state(random_states[trainer.comm.rank], trainer.parts.opencl)
     else:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from clcomm.console.option_types import number, whole_number
 from clcomm.errors import ArgumentError
+from clcomm.schedules.pipeline import INTERLEAVED, ONE_F_ONE_B, SCHEDULES
 from training.option_fields import fixed, option_group
 from training.options import OPTIMIZERS, TrainingOptions
 
@@ -42,6 +43,15 @@ class TextOptions(TrainingOptions):
         1, "ranks that divide each layer's heads and weights; the others have sequences of their own", whole_number(1),
         metavar="N",
     )  # fmt: skip
+    pp: int = _data(
+        1, "ranks that divide the layers into stages of a pipeline; the others have sequences of their own",
+        whole_number(1), metavar="N",
+    )  # fmt: skip
+    micro_batches: int | None = _data(
+        None, "parts of a batch that the stages of --pp work on at the same time; default: the fewest from twice the "
+        "stages up that divide it", whole_number(1), metavar="N",
+    )  # fmt: skip
+    pp_schedule: str = _data(ONE_F_ONE_B, "the order of the stages' forwards and backwards", choices=SCHEDULES)
     batch_size: int = _data(8, "a rank's windows of the text", whole_number(1), metavar="N")
     epochs: int | None = _data(1, "times that the text is read", whole_number(1), metavar="N")
     max_steps: int | None = _data(1000, "stop after this many steps in all", whole_number(1), metavar="N")
@@ -79,8 +89,64 @@ class TextOptions(TrainingOptions):
             raise ArgumentError("--tp: expected no --audit-every with it, as no other rank has a rank's part")
         if self.tp > 1 and self.policy != "none":
             raise ArgumentError("--tp: expected no --policy with it, as its codes look at a rank's numbers alone")
+        self._check_pipeline()
         if self.sample and not self.prompt:
             raise ArgumentError("--prompt: expected at least one character, got none")
+
+    def _check_pipeline(self) -> None:
+        """Raise ArgumentError for what does not fit stages, and choose their micro-batches."""
+        if self.pp == 1:
+            if self.micro_batches is not None or self.pp_schedule != ONE_F_ONE_B:
+                option = "--pp-schedule" if self.micro_batches is None else "--micro-batches"
+                raise ArgumentError(f"{option}: needs --pp with 2 stages or more")
+            return
+        for option, (is_given, reason) in self._refused_by_stages().items():
+            if is_given:
+                raise ArgumentError(f"--pp: expected no {option} with it, as {reason}")
+        if self.micro_batches is None:
+            object.__setattr__(self, "micro_batches", self._usual_micro_batches())
+        if self.batch_size % self.batch_parts:
+            raise ArgumentError(
+                f"--micro-batches: expected a number that divides --batch-size {self.batch_size}, got "
+                f"{self.micro_batches}"
+            )
+        if self.pp_schedule == INTERLEAVED and self.batch_parts % self.pp:
+            raise ArgumentError(
+                f"--pp-schedule interleaved: expected micro-batches that --pp {self.pp} divides, which divide "
+                f"--batch-size {self.batch_size}, got {self.micro_batches}"
+            )
+        if self.overlap == "auto":
+            object.__setattr__(self, "overlap", "off")
+
+    def _refused_by_stages(self) -> dict[str, tuple[bool, str]]:
+        """Return which options are given that a pipeline does not have, and why."""
+        alone = "no other rank has a lost one's stage"
+        return {
+            "--elastic": (self.elastic, alone),
+            "--logical-shards": (bool(self.logical_shards), "its sums follow its own ranks"),
+            "--audit-every": (bool(self.audit_every), "no other rank has a rank's stage"),
+            "--policy": (self.policy != "none", "its codes look at a rank's numbers alone"),
+            f"--compression {self.compression}": (
+                self.compression not in ("none", "fp16", "bf16"),
+                "its codes look at a rank's numbers alone, and the embedding is on two",
+            ),
+            f"--zero {self.zero}": (self.zero > 1, "several backwards add up in a step; --zero 1 goes with it"),
+            "--overlap on": (self.overlap == "on", "several backwards add up in a step"),
+            "--balance auto": (self.balance == "auto", "the ranks of a pipeline have the same batches"),
+            "--uneven-inputs join": (self.uneven_inputs == "join", "all micro-batches have the same size"),
+            "--dropout": (self.dropout > 0, "each stage would draw other numbers than one rank"),
+            "--summary": (self.summary, "no rank has the whole model"),
+        }
+
+    def _usual_micro_batches(self) -> int:
+        """Return the fewest micro-batches, from twice the stages up, that divide the batch, else one a window."""
+        step = self.pp if self.pp_schedule == INTERLEAVED else 1
+        fitting = range(2 * self.pp, self.batch_size + 1, step)
+        return next((n for n in fitting if self.batch_size % n == 0), self.batch_size)
+
+    @property
+    def batch_parts(self) -> int:
+        return self.micro_batches or 1
 
 
 def presets(ranks: int) -> dict[str, dict[str, Any]]:

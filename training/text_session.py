@@ -12,7 +12,7 @@ from clcomm.parallel import Mesh
 from clcomm.parallel.grid import in_words
 from training.data.datasets import Splits
 from training.data.text import TextDataset, open_text
-from training.engines.gpt import gpt_parts
+from training.engines.gpt import Stages, gpt_parts
 from training.engines.parts import Parts, Placement
 from training.result import Result
 from training.session import Session
@@ -36,7 +36,8 @@ class TextSession(Session):
 
     def __init__(self, options: TextOptions, comm: Communicator | None = None, console: Console | None = None):
         comm = comm or start(options)
-        self._mesh = Mesh(comm, dp=-1, tp=options.tp) if options.tp > 1 else None
+        axes = {name: size for name, size in (("pp", options.pp), ("tp", options.tp)) if size > 1}
+        self._mesh = Mesh(comm, dp=-1, **axes) if axes else None
         super().__init__(options, comm, console=console)
 
     @property
@@ -58,10 +59,13 @@ class TextSession(Session):
     def _build_parts(self) -> Parts:
         options, comm = self.options, self.comm
         device = Placement(options.device, comm.local_rank, comm.local_size, comm.cores).opencl()
-        tp = None if self._mesh is None else self._mesh["tp"]
+        tp = None if self._mesh is None or options.tp == 1 else self._mesh["tp"]
+        stages = None
+        if self._mesh is not None and options.pp > 1:
+            stages = Stages(self._mesh["pp"], options.batch_parts, options.pp_schedule)
         RandomStream.of(device).seed(options.seed, comm.rank)
         return gpt_parts(
-            device, options.seed, self.splits.train.classes, options.context, tp,
+            device, options.seed, self.splits.train.classes, options.context, tp, stages,
             layers=options.layers, width=options.width, heads=options.heads, tied=options.tied_head,
             dropout=options.dropout,
             recompute=options.recompute,
@@ -69,7 +73,12 @@ class TextSession(Session):
 
     def headline(self) -> str:
         line = super().headline()
-        return line if self._mesh is None else f"{line}; {in_words(self._mesh.shape)}"
+        if self._mesh is not None:
+            line += f"; {in_words(self._mesh.shape)}"
+        if self.parts.pipeline is not None:
+            schedule = self.parts.pipeline.schedule
+            line += f"; {schedule.stages} stages, {schedule.micro_batches} micro-batches, {schedule.name}"
+        return line
 
     def result_line(self, result: Result) -> str:
         """Return a run's figures as one line of text."""
@@ -78,6 +87,8 @@ class TextSession(Session):
             parts.append(f"held-out loss {result.evaluation.loss:.4f}")
         parts.append(f"{result.images_per_s * self.options.context:,.0f} characters/s")
         parts.append(f"step p50 {result.step_p50_s * 1e3:.1f} ms, p95 {result.step_p95_s * 1e3:.1f} ms")
+        if result.pipeline is not None and result.pipeline["bubble"] is not None:
+            parts.append(f"bubble {result.pipeline['bubble']:.0%}")
         return "; ".join(parts)
 
     def write(self) -> str:

@@ -27,7 +27,7 @@ PROGRAMS = {
     "gpt": ("examples.gpt", ("--sample", "0")),
     **{name: ("examples.mnist", ("--model", name)) for name in ("mlp", "convnet", "lenet", "resnet")},
 }
-_STRATEGIES = ("dp", "zero1", "zero2", "zero3", "tp2", "recompute", "diloco:h=50")
+_STRATEGIES = ("dp", "zero1", "zero2", "zero3", "tp2", "pp2", "recompute", "diloco:h=50")
 #: In these all kernels are built.
 _BUILDING_STEPS = 3
 #: With the 14th step ends the first check of a step's recording, which has the most memory.
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--memory", help="of each host, for all of its ranks, such as 8GiB; default: this host's")
     add("--link", metavar="RATE,LATENCY", help="of each host of several, such as 100Gbit/s,2us")
     add("--strategies", nargs="+", default=None, metavar="NAME",
-        help="dp, zero1 to zero3, tp2 or more, recompute, zero3+recompute, diloco:h=50 or another policy; "
+        help="dp, zero1 to zero3, tp2 or pp2 or more, recompute, zero3+recompute, diloco:h=50 or another policy; "
         f"default: those of {' '.join(_STRATEGIES)} that the ranks allow")  # fmt: skip
     add("--steps", type=whole_number(_LEAST_STEPS, 10_000), default=16, help="of each trial; default: %(default)s")
     output.add_arguments(parser)
@@ -66,7 +66,9 @@ def run(options: argparse.Namespace) -> int:
     for way in ways:
         if job.ranks_per_host % way.division:
             ranks = job.ranks_per_host
-            raise ArgumentError(f"--strategies: expected tp of a number that divides a host's {ranks} ranks, got {way}")
+            raise ArgumentError(
+                f"--strategies: expected tp or pp of a number that divides a host's {ranks} ranks, got {way}"
+            )
     tried, left = _trials(program, [parse_way("dp"), *ways], job.ranks_per_host, options)
     rows = [row for row in rows_of(tried, job, link) if row.way in ways]
     if not rows:
@@ -128,7 +130,8 @@ def _remedy(least: Row, tried: dict[Way, Tried], job: Job, memory: int) -> str:
 def _possible(ranks: int, model: str) -> Sequence[str]:
     """Return the names of the usual strategies that so many ranks of a host can follow."""
     is_gpt = model.partition(":")[0] == "gpt"
-    possible = {"tp2": is_gpt and ranks % 2 == 0, "recompute": is_gpt, "dp": True}
+    halves = is_gpt and ranks % 2 == 0
+    possible = {"tp2": halves, "pp2": halves, "recompute": is_gpt, "dp": True}
     return [name for name in _STRATEGIES if possible.get(name, ranks > 1)]
 
 
@@ -169,15 +172,15 @@ def try_way(program: Sequence[str], way: Way, ranks_per_host: int, steps: int) -
             trial = try_job(asked, ranks, used, _LIMIT_S)
             if trial.problem:
                 return trial.problem.removeprefix("clcomm: ")
-        return Tried(Analysis(read_runs([report])), trial.peak, slowdown)
+        return Tried(Analysis(read_runs([report])), trial.peak, slowdown, ranks > used)
 
 
 COMMAND = Command(
     "plan",
     "find the strategies that fit a host's memory, the fastest first",
-    "Try data parallelism, ZeRO, tensor parallelism and policies on few ranks for a few steps each, and say of a job "
-    "with more ranks what it would hold of each host's memory at most, how long a step would take, and which strategy "
-    "is the fastest that fits. docs/plan.md says how far that can be trusted.",
+    "Try data parallelism, ZeRO, tensor parallelism, pipelines and policies on few ranks for a few steps each, and say "
+    "of a job with more ranks what it would hold of each host's memory at most, how long a step would take, and which "
+    "strategy is the fastest that fits. docs/plan.md says how far that can be trusted.",
     add_arguments,
     run,
     (

@@ -15,6 +15,7 @@ from clcomm.report.analysis import Analysis, mean_step
 from clcomm.report.elements import Column, Table, count, milliseconds
 from clcomm.report.forecasting import cluster_of, model_memory, optimizer_buffers, workload_of
 from clcomm.report.report import LeftOut, Report
+from clcomm.report.step_parts import CORE
 from clcomm.units import format_size
 
 #: How far a forecast peak may be from the run's, as a share.
@@ -36,8 +37,9 @@ _COLUMNS = (
 class Way:
     """A way to divide a job's work.
 
-    options: the program's, for a trial. zero: the stage. division: ranks that divide a model's layers. policy_every:
-    steps from one exchange of the parameters to the next; 0: gradients are reduced in each step.
+    options: the program's, for a trial. zero: the stage. division: ranks that divide a model's layers, each of them or
+    in stages. policy_every: steps from one exchange of the parameters to the next; 0: gradients are reduced in each
+    step.
     """
 
     name: str
@@ -61,12 +63,14 @@ class Way:
 class Tried(NamedTuple):
     """A trial's report, and what its job held on the host when it was most.
 
-    slowdown: how much longer a rank of the planned job computes, where more of them share a core.
+    slowdown: how much longer a rank of the planned job computes, where more of them share a core. shared: whether ranks
+    of the trial shared cores, so that waits for one are part of a step.
     """
 
     analysis: Analysis
     peak: Held
     slowdown: float = 1.0
+    shared: bool = False
 
 
 class Row(NamedTuple):
@@ -86,7 +90,7 @@ class Row(NamedTuple):
 
 
 def parse_way(text: str) -> Way:
-    """Return the way of "dp", "zero2", "tp4", "recompute", "zero2+recompute", or of a policy such as "diloco:h=50".
+    """Return the way of "dp", "zero2", "tp4", "pp2", "recompute", "pp2+recompute", or of a policy like "diloco:h=50".
 
     Raises ArgumentError for others.
     """
@@ -101,13 +105,13 @@ def parse_way(text: str) -> Way:
         return Way(text)
     if kind == "zero" and number in ("1", "2", "3"):
         return Way(text, ("--zero", number), zero=int(number))
-    if kind == "tp" and number and int(number) > 1:
-        return Way(text, ("--tp", str(int(number))), division=int(number))
+    if kind in ("tp", "pp") and number and int(number) > 1:
+        return Way(text, (f"--{kind}", str(int(number))), division=int(number))
     policy = parse_policy(text) if text.partition(":")[0] in [each.name for each in POLICIES] else None
     if policy is None:
         raise ArgumentError(
-            f"--strategies: expected dp, zero1 to zero3, tp2 or more, {RECOMPUTE}, alone or after one of these and a "
-            f"plus, or a policy such as diloco:h=50, got {text!r}"
+            f"--strategies: expected dp, zero1 to zero3, tp2 or pp2 or more, {RECOMPUTE}, alone or after one of these "
+            f"and a plus, or a policy such as diloco:h=50, got {text!r}"
         )
     settings = str(policy).replace(f"h={policy.h}", "h=EVERY", 1)
     return Way(text, ("--policy", settings), policy_every=policy.h)
@@ -134,18 +138,33 @@ def peak_of(way: Way, tried: Tried, buffers: int, job: Job) -> tuple[int, int]:
     """
     work, ranks = workload_of(tried.analysis, checks_policy=False), tried.analysis.run.world_size
     groups, wanted = max(1, ranks // way.division), max(1, job.ranks_per_host // way.division)
-    then = model_memory(Job(1, groups), work, way.zero, buffers)
-    model = job.ranks_per_host * sum(model_memory(Job(job.hosts, wanted), work, way.zero, buffers))
-    shared = then.parameters + (then.in_flight if way.zero > 1 else then.gradients)
-    own = tried.peak.own - ranks * (sum(then) - shared)
-    own += (job.ranks_per_host - ranks) * (tried.peak.another - (sum(then) - shared))
+    then, mean = model_memory(Job(1, groups), work, way.zero, buffers), _mean_stage(tried.analysis)
+    model = round(mean * job.ranks_per_host * sum(model_memory(Job(job.hosts, wanted), work, way.zero, buffers)))
+    shared = mean * (then.parameters + (then.in_flight if way.zero > 1 else then.gradients))
+    alone = mean * sum(then) - shared
+    own = tried.peak.own - ranks * alone
+    # Of stages the largest may be any rank's, not the first one's alone.
+    another = tried.peak.own / ranks if tried.analysis.run.figures["pipeline"] else tried.peak.another
+    own += (job.ranks_per_host - ranks) * (another - alone)
     common = job.ranks_per_host * (tried.peak.common / ranks - shared)
     return model + round(own + common) + tried.peak.data, model
 
 
+def _mean_stage(analysis: Analysis) -> float:
+    """Return the parameters of a mean rank of a pipeline over those of rank 0, whose sizes a report has; 1 without."""
+    stages = analysis.run.figures["pipeline"]
+    if not stages or not stages["parameter_bytes"][0]:
+        return 1.0
+    mean: float = sum(stages["parameter_bytes"]) / len(stages["parameter_bytes"]) / stages["parameter_bytes"][0]
+    return mean
+
+
 def _row(way: Way, tried: Tried, plain: Analysis, buffers: int, job: Job, link: Cost) -> Row:
     analysis = plain if way.policy_every else tried.analysis  # a policy's steps compute what plain ones do
-    work = _slower(workload_of(analysis), tried.slowdown)
+    work = workload_of(analysis)
+    if tried.shared:
+        work = replace(work, other_s=work.other_s + dict(mean_step(analysis)).get(CORE, 0.0))
+    work = _slower(work, tried.slowdown)
     groups = Job(job.hosts, max(1, job.ranks_per_host // way.division))
     cluster, strategy, how = _cluster(plain, link, groups.ranks_per_host), Strategy(), HIERARCHICAL
     if way.policy_every:

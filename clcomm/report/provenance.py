@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from clcomm.report.documents import Record
@@ -67,7 +68,15 @@ def _batch(run: Run) -> str:
     shards = _logical_shards(run)
     if shards:
         return f"{size * parts:,} for each of {shards} shards{micro}, {size * parts * shards:,} in all"
-    return f"{size * parts:,} a rank{micro}, {size * parts * run.world_size:,} in all"
+    together = _divided(run)
+    own = "a rank" if together == 1 else f"for {together} ranks together"
+    return f"{size * parts:,} {own}{micro}, {size * parts * run.world_size // together:,} in all"
+
+
+def _divided(run: Run) -> int:
+    """Return how many ranks divide a model, and have the same batches."""
+    given = [str((run.figures["settings"] or {}).get(name)) for name in ("tp", "pp")]
+    return math.prod(int(each) or 1 for each in given if each.isdecimal())
 
 
 def _logical_shards(run: Run) -> int:

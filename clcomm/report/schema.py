@@ -170,6 +170,13 @@ _DOCUMENT: dict[str, Check] = {
     "overhead_share": or_none(number),
     "step_ms": or_none(object_of(p50=number, p95=number)),
     "layout": or_none(list_of(list_of(_COUNT))),
+    "pipeline": or_none(
+        object_of(
+            schedule=text, micro_batches=whole(1), chunks=whole(1), first_layers=list_of(_COUNT),
+            parameter_bytes=list_of(_COUNT), peak_activation_bytes=list_of(_COUNT), bubble=or_none(number),
+            bubble_by_formula=number,
+        )
+    ),
     "ceilings": or_empty(
         list_of(object_of(transport=text, sums=_sums, alpha_s=number, beta_s_per_byte=number, median_error=number), 100)
     ),

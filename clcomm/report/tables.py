@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from clcomm.report import run_costs
 from clcomm.report.analysis import Analysis, hidden_by_rank_s, mean_step, mean_step_by_rank, per_call, rank_rows
@@ -242,7 +243,7 @@ def checks_table(analysis: Analysis) -> Table:
     """Return pairs of figures that have to be equal; a difference shows an error of the report."""
     # Each synchronisation reduces one bucket 0.
     rows, synchronisations = [], sum(row["calls"] for row in analysis.buckets if row["bucket"] == 0)
-    if analysis.layout and synchronisations:
+    if analysis.layout and synchronisations and not analysis.run.figures["pipeline"]:  # stages have other layouts
         plan_bytes, reduced = sum(map(sum, analysis.layout)), analysis.reductions["bytes"]
         if not analysis.overflows:  # then calls without a bucket came before these buckets
             before = reduced - sum(row["bytes"] for row in analysis.buckets)
@@ -267,7 +268,32 @@ def decisions_table(analysis: Analysis) -> Table:
     return Table("decisions", "Decisions", [Column("decision", "", "text")], rows, "What was chosen, and why.")
 
 
+def pipeline_table(analysis: Analysis) -> Table:
+    """Return what each rank of a pipeline has; no rows without stages."""
+    found = analysis.run.figures["pipeline"]
+    columns = [
+        Column("rank", "rank of pp"), Column("layers", "layers", "text"),
+        Column("parameter_nbytes", "parameters", "size"), Column("activation_nbytes", "activations at most", "size"),
+    ]  # fmt: skip
+    if not found:
+        return Table("pipeline", "Stages", columns, [])
+    starts, ranks = found["first_layers"], len(found["parameter_bytes"])
+    ends = [*(f"{first} to {following - 1}" for first, following in pairwise(starts)), f"from {starts[-1]}"]
+    rows = [
+        {"rank": rank, "layers": ", ".join(ends[rank::ranks]), "parameter_nbytes": nbytes, "activation_nbytes": kept}
+        for rank, (nbytes, kept) in enumerate(
+            zip(found["parameter_bytes"], found["peak_activation_bytes"], strict=True)
+        )
+    ]
+    idle = "" if found["bubble"] is None else f"ranks were idle for {found['bubble']:.0%} of it, and would be "
+    note = (
+        f"{found['schedule']}, {found['micro_batches']} micro-batches a step; {idle}"
+        f"{found['bubble_by_formula']:.0%} by the formula for equal stages."
+    )
+    return Table("pipeline", "Stages", columns, rows, note)
+
+
 ALL = (
-    lizardist_table, step_table, step_ranks_table, operations_table, buckets_table, ranks_table, stragglers_table,
-    cost_table, advice_table, health_table, checks_table, decisions_table,
+    lizardist_table, step_table, step_ranks_table, pipeline_table, operations_table, buckets_table, ranks_table,
+    stragglers_table, cost_table, advice_table, health_table, checks_table, decisions_table,
 )  # fmt: skip

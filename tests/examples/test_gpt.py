@@ -80,6 +80,56 @@ def test_ranks_that_divide_layers_train_as_those_that_do_not(
     assert len(sample_of(found)) == len(sample_of(expected))
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("division", "both"),
+    [
+        (("--pp", "2"), ()),
+        (("--pp", "3", "--micro-batches", "2", "--pp-schedule", "gpipe"), ("--grad-accumulation", "2")),
+        (("--pp", "4", "--recompute"), ("--clip-norm", "0.1", "--layers", "1")),
+        (("--pp", "2", "--zero", "1"), ("--grad-accumulation", "3")),
+        (("--pp", "2", "--tp", "2"), ("--no-tied-head",)),
+        (("--pp", "2", "--pp-schedule", "interleaved"), ("--precision", "bf16")),
+        (("--pp", "2", "--check-finite"), ("--compression", "bf16", "--check-replicas", "3")),
+    ],
+)
+def test_stages_train_as_ranks_that_have_all_layers(
+    tmp_path: Path, text: str, division: tuple[str, ...], both: tuple[str, ...]
+) -> None:
+    """Losses, parameters and the report are those of as many ranks as there are replicas."""
+    divided = int(division[1]) * (2 if "--tp" in division else 1)
+    ranks, report = (4 if divided == 2 else divided), tmp_path / "report.json"
+    job = [*TINY, "--text", text, "--batch-size", "6", "--quiet", "--max-steps", "12", "--lr", "0.01", *both]
+    losses, samples = [], []
+    for name, more, count in (("stages", [*division, "--report", str(report)], ranks), ("whole", [], ranks // divided)):
+        log = tmp_path / f"{name}.csv"
+        kept = ["--log-csv", str(log), "--checkpoint", str(tmp_path / f"{name}.npz")]
+        samples.append(len(sample_of(run("examples.gpt", *job, *kept, *more, ranks=count))))
+        losses.append([float(row.split(",")[2]) for row in log.read_text().splitlines()[1:]])
+    assert len(losses[0]) == 12 and losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert difference(tmp_path / "stages.npz", tmp_path / "whole.npz") < 1e-3
+    assert samples[0] == samples[1]
+    stages = json.loads(report.read_text())["pipeline"]
+    assert len(stages["parameter_bytes"]) == int(division[1]) and 0 < stages["bubble"] < 1
+    assert min(stages["peak_activation_bytes"]) > 0
+
+
+@pytest.mark.slow
+def test_stages_continue_with_the_same_bits_and_on_other_divisions(tmp_path: Path, text: str) -> None:
+    job = [*TINY, "--text", text, "--batch-size", "4", "--no-eval", "--quiet", "--sample", "0"]
+    two = [*job, "--pp", "2", "--zero", "1", "--checkpoint"]
+    run("examples.gpt", *two, str(tmp_path / "whole.npz"), "--max-steps", "8", ranks=4)
+    run("examples.gpt", *two, str(tmp_path / "parts.npz"), "--max-steps", "3", ranks=4)
+    resumed = ["--resume", str(tmp_path / "parts.npz"), "--max-steps", "8"]
+    run("examples.gpt", *two, str(tmp_path / "same.npz"), *resumed, ranks=4)
+    assert difference(tmp_path / "same.npz", tmp_path / "whole.npz") == 0
+    for number, (ranks, division) in enumerate([(2, ()), (4, ("--tp", "2")), (4, ("--pp", "2", "--tp", "2"))]):
+        file = tmp_path / f"{number}.npz"
+        run("examples.gpt", *job, *division, "--checkpoint", str(file), *resumed, ranks=ranks)
+        if number < 2:  # the third has half as many samples a step
+            assert difference(file, tmp_path / "whole.npz") < 1e-3
+
+
 @pytest.mark.slow
 def test_a_divided_run_continues_with_the_same_bits_and_on_other_divisions(tmp_path: Path, text: str) -> None:
     job = [*TINY, "--text", text, "--batch-size", "4", "--no-eval", "--quiet", "--dropout", "0.2"]
@@ -119,6 +169,17 @@ def test_recomputed_blocks_give_the_same_bits(tmp_path: Path, text: str, how: tu
         (("--tp", "3"), "mesh: expected sizes that divide the number of ranks, got dp=-1, tp=3 for "),
         (("--dropout", "1"), "--dropout: expected a share from 0 to below 1, got 1"),
         (("--tp", "2", "--elastic"), "--tp: expected no --elastic with it"),
+        (("--pp", "2", "--dropout", "0.1"), "--pp: expected no --dropout with it, as each stage would draw other"),
+        (("--pp", "2", "--zero", "3"), "--pp: expected no --zero 3 with it, as several backwards add up in a step"),
+        (("--pp", "2", "--policy", "diloco:h=5"), "--pp: expected no --policy with it"),
+        (("--pp", "2", "--compression", "topk:0.1"), "--pp: expected no --compression topk:0.1 with it"),
+        (("--pp", "2", "--logical-shards", "4"), "--pp: expected no --logical-shards with it"),
+        (("--pp", "3"), "mesh: expected sizes that divide the number of ranks, got dp=-1, pp=3 for "),
+        (
+            ("--pp", "2", "--micro-batches", "3"),
+            "--micro-batches: expected a number that divides --batch-size 8, got 3",
+        ),
+        (("--micro-batches", "3"), "--micro-batches: needs --pp with 2 stages or more"),
     ],
 )
 def test_one_line_says_what_does_not_fit(text: str, ranks: int, arguments: tuple[str, str], message: str) -> None:

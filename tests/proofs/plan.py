@@ -89,10 +89,12 @@ def drawn(random: random.Random) -> tuple[str, int, list[Way]]:
     else:
         kind = random.choice(["mlp", "convnet", "lenet"])
         model = f"{kind}:batch_size={random.choice([16, 64, 128, 256])},optimizer={random.choice(['adam', 'sgd'])}"
-    others = ["zero1", "zero2", "zero3", "diloco:h=50", "local:h=8"]
+    kinds = [["zero1", "zero2", "zero3"], ["diloco:h=50", "local:h=8"]]
     if model.startswith("gpt"):
-        others += ["recompute", "zero3+recompute", *["tp2"] * (ranks % 2 == 0)]
-    return model, ranks, [parse_way("dp")] + ([parse_way(random.choice(others))] if ranks > 1 else [])
+        kinds += [["recompute", "zero3+recompute"], [f"pp{stages}" for stages in (2, 3, 4) if ranks % stages == 0]]
+        kinds += [["tp2"], ["pp2", "pp2+recompute"]] if ranks % 2 == 0 else []
+    other = random.choice(random.choice([each for each in kinds if each]))
+    return model, ranks, [parse_way("dp")] + ([parse_way(other)] if ranks > 1 else [])
 
 
 def main() -> int:

@@ -14,9 +14,10 @@ from clcomm.costs.jobs import Job
 from clcomm.costs.model import Cost
 from clcomm.errors import ArgumentError
 from clcomm.launch.trial import Held, try_job
-from clcomm.report.analysis import Analysis
+from clcomm.report.analysis import Analysis, mean_step
 from clcomm.report.planning import MARGIN, NO, PERHAPS, YES, Tried, most_ranks, parse_way, peak_of, plan_of, rows_of
 from clcomm.report.reading import read_runs
+from clcomm.report.step_parts import CORE
 from tests.report.runs import LAYOUT, document, written
 
 MIB = 1 << 20
@@ -91,6 +92,32 @@ def test_ranks_that_share_a_core_compute_longer(tmp_path):
     assert shared.step_s - shared.exposed_s == pytest.approx(3 * (alone.step_s - alone.exposed_s))
 
 
+def test_waits_for_a_core_count_where_ranks_of_the_trial_shared_it(tmp_path):
+    given, way = document(), parse_way("dp")
+    for record in given["ranks"]:
+        record["core_waits_s"] = {"forward_backward": 0.02}
+    analysis = Analysis(read_runs(written(tmp_path, [given])))
+    alone, shared = (rows_of({way: Tried(analysis, HELD, shared=each)}, Job(1, 4), LINK)[0] for each in (False, True))
+    assert dict(mean_step(analysis))[CORE] > 0
+    assert shared.step_s - alone.step_s == pytest.approx(dict(mean_step(analysis))[CORE])
+
+
+def test_stages_have_parts_of_the_model_as_large_as_theirs(tmp_path):
+    """Of 2 replicas in 2 stages, of which the second has half of the first one's parameters."""
+    stages = {
+        "schedule": "1f1b", "micro_batches": 4, "chunks": 1, "first_layers": [0, 3], "bubble": 0.3,
+        "parameter_bytes": [829_440, 414_720], "peak_activation_bytes": [5, 6], "bubble_by_formula": 0.2,
+    }  # fmt: skip
+    tried = Tried(Analysis(read_runs(written(tmp_path, [document(pipeline=stages)]))), HELD)
+    way = parse_way("pp2")
+    assert (way.options, way.division, way.ranks_tried(6)) == (("--pp", "2"), 2, 4)
+    peak, model = peak_of(way, tried, 1, Job(1, 4))
+    assert abs(peak - HELD.nbytes) <= 4  # what it held, whatever stages have
+    assert model == pytest.approx(0.75 * 4 * 3.5 * 829_440, rel=1e-3)  # the mean is for the 2 replicas of a host
+    more = peak_of(way, tried, 1, Job(1, 8))[0] - peak
+    assert more == pytest.approx(HELD.own + HELD.common - 0.75 * 2 * 829_440, rel=1e-3)  # means of gradients are there
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -99,7 +126,7 @@ def test_ranks_that_share_a_core_compute_longer(tmp_path):
         "tp1",
         "zero4",
         "zero0",
-        "pp2",
+        "pp1",
         "ddp",
         "diloco2",
         "zero4+recompute",
@@ -128,7 +155,8 @@ def test_a_policy_is_tried_with_an_exchange():
     [([], "plan: expected --model"), (["--model", "gpt", "--ranks", "4", "--hosts", "2"], "--hosts 2: expected --link"),
      (["--model", "gpt", "--ranks", "3", "--hosts", "2", "--link", "1Gbit/s,1us"], "--ranks: expected a multiple"),
      (["--model", "bert", "--ranks", "2"], "--model: expected one of gpt"),
-     (["--model", "gpt", "--ranks", "3", "--strategies", "tp2"], "--strategies: expected tp of a number")],
+     (["--model", "gpt", "--ranks", "3", "--strategies", "tp2"], "--strategies: expected tp or pp of a"),
+     (["--model", "gpt", "--ranks", "3", "--strategies", "pp2"], "--strategies: expected tp or pp of a")],
 )  # fmt: skip
 def test_options_that_tell_no_job_are_refused(options, what):
     with pytest.raises(ArgumentError, match=rf"\A{what}[^\n]*\Z"):

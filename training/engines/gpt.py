@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,15 +18,26 @@ from clcomm.parallel import (
     VocabularyParallelCrossEntropyLoss,
     parallelize_module,
 )
+from clcomm.parallel.pipeline import Pipeline
 from clcomm.parallel.tensor_parallel.styles import Style
 from models import GPT
 from models.gpt import next_token_loss
 from training.engines.parts import Parts, native_parts, rehearsal_of
+from training.engines.pipeline_parts import pipeline_parts, rehearsed_parts
+
+
+class Stages(NamedTuple):
+    """The stages of a pipeline: the ranks that have them, the parts of a batch, and a schedule's name."""
+
+    comm: Communicator
+    micro_batches: int
+    schedule: str
 
 
 def gpt_parts(
-    device: Device, seed: int, vocabulary: int, context: int, tp: Communicator | None = None, **settings: Any
-) -> Parts:
+    device: Device, seed: int, vocabulary: int, context: int, tp: Communicator | None = None,
+    stages: Stages | None = None, **settings: Any,
+) -> Parts:  # fmt: skip
     """Return the parts of a GPT, for batches of tokens [N, context] and as many that follow them.
 
     Args:
@@ -34,6 +45,7 @@ def gpt_parts(
         seed: of the initial values.
         vocabulary, context, settings: the model's.
         tp: the ranks that divide its layers, and its vocabulary where their number divides that; collective then.
+        stages: of a pipeline that the layers are cut into; collective then.
     """
 
     def make(on: Device, seed: int = 0) -> GPT:
@@ -43,15 +55,31 @@ def gpt_parts(
         tokens = np.zeros((size, context), np.int32)
         return tokens, tokens
 
-    model, rehearse = make(device, seed), rehearsal_of(device, make, batch_of, next_token_loss)
-    if tp is None:
-        return replace(native_parts(model, next_token_loss, device), rehearse=rehearse)
-    divides_vocabulary = vocabulary % tp.size == 0
-    parallelize_module(model, tp, division(divides_vocabulary))
-    if not divides_vocabulary:
-        return replace(native_parts(model, next_token_loss, device), rehearse=rehearse)
-    parts = native_parts(model, VocabularyParallelCrossEntropyLoss(tp), device)
-    return replace(parts, predict=_gathered(parts.predict, tp), rehearse=rehearse)
+    model, rehearse, loss_fn = (
+        make(device, seed),
+        rehearsal_of(device, make, batch_of, next_token_loss),
+        next_token_loss,
+    )
+    divides_vocabulary = tp is not None and vocabulary % tp.size == 0
+    if tp is not None:
+        parallelize_module(model, tp, division(divides_vocabulary))
+        loss_fn = VocabularyParallelCrossEntropyLoss(tp) if divides_vocabulary else loss_fn
+    if stages is None:
+        parts = native_parts(model, loss_fn, device)
+    else:
+        pipeline = Pipeline(
+            model, stages.comm, loss=loss_fn, micro_batches=stages.micro_batches, schedule=stages.schedule,
+            costs=layer_costs(model),
+        )  # fmt: skip
+        del model  # and with it the other stages' parameters
+        parts, rehearse = pipeline_parts(pipeline, loss_fn, device), rehearsed_parts(rehearse, stages.micro_batches)
+    predict = _gathered(parts.predict, tp) if tp is not None and divides_vocabulary else parts.predict
+    return replace(parts, predict=predict, rehearse=rehearse)
+
+
+def layer_costs(model: GPT) -> list[float]:
+    """Return the cost of each of a GPT's `pipeline_layers()`: the products for a token, an embedding's being none."""
+    return [0.0, *(each.parameter_count() for each in model.transformer.h), 0.0, model.lm_head.parameter_count()]
 
 
 def division(vocabulary: bool) -> dict[str, Style]:

@@ -21,6 +21,7 @@ from clcomm.engine.rehearsal import Rehearsal
 from clcomm.errors import ArgumentError, needed
 from clcomm.flat_space.precision import parse_precision
 from clcomm.host.arrays import aligned_zeros
+from clcomm.parallel.pipeline import Pipeline
 from models import MLP, ConvNet, LeNet, ResNet
 
 Shape = tuple[int, ...]
@@ -49,6 +50,8 @@ class Parts:
     rehearse: rehearse(batch sizes, optimizer name, lr, its settings, rows, divisor, compression, precision) -> the
         kernels that a run needs, if the engine builds kernels: training with the first batch size, prediction with all
         of them, sums of `rows` ranks' gradients over `divisor`, the compression, and the parameters' precision.
+    pipeline: the stages of which `model` has this rank's; the model's calls are collective over them then. None: the
+        model is whole.
     """
 
     model: Any
@@ -62,6 +65,7 @@ class Parts:
     opencl: Device | None = None
     prepare_gather: Callable[..., Any] | None = None
     rehearse: Callable[..., Rehearsal] | None = None
+    pipeline: Pipeline | None = None
 
 
 @dataclass(frozen=True)

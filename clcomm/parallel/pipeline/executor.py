@@ -67,10 +67,11 @@ class Executor:
         boundaries: Boundaries,
         batch: Batch,
         accumulate: Callable[[], AbstractContextManager[object]] = nullcontext,
+        weight: float = 1.0,
     ) -> list[float]:
         """Run all forwards and backwards; return the losses of the micro-batches on the last stage's rank.
 
-        accumulate: returns a context for each backward of a stage but its last.
+        accumulate: returns a context for each backward of a stage but its last. weight: of the gradients.
         """
         losses: list[Tensor] = []
         self._begin([*boundaries.inputs.values(), *boundaries.gradients.values()])
@@ -81,7 +82,7 @@ class Executor:
                     losses.append(self._kept(y, action))
             else:
                 with nullcontext() if action in self._final else accumulate():
-                    self._backward(boundaries, action)
+                    self._backward(boundaries, action, weight)
         self._end(boundaries)
         return [float(each.item()) for each in losses]
 
@@ -159,12 +160,12 @@ class Executor:
                 y.buffer = None  # backward begins at its node: only an operation that kept the values needs them
         return y
 
-    def _backward(self, boundaries: Boundaries, action: Action) -> None:
+    def _backward(self, boundaries: Boundaries, action: Action, weight: float) -> None:
         """Add a micro-batch's gradients to a stage's parameters, and send its input's gradient."""
         number, m, _ = action
         x, y = self._alive.pop((number, m))
         inbox, outbox = boundaries.gradients.get(number), boundaries.input_gradients.get(number)
-        gradient: Tensor | float = 1 / self._schedule.micro_batches
+        gradient: Tensor | float = weight / self._schedule.micro_batches
         if inbox is not None:
             gradient = inbox.receive(m)
         slot = None if outbox is None else outbox.reserve(m)

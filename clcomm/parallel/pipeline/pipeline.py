@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from time import perf_counter
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -22,9 +22,10 @@ from clcomm.parallel.mesh import Mesh
 from clcomm.parallel.pipeline.batches import BatchCheck, MicroBatches
 from clcomm.parallel.pipeline.boundaries import Boundaries, Passing, find_passing
 from clcomm.parallel.pipeline.executor import Batch, Bubble, Executor, Loss, StepTimes
+from clcomm.parallel.pipeline.optimizer_state import own_state, whole_state
 from clcomm.parallel.pipeline.plan import LAYERS, agreed_plan
 from clcomm.parallel.pipeline.stage import ModelPart, Stage, tied_parameters
-from clcomm.parallel.pipeline.tied import TiedParameters
+from clcomm.parallel.pipeline.tied import WHOLE, TiedParameters
 from clcomm.schedules.pipeline import INTERLEAVED, ONE_F_ONE_B, PipelineSchedule
 from clcomm.sync.model_sync import averaging_of
 
@@ -33,6 +34,7 @@ PIPELINE_PARALLEL = "pp"
 LOSS, STATE = "loss", "state"
 #: The most shapes of batches whose channels are kept.
 _MOST_SHAPES = 4
+_FLOAT_BYTES = 4
 
 
 class Pipeline:
@@ -109,7 +111,9 @@ class Pipeline:
 
     # --- a step ---
 
-    def step(self, inputs: object, targets: object, ddp: DistributedDataParallel | None = None) -> float:
+    def step(
+        self, inputs: object, targets: object, ddp: DistributedDataParallel | None = None, *, weight: float = 1.0
+    ) -> float:
         """Run forward and backward of a batch, and return the mean of the micro-batches' losses; collective.
 
         Gradients are added to those that `module` has.
@@ -119,6 +123,7 @@ class Pipeline:
             targets: likewise for the loss; needed on the last rank.
             ddp: the wrapper of `module`; its overlap then begins buckets in the last backward of each stage. Those of a
                 rank with tied parameters wait for `finish_grad_sync()`. None: nothing overlaps.
+            weight: of the gradients, such as the batch's share of a step of several; the last stage's rank's counts.
 
         Raises:
             ArgumentError: one is missing where it is needed, the batch cannot be cut, `ddp` is of another module, or
@@ -130,7 +135,7 @@ class Pipeline:
         began_s = perf_counter()
         self._tied.begin_step()
         with ddp.no_sync() if ddp is not None and self._has_shared else nullcontext():
-            losses = self._executor.train(boundaries, batch, accumulate)
+            losses = self._executor.train(boundaries, batch, accumulate, weight)
         self._times.add(began_s, self._executor.turns)
         self._tied.sum_gradients()
         return self._mean_loss(losses)
@@ -252,6 +257,21 @@ class Pipeline:
             )
         self.module.load_state_dict({name: state[name] for name in self.module._state()})
 
+    def optimizer_state_dict(self, optimizer: Any) -> dict[str, np.ndarray]:
+        """Return the state that the optimizer of the whole model would have, on every rank; collective.
+
+        Args:
+            optimizer: of `clcomm.optim`, over `module`, or a DistributedOptimizer of one.
+        """
+        return whole_state(self.comm, self._names, optimizer)
+
+    def load_optimizer_state_dict(self, optimizer: Any, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from an optimizer's state of the whole model; arguments as for `optimizer_state_dict`.
+
+        Raises ArgumentError, changing nothing, for the state of another optimizer or of other parameters.
+        """
+        optimizer.load_state_dict(own_state(optimizer, state))
+
     # --- figures ---
 
     @property
@@ -267,6 +287,21 @@ class Pipeline:
     def bubble(self) -> Bubble:
         """Return the share of time in which ranks did not compute, in the steps since `reset_times`; collective."""
         return self._times.bubble(self.comm, self.schedule.bubble)
+
+    def figures(self) -> dict[str, Any]:
+        """Return what a report says of the stages: their layers, sizes and bubble; collective.
+
+        Lists have an entry for each rank in bytes, `first_layers` one for each stage; `bubble` is None before a step.
+        """
+        bubble = self.bubble()
+        own = self.module.parameter_count(), self.peak_activation_bytes
+        sizes = self.comm.all_gather(np.array(own, np.int64), label=WHOLE).reshape(-1, len(own))
+        return {
+            "schedule": self.schedule.name, "micro_batches": self.schedule.micro_batches,
+            "chunks": self.schedule.chunks, "first_layers": list(self.starts),
+            "parameter_bytes": (sizes[:, 0] * _FLOAT_BYTES).tolist(), "peak_activation_bytes": sizes[:, 1].tolist(),
+            "bubble": bubble.measured if bubble.steps else None, "bubble_by_formula": bubble.formula,
+        }  # fmt: skip
 
     def reset_times(self) -> None:
         """Forget the steps' times and the peak of activations."""
