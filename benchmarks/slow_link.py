@@ -66,6 +66,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--every", type=harness.positive, default=25, help="steps to a test; default: %(default)s")
     parser.add_argument("--windows", type=harness.positive, default=256, help="tested; default: %(default)s")
     parser.add_argument("--steps", type=harness.positive, default=500, help="at most; default: %(default)s")
+    parser.add_argument("--bucket-size", metavar="SIZE", help="of all runs; default: the example's")
     add_link(parser, LINK)
     parser.add_argument("--kept", metavar="FOLDER", help="with the courses of runs; those that are there count")
     parser.add_argument(
@@ -80,7 +81,9 @@ def train(options: argparse.Namespace, folder: Path, policy: str) -> Course:
     Raises ArgumentError where two hosts cannot be made, LaunchError with the output of a run that fails.
     """
     link = link_of(options)
-    file = (folder / f"{policy}-{options.rate:g}-{'-'.join(f'{each:g}' for each in link)}.json").absolute()
+    buckets = ["--bucket-size", options.bucket_size] if options.bucket_size else []
+    name = "-".join([policy, f"{options.rate:g}", *(f"{each:g}" for each in link), *buckets[1:]])
+    file = (folder / f"{name}.json").absolute()
     if not file.exists():
         reason = refusal()
         if reason:
@@ -88,7 +91,7 @@ def train(options: argparse.Namespace, folder: Path, policy: str) -> Course:
         given = [str(file), str(min(options.losses)), str(options.every), str(options.windows)]
         example = ["--preset", "nanogpt-cpu", "--quiet", "--lr", f"{options.rate:g}", "--max-steps", str(options.steps)]
         with TwoHosts(link) as hosts:
-            arguments = ["-m", f"{PROGRAM}_rank", *given, *example, *how(policy)]
+            arguments = ["-m", f"{PROGRAM}_rank", *given, *example, *buckets, *how(policy)]
             done = subprocess.run(
                 hosts.command(tuple(options.hosts), arguments), cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL,
                 capture_output=True, text=True, timeout=_LIMIT_S, check=False,
@@ -103,6 +106,7 @@ def compare(options: argparse.Namespace, courses: dict[str, Course], loss: float
     """Compare the policies' way to a loss with plain data parallel's."""
     ends = {policy: next((each for each in course if each["loss"] <= loss), None) for policy, course in courses.items()}
     title = f"to a held-out loss of {loss:g}, {' + '.join(map(str, options.hosts))} ranks, {link_of(options)}"
+    title += f", buckets of {options.bucket_size}" if options.bucket_size else ""
     grid = Grid(title, ("policy", "steps", "seconds", "of it waiting", "ms a step", "of it computing", "sooner"))
     plain = ends[PLAIN]
     for policy, end in ends.items():

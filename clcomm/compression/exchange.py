@@ -9,7 +9,6 @@ import numpy as np
 
 from clcomm.compression.coding import Work
 from clcomm.compression.ranks import Ranks
-from clcomm.host.arrays import aligned_zeros
 
 
 def prepare_exchange(
@@ -31,8 +30,7 @@ def prepare_exchange(
     """
     sides, nbytes = [], comm.size * columns * np.dtype(dtype).itemsize
     for _ in range(2):
-        memory = comm.allocate_common(nbytes) if comm.hosts == 1 else aligned_zeros(nbytes)
-        rows: np.ndarray = memory.view(dtype).reshape(comm.size, columns)
+        rows: np.ndarray = comm.allocate_common(nbytes).view(dtype).reshape(comm.size, columns)
         sides.append((encode(rows, comm.rank), comm.all_gather_in_place_init(rows), decode(rows)))
     turns = itertools.cycle(sides)
 

@@ -134,7 +134,7 @@ class HierarchicalTransport(MemoryTransport):
         cut = shards(array, self.hosts.fewest)[self.lane]
         return self.peers.count_phases(array[cut].size, array.itemsize)
 
-    # --- other collectives: through MPI, which is aware of hosts itself ---
+    # --- other collectives: through MPI ---
 
     def barrier(self) -> None:
         self.rendezvous.barrier()
@@ -142,18 +142,27 @@ class HierarchicalTransport(MemoryTransport):
     def broadcast(self, array: np.ndarray, root: int) -> None:
         self.rendezvous.barrier(length_and_dtype(array))
         self.base.broadcast(array, root)
-        self.barrier()  # the array may be common to the host's ranks: no rank may use it before all have written it
+        self._meet_on_host()  # the array may be common to the host: no rank may use it before all have written it
 
     def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
+        """Gather; where the hosts' ranks have a part of common memory each, a host receives every row once."""
         self.rendezvous.barrier(length_and_dtype(source))
         if not self.is_common(out):
             self.base.all_gather(source.copy() if np.may_share_memory(source, out) else source, out)
-        else:
-            gathered = np.empty_like(out)  # MPI may write intermediate values, which neighbours must not see
-            self.base.all_gather(source, gathered)
-            self.barrier()  # all ranks have sent their part of `out`
-            np.copyto(out, gathered)
-        self.barrier()
+            return
+        rows = out.reshape(self.world_size, -1)
+        ranks, gather = list(range(self.world_size)), self.base.all_gather
+        if self.peers is not None and self.lane is not None and self.hosts.even:
+            ranks, gather = [own[self.lane] for own in self.hosts.ranks], self.peers.all_gather
+        # MPI may write intermediate values, which neighbours must not see.
+        gathered = np.empty((len(ranks), source.size), source.dtype)
+        gather(source, gathered.reshape(-1))
+        self._meet_on_host()  # all ranks of the host have sent their part of `out`
+        rows[ranks] = gathered
+        self._meet_on_host()
+
+    def _meet_on_host(self) -> None:
+        self.memory.rendezvous.barrier()
 
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         self.rendezvous.barrier(length_and_dtype(source))
