@@ -81,7 +81,8 @@ def train(options: argparse.Namespace, folder: Path, policy: str, rate: float) -
     if not file.exists():
         run_to_end(
             options.ranks, "-m", "examples.gpt", "--preset", "nanogpt-cpu", "--sample", "0", "--quiet",
-            "--batch-size", str(options.windows), "--max-steps", str(options.steps), "--lr", f"{rate:g}", "--report", str(file.absolute()), *how(policy),
+            "--batch-size", str(options.windows), "--max-steps", str(options.steps), "--lr", f"{rate:g}",
+            "--report", str(file.absolute()), *how(policy),
             limit_s=_LIMIT_S,
         )  # fmt: skip
     document = json.loads(file.read_text(encoding="utf-8"))
