@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-#: Numbers that share a scale, the largest magnitude among them.
-ROW = 4096
+#: Numbers that share scales, and the bits of a place among them.
+ROW, _PLACE_BITS = 4096, 12
+#: In which sizes and the numbers that they stand for are fitted to each other.
+_ROUNDS = 4
 
 
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
@@ -21,6 +23,32 @@ def unpack(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
     shifts = np.arange(bits - 1, -1, -1, dtype=np.uint16)
     joined: np.ndarray = np.bitwise_or.reduce(flags.astype(np.uint16) << shifts, axis=2)
     return joined
+
+
+def place_bytes(count: int) -> int:
+    """Return the length of `pack_places` for so many places of a row."""
+    return 0 if count == ROW else min(-(-count * _PLACE_BITS // 8), ROW // 8)
+
+
+def pack_places(places: np.ndarray) -> np.ndarray:
+    """Return the ascending places, (rows, count), of some numbers of each row as bytes: 12 bits for each of them, or
+    where that is less a bit for each number of the row, or nothing where all are meant.
+    """
+    count = places.shape[1]
+    if place_bytes(count) < ROW // 8:
+        return pack(places, _PLACE_BITS)[:, : place_bytes(count)]
+    flags = np.zeros((len(places), ROW), np.uint8)
+    np.put_along_axis(flags, places, 1, axis=1)
+    return np.packbits(flags, axis=1)
+
+
+def unpack_places(packed: np.ndarray, count: int) -> np.ndarray:
+    """Return the places of `pack_places`, (rows, count)."""
+    if count == ROW:
+        return np.tile(np.arange(ROW), (len(packed), 1))
+    if place_bytes(count) < ROW // 8:
+        return unpack(packed, _PLACE_BITS, count).astype(np.intp)
+    return np.nonzero(np.unpackbits(packed, axis=1))[1].reshape(len(packed), count)
 
 
 def rows_of(values: np.ndarray, row: int = ROW) -> np.ndarray:
@@ -50,15 +78,34 @@ def from_powers(scales: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 def to_levels(rows: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return scales, (rows, 1), and codes of 2^bits evenly spaced levels from -scale to scale."""
-    scales = np.abs(rows).max(axis=1, keepdims=True)
-    steps = np.float32((1 << bits) - 1)
-    shares = np.divide(rows, scales, out=np.zeros_like(rows), where=scales > 0)
-    return scales, np.rint((shares + 1) * (steps / 2)).astype(np.uint16)
+    """Return sizes, (rows, 2^(bits - 1)) in ascending order, and codes of a sign and the nearest size.
+
+    A size is the mean of those that it stands for, which leaves the least squared error (Lloyd, "Least squares
+    quantization in PCM", 1982): a few large numbers do not coarsen all others.
+    """
+    sizes, count = np.abs(rows), 1 << (bits - 1)
+    groups = np.array_split(np.sort(sizes, axis=1), count, axis=1)
+    levels = np.stack([group.mean(axis=1) if group.size else np.zeros(len(rows)) for group in groups], axis=1)
+    levels = levels.astype(np.float32)
+    for _ in range(_ROUNDS):
+        chosen = _nearest(sizes, levels)
+        for level in range(count):
+            stands = chosen == level
+            totals = np.sum(sizes, axis=1, where=stands, dtype=np.float32)
+            np.divide(totals, stands.sum(axis=1), out=levels[:, level], where=stands.any(axis=1), casting="same_kind")
+    return levels, _nearest(sizes, levels) | (rows < 0).astype(np.uint16) << (bits - 1)
 
 
-def from_levels(scales: np.ndarray, codes: np.ndarray, bits: int) -> np.ndarray:
+def _nearest(sizes: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """Return the number of the nearest of a row's ascending levels, uint16."""
+    middles = (levels[:, 1:] + levels[:, :-1]) / 2
+    chosen = np.zeros(sizes.shape, np.uint16)
+    for middle in middles.T:
+        chosen += sizes > middle[:, None]
+    return chosen
+
+
+def from_levels(levels: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """Return the numbers of `to_levels`."""
-    steps = np.float32((1 << bits) - 1)
-    decoded: np.ndarray = (codes.astype(np.float32) * (2 / steps) - 1) * scales
+    decoded: np.ndarray = np.take_along_axis(np.concatenate([levels, -levels], axis=1), codes.astype(np.intp), axis=1)
     return decoded

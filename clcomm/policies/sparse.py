@@ -11,15 +11,14 @@ from clcomm.policies import codes
 from clcomm.policies.parameters import ModelParameters
 from clcomm.policies.policy import OUTER, LocalSteps, Policy
 
-_PLACE_BITS = 12
-
 
 @dataclass(frozen=True)
 class SparseLoCo(Policy):
     """Every `h` steps each rank sends a share of its outer gradient: of each 4,096 numbers those of the largest size.
 
     lr: of the outer SGD, without momentum. decay: of what was not sent, in place of momentum. share: that is sent.
-    bits: of each number sent, beside the 12 of its place.
+    bits: of each number sent: a sign, and which of a row's sizes. Its place takes 12 more; from a share of 1/12 on one
+    for each number of the row, and none where all are sent.
 
     Source: Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", arXiv 2508.15706.
     """
@@ -60,19 +59,19 @@ class _Sparse(LocalSteps):
         self.model.write(self._anchor)
 
     def _encoded(self, values: np.ndarray) -> np.ndarray:
-        """Return each row's scale, the places of its largest numbers, and their codes: uint8, (rows, bytes)."""
+        """Return each row's sizes, the places of its largest numbers, and their codes: uint8, (rows, bytes)."""
         rows = codes.rows_of(values)
         places = np.sort(np.argsort(-np.abs(rows), axis=1, kind="stable")[:, : self._count], axis=1)
-        scales, coded = codes.to_levels(np.take_along_axis(rows, places, axis=1), self._settings.bits)
-        packed = codes.pack(places, _PLACE_BITS), codes.pack(coded, self._settings.bits)
-        return np.concatenate([scales.view(np.uint8), *packed], axis=1)
+        levels, coded = codes.to_levels(np.take_along_axis(rows, places, axis=1), self._settings.bits)
+        packed = codes.pack_places(places), codes.pack(coded, self._settings.bits)
+        return np.concatenate([levels.view(np.uint8), *packed], axis=1)
 
     def _decoded(self, sent: np.ndarray) -> np.ndarray:
         count, bits = self._count, self._settings.bits
-        scales, packed = sent[:, :4].copy().view(np.float32), sent[:, 4:]
-        split = -(-count * _PLACE_BITS // 8)
-        places = codes.unpack(packed[:, :split], _PLACE_BITS, count).astype(np.int64)
-        values = codes.from_levels(scales, codes.unpack(packed[:, split:], bits, count), bits)
+        scales = 4 << (bits - 1)
+        behind = scales + codes.place_bytes(count)
+        levels, places = sent[:, :scales].copy().view(np.float32), codes.unpack_places(sent[:, scales:behind], count)
+        values = codes.from_levels(levels, codes.unpack(sent[:, behind:], bits, count))
         rows = np.zeros((len(sent), codes.ROW), np.float32)
         np.put_along_axis(rows, places, values, axis=1)
         return rows.reshape(-1)[: self.model.size] * self.model.mask  # a zero that is sent is some level

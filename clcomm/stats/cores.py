@@ -18,7 +18,7 @@ _STEP, _EPOCH = "step", "epoch"
 #: of Linux's time slices, and reading the file takes microseconds.
 _SHORTEST_S = 5e-4
 #: Of steps shorter than this one in so many is measured.
-_LONG_STEP_S, _MEASURED_EVERY = 0.02, 8
+_LONG_STEP_S, _MEASURED_EVERY = 0.02, 7
 
 
 def allowed_cpus() -> str:

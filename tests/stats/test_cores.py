@@ -59,7 +59,7 @@ def test_short_steps_that_are_measured_stand_for_all(waited, steps, step_s):
         observer.phase_finished(Phase("forward_backward", 0.0, step_s))
         observer.phase_finished(Phase("step", 0.0, step_s))
     assert observer.seconds == pytest.approx({"forward_backward": steps * step_s / 4})
-    assert len(reads) == steps if step_s > 0.02 else len(reads) <= 2 * (1 + steps // 8)
+    assert len(reads) == steps if step_s > 0.02 else len(reads) <= 2 * (1 + steps // 7)
 
 
 def test_where_the_system_does_not_say_nothing_is_known(monkeypatch, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from contextlib import nullcontext
 
 import numpy as np
@@ -131,8 +133,22 @@ def own_step(models, optimizers, step):
         optimizer.zero_grad()
 
 
+def fitted_sizes(sizes):
+    """Return the two means that 41 sizes, the largest first, are divided between, nearest to each."""
+    low, high = statistics.fmean(sizes[20:]), statistics.fmean(sizes[:20])
+    for _ in range(4):
+        high, low = (
+            statistics.fmean(part) if part else mean
+            for mean, part in (
+                (high, [size for size in sizes if size > (low + high) / 2]),
+                (low, [size for size in sizes if size <= (low + high) / 2]),
+            )
+        )
+    return low, high
+
+
 def test_sparseloco_sends_the_largest_in_two_bits_and_keeps_the_rest(comm):
-    """Number by number: 41 of each 4,096, at the nearest of four levels; 0.95 of what was not sent is added later."""
+    """Number by number: 41 of each 4,096, at the nearer of two sizes; 0.95 of what was not sent is added later."""
     models = [network() for _ in range(comm.size)]
     optimizers, anchor = [Adam(model, 0.01) for model in models], flat_of(models[0])
     unsent = [np.zeros_like(anchor) for _ in models]
@@ -145,12 +161,13 @@ def test_sparseloco_sends_the_largest_in_two_bits_and_keeps_the_rest(comm):
             unsent[rank] = np.float32(0.95) * unsent[rank] + (anchor - flat_of(model))
             for start in range(0, len(anchor), 4096):
                 chunk = unsent[rank][start : start + 4096]
-                largest = np.abs(chunk).max()
-                for at in sorted(range(len(chunk)), key=lambda at, chunk=chunk: -abs(chunk[at]))[:41]:
-                    level = min((-1, -1 / 3, 1 / 3, 1), key=lambda level: abs(level * largest - chunk[at]))
+                chosen = sorted(range(len(chunk)), key=lambda at, chunk=chunk: -abs(chunk[at]))[:41]
+                sizes = fitted_sizes([abs(float(chunk[at])) for at in chosen])
+                for at in chosen:
+                    size = min(sizes, key=lambda size: abs(size - abs(chunk[at])))
                     if chunk[at]:
-                        total[start + at] += np.float32(level * largest)
-                        chunk[at] -= np.float32(level * largest)
+                        total[start + at] += np.float32(math.copysign(size, chunk[at]))
+                        chunk[at] -= np.float32(math.copysign(size, chunk[at]))
         anchor -= total / np.float32(comm.size)
         for model in models:
             put(model, anchor)
@@ -257,7 +274,7 @@ def test_a_run_goes_on_from_its_state(comm, policy):
 
 @pytest.mark.parametrize(
     ("policy", "row_nbytes"),
-    [("diloco:h=6", 4 * 4096), ("streaming:h=6,fragments=1,delay=0", 4 + 2048), ("sparseloco:h=6", 4 + 185 + 31)],
+    [("diloco:h=6", 4 * 4096), ("streaming:h=6,fragments=1,delay=0", 4 + 2048), ("sparseloco:h=6", 8 + 185 + 31)],
 )
 def test_bytes_on_the_wire(comm, policy, row_nbytes):
     """In 13 steps of two outer ones: all numbers, 4 bits each, or of 123 in 4,096 their place, 12 bits, and 2 bits."""
@@ -286,8 +303,23 @@ def test_codes_are_near_their_numbers():
     assert (np.abs(near / np.where(kept, rows, 1) - 1)[kept] <= 2**0.5 - 1 + 1e-6).all()
     assert np.abs(near - rows)[~kept].max() <= np.abs(rows).max() / 64
     assert near[1, :3].tolist() == [0, 0, rows[1, 2]]
-    levels = codes.from_levels(*codes.to_levels(rows, 2), 2)
-    assert (np.abs(levels - rows) <= np.abs(rows).max(1, keepdims=True) / 3 + 1e-6).all()
+    fitted = codes.from_levels(*codes.to_levels(np.float32([[3, -3, 1, -1, 1, 0]]), 2))
+    assert fitted.tolist() == [[3, -3, 0.75, -0.75, 0.75, 0.75]]
+    for bits, least in ((1, 0.3634), (2, 0.1175), (3, 0.03454)):  # a normal distribution's squared error (Max, 1960)
+        levels = codes.from_levels(*codes.to_levels(rows[:2], bits))
+        assert np.square(levels - rows[:2]).mean() < 1.3 * least
+    assert np.abs(codes.from_levels(*codes.to_levels(rows[:2], 8)) - rows[:2]).mean() < 0.01
+    assert not codes.from_powers(*codes.to_powers(np.zeros((2, 4096), np.float32))).any()
+    assert not codes.from_levels(*codes.to_levels(np.zeros((2, 4096), np.float32), 2)).any()
+
+
+@pytest.mark.parametrize("count", [1, 41, 341, 342, 4095, 4096])
+def test_places_survive_packing(count):
+    drawn = np.random.default_rng(count).permuted(np.tile(np.arange(4096), (3, 1)), axis=1)[:, :count]
+    places = np.sort(drawn, axis=1)
+    packed = codes.pack_places(places)
+    assert packed.shape == (3, codes.place_bytes(count)) and packed.shape[1] <= 512
+    assert (codes.unpack_places(packed, count) == places).all()
     assert not codes.from_powers(*codes.to_powers(np.zeros((2, 4096), np.float32))).any()
 
 
