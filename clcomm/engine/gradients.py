@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from clcomm.engine import second_order
+from clcomm.engine import second_order, second_order_forms
 from clcomm.engine.autograd import Context, hooked, seed_of
 from clcomm.engine.creation import zeros_like
 from clcomm.engine.functional import clone
@@ -145,10 +145,12 @@ def _by_rule(node: Context, total: Tensor) -> Sequence[Tensor | None]:
                     f"grad: create_graph: {node.op.__name__.removesuffix('Op')} had an input of shape {x.shape}, which "
                     "was overwritten after it (by an optimizer's step, or in place); run forward again"
                 )
-    form = second_order.FORMS.get(node.op)
+    form = second_order_forms.FORMS.get(node.op)
     if form is None:
         return second_order.gradients(node, total)
-    own = [x if x is None else clone(x) for x in node.inputs]  # whose gradients are this operation's alone
+    own = [  # whose gradients are this operation's alone
+        clone(x) if needs and x is not None else x for x, needs in zip(node.inputs, node.needs, strict=True)
+    ]
     needed = [x for x, needs in zip(own, node.needs, strict=True) if needs and x is not None]
     found = iter(grad(form(node, *own), needed, total, create_graph=True))
     return [next(found) if needs else None for needs in node.needs]

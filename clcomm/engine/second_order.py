@@ -15,10 +15,8 @@ import numpy as np
 from clcomm.engine import functional as F
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.creation import ones_like
-from clcomm.engine.fusion.function import FusedOp
 from clcomm.engine.ops import (
     activation,
-    batch_norm,
     batched_matmul,
     blocks,
     comparisons,
@@ -26,9 +24,7 @@ from clcomm.engine.ops import (
     dropout,
     elementwise,
     functions,
-    group_norm,
     indexing,
-    layer_norm,
     loss,
     matmul,
     ordered,
@@ -188,41 +184,6 @@ def _conv_transpose2d(node: Context, grad: Tensor) -> Gradients:
     return dx, _weight_gradient(g, grad, x, weight.shape) if node.needs[1] else None
 
 
-def _normalised(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
-    centred = x - F.mean(x, axes, True)
-    return centred * F.rsqrt(F.mean(F.square(centred), axes, True) + eps)
-
-
-def _layer_norm(node: Context, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    rows = F.reshape(x, (-1, node.columns))
-    y = _normalised(rows, (1,), node.eps)
-    y = y if weight is None else y * F.reshape(weight, (node.columns,))
-    return F.reshape(y if bias is None else y + F.reshape(bias, (node.columns,)), x.shape)
-
-
-def _batch_norm(node: Context, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    each = (1, x.shape[1]) + (1,) * (x.ndim - 2)
-    if node.statistics == batch_norm.GIVEN:
-        mean, variance = node.running.mean, node.running.variance
-        y = (x - F.reshape(mean, each)) * F.rsqrt(F.reshape(variance, each) + node.eps)
-    else:
-        y = _normalised(x, (0, *range(2, x.ndim)), node.eps)
-    y = y if weight is None else y * F.reshape(weight, each)
-    return y if bias is None else y + F.reshape(bias, each)
-
-
-def _group_norm(node: Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    y = F.reshape(_normalised(F.reshape(x, (x.shape[0] * node.groups, -1)), (1,), node.eps), x.shape)
-    each = (1, x.shape[1]) + (1,) * (x.ndim - 2)
-    y = y * F.reshape(weight, each)
-    return y if bias is None else y + F.reshape(bias, each)
-
-
-def _squared_error(node: Context, prediction: Tensor, target: Tensor) -> Tensor:
-    found = F.square(prediction - target)
-    return found if node.g_step else F.sum(found) * node.scale
-
-
 class Adjoint(Op):
     """The gradient of an operation on one tensor that is linear in it, as a function of the result's gradient.
 
@@ -251,6 +212,24 @@ def _cross_entropy(node: Context, grad: Tensor) -> Gradients:
     shares = F.softmax(node.inputs[0], -1) * node.scale
     targets = shares.detach() - node.saved[0].detach()
     return ((grad if grad.ndim == 0 else grad.unsqueeze(-1)) * (shares - targets),)
+
+
+def _max_pool(node: Context, grad: Tensor) -> Gradients:
+    """Return each gradient at the place of its window's maximum, which is not a function of x."""
+    planes, (height, width) = grad.shape[0] * grad.shape[1], node.window[:2]
+    places = node.saved[0].alias((planes, grad.numel() // planes))
+    rows = F.reshape(grad, places.shape)
+    placed = indexing.ScatterOp.apply(rows, axis=1, index=places, each=True, length=height * width)
+    return (F.reshape(placed, node.inputs[0].shape),)
+
+
+def _embedding(node: Context, grad: Tensor) -> Gradients:
+    """Return the gradients added up at their entries, of which the padding's gets none."""
+    (table,), indices = node.inputs, node.indices.alias((node.indices.numel(),))
+    rows = F.reshape(grad, (indices.numel(), table.shape[1]))
+    if node.padding >= 0:
+        rows = F.masked_fill(rows, (indices == node.padding).unsqueeze(1), 0.0)
+    return (indexing.spread(rows, 0, indices, table.shape[0]),)
 
 
 def _linear_map(attrs: Callable[[Context, Tensor], dict[str, Any]]) -> Rule:
@@ -299,6 +278,8 @@ RULES: dict[type[Op], Rule] = {
     comparisons.Triangle: _linear_map(lambda node, g: {"diagonal": node.side[0], "upper": bool(node.side[1])}),
     indexing.GatherOp: _linear_map(_gathered),
     indexing.ScatterOp: _linear_map(lambda node, g: {**_gathered(node, g), "length": node.sizes[1]}),
+    indexing.EmbeddingOp: _embedding,
+    pool.MaxPool2dOp: _max_pool,
     pool.AvgPool2dOp: _linear_map(lambda node, g: {"window": node.window}),
     pool.AdaptiveAvgPool2dOp: _linear_map(lambda node, g: {"size": g.shape[-2:]}),
     blocks.Concat: _concat,
@@ -351,15 +332,7 @@ RULES: dict[type[Op], Rule] = {
 READS_NO_INPUT = frozenset({
     elementwise.Add, elementwise.Sub, elementwise.Affine, reduce.ExpandOp, reduce.SumOp, shape.Reshape, shape.Clone,
     shape.Transpose, Adjoint, blocks.SliceOp, blocks.Pad, blocks.Roll, blocks.Concat, comparisons.Triangle,
-    comparisons.MaskedFill, comparisons.Where, indexing.GatherOp, indexing.ScatterOp, pool.AvgPool2dOp,
-    pool.AdaptiveAvgPool2dOp, activation.Relu, activation.LeakyRelu, dropout.DropoutOp,
+    comparisons.MaskedFill, comparisons.Where, indexing.GatherOp, indexing.ScatterOp, indexing.EmbeddingOp,
+    pool.MaxPool2dOp, pool.AvgPool2dOp, pool.AdaptiveAvgPool2dOp, activation.Relu, activation.LeakyRelu,
+    dropout.DropoutOp,
 })  # fmt: skip
-
-#: What these compute, of their node and inputs, by operations that have rules.
-FORMS: dict[type[Op], Callable[..., Tensor]] = {
-    FusedOp: lambda node, *inputs: node.plan.call(inputs),
-    layer_norm.LayerNormOp: _layer_norm,
-    batch_norm.BatchNormOp: _batch_norm,
-    group_norm.GroupNormOp: _group_norm,
-    loss.SquaredError: _squared_error,
-}

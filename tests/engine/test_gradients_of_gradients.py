@@ -12,9 +12,11 @@ from clcomm.engine import Linear, ReLU, Sequential, Tensor, nn, no_grad
 from clcomm.engine import functional as F
 from clcomm.engine.gradients import grad
 from clcomm.engine.nn.init import Generator
+from clcomm.engine.nn.utils import rnn
 from clcomm.engine.recomputation import checkpoint
 from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
+from tests.engine.test_recurrent import made
 from tests.sharded_jobs import cpu
 
 SHAPES = {"x": (3, 4), "y": (3, 4), "v": (4,), "w": (5, 4), "b": (5,), "s": (2, 4, 5), "t": (2, 3, 4),
@@ -39,6 +41,12 @@ EXPRESSIONS = (
     "F.group_norm(i, 2, v, v)", "x.gather(1, c.view(-1, 1)) * v",
     "F.pad(i, (1, 2, 2, 1), mode='reflect') ** 2", "x.index_select(0, c - 1) * y",
     "x.scatter_add(0, (c - 1).view(1, -1), y[:1, :3]) ** 2",
+    "F.max_pool2d(i, 2) ** 2", "F.max_pool2d(i, 3, 2, 1, 1, True) ** 2", "F.max_pool1d(s, 2) ** 2",
+    "F.max_pool3d(i.unsqueeze(0), 2) ** 2", "F.adaptive_max_pool2d(i, (2, 3)) ** 2", "F.adaptive_max_pool1d(s, 2) ** 2",
+    "F.embedding(c - 1, x) ** 2", "F.embedding((c - 1).view(1, -1), x, padding_idx=1) ** 2",
+    "F.binary_cross_entropy(F.sigmoid(x), p)", "F.binary_cross_entropy_with_logits(x, p)",
+    "F.binary_cross_entropy_with_logits(x, p, reduction='none', weight=m, pos_weight=p[0])",
+    "F.smooth_l1_loss(x, y, beta=0.5)", "F.huber_loss(x, y, reduction='none', delta=0.7)", "F.l1_loss(x, y) * v",
     "F.cosine_similarity(x, y)", "F.cross_entropy(x, c)", "F.cross_entropy(x, c, reduction='none')",
 )  # fmt: skip
 
@@ -61,7 +69,8 @@ def both_gradients(text, functions, make, gradients_of):
     for each in tensors.values():
         each.requires_grad = True
     names = [name for name in tensors if re.search(rf"\b{name}\b", text)]
-    constants = {"m": make(np.linspace(-1, 1, 4, dtype=np.float32)), "c": make(np.array([2, 1, 3]))}
+    constants = {"m": make(np.linspace(-1, 1, 4, dtype=np.float32)), "c": make(np.array([2, 1, 3])),
+                 "p": make(np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4))}  # fmt: skip
     result = eval(text, {"F": functions, **constants, **tensors})
     seed = make(rng.standard_normal(tuple(result.shape)).astype(np.float32))
     seed.requires_grad = True
@@ -81,6 +90,46 @@ def test_gradients_of_gradients_are_pytorchs(text):
         expected = np.zeros(1) if expected is None else expected
         scale = max(1.0, float(np.abs(expected).max()))
         np.testing.assert_allclose((np.zeros(1) if own is None else own) / scale, expected / scale, atol=2e-4)
+
+
+@pytest.mark.parametrize("lengths", [None, [3, 5, 1]], ids=["all steps", "packed"])
+@pytest.mark.parametrize("kind", ["RNN", "RNN relu", "LSTM", "GRU"])
+def test_recurrent_layers_have_gradients_of_gradients(device, kind, lengths):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    rng = np.random.default_rng(3)
+    ours, theirs = made(torch, device, kind, 3, 4, num_layers=2, bidirectional=True)
+    values = [rng.standard_normal(shape).astype(np.float32) for shape in ((5, 3, 3), (4, 3, 4), (4, 3, 4))]
+    found = []
+    for layer, make, gradients_of, utils in (
+        (ours, lambda v: Tensor(v, device, requires_grad=True), grad, rnn),
+        (theirs, lambda v: torch.tensor(v, requires_grad=True), torch.autograd.grad, torch.nn.utils.rnn),
+    ):
+        x, *states = (make(v) for v in values[: 3 if kind == "LSTM" else 2])
+        given = x if lengths is None else utils.pack_padded_sequence(x, lengths, enforce_sorted=False)
+        y, last = layer(given, tuple(states) if kind == "LSTM" else states[0])
+        y = y if lengths is None else utils.pad_packed_sequence(y)[0]
+        loss = (y * y).sum() + sum((each * each).sum() for each in (last if kind == "LSTM" else (last,)))
+        weights = [p for _, p in sorted(layer.named_parameters())]
+        first = gradients_of(loss, [x, *states, *weights], create_graph=True)
+        sum((each * each).sum() for each in first).backward()
+        found.append([each.detach().numpy() for each in (*first, *(v.grad for v in (x, *states, *weights)))])
+    for own, expected in zip(*found, strict=True):
+        scale = max(1.0, float(np.abs(expected).max()))
+        np.testing.assert_allclose(own / scale, expected / scale, atol=1e-4)
+
+
+def test_fused_pooling_has_gradients_of_gradients(device):
+    rng = np.random.default_rng(5)
+    values = [rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 8, 16), (4, 3, 3, 3), (4,))]
+    found = []
+    for fused in (True, False):
+        x, k, b = (Tensor(v, device, requires_grad=True) for v in values)
+        y = F.conv_relu_pool(x, k, b, 1) if fused else F.max_pool2d(F.relu(F.conv2d(x, k, b, 1, 1)), 2)
+        (slope,) = grad((y * y).sum(), x, create_graph=True)
+        (slope * slope).sum().backward()
+        found.append([each.numpy() for each in (slope, x.grad, k.grad, b.grad)])
+    for own, expected in zip(*found, strict=True):
+        np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
 def test_inputs_that_were_overwritten_are_refused_or_not_read(device):

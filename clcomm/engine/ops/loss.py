@@ -149,6 +149,7 @@ class _ElementLoss(Op):
         device.launch(kernel, *device.grid(count), losses, x, y, *settings, count)
         ctx.save(x, y)
         ctx.settings, ctx.scale = settings, 1.0 / count if reduction == "mean" else 1.0
+        ctx.is_reduced = reduction != "none"
         if reduction == "none":
             return losses
         return wrap(device, sum_over(losses.alias((count,)), (0,), ctx.scale).buffer, ())
