@@ -100,7 +100,14 @@ class Futex:
             self._word[0] = (self._wakes * len(self._asleep) + self._rank) & _INT32_MAX
             self._futex(_WAKE, _INT32_MAX)  # wakes all
 
-    def wait(self, counters: memoryview, other: int, count: int, polls: int = 0) -> None:
+    def wait(
+        self,
+        counters: memoryview,
+        other: int,
+        count: int,
+        polls: int = 0,
+        progress: Callable[[], object] | None = None,
+    ) -> None:
         """Block until another rank's counter has reached `count`.
 
         Args:
@@ -108,21 +115,23 @@ class Futex:
             other: the rank to wait for.
             count: the value to wait for; counters only grow.
             polls: how often this rank has polled before.
+            progress: is called in place of the Futex's; what it raises ends the wait.
         """
+        progress = progress or self._progress
         can_sleep = self._futex is not None
         sleeps = can_sleep and (self._sleeps or not self.is_program_thread)
         if can_sleep and self._sleeps_left:
             sleeps, polls, self._sleeps_left = True, POLLS, self._sleeps_left - 1
         while counters[other] < count:
-            if sleeps and polls >= POLLS and not self._progress():
-                self._sleep(counters, other, count)
+            if sleeps and polls >= POLLS and not progress():
+                self._sleep(counters, other, count, progress)
                 continue
             if self._yields_long() and can_sleep and not sleeps:
                 self._sleeps_after_loss = min(2 * self._sleeps_after_loss, _MOST_SLEEPS)
                 sleeps, polls, self._sleeps_left = True, POLLS, self._sleeps_after_loss
             polls += 1
             if polls % POLLS_BETWEEN_PROGRESS == 0:
-                self._progress()
+                progress()
 
     @staticmethod
     def _yields_long() -> bool:
@@ -131,7 +140,7 @@ class Futex:
         os.sched_yield()
         return perf_counter_ns() - began_ns > _LOST_NS
 
-    def _sleep(self, counters: memoryview, other: int, count: int) -> None:
+    def _sleep(self, counters: memoryview, other: int, count: int, progress: Callable[[], object]) -> None:
         """Sleep until another rank wakes it or the nap is over.
 
         This rank marks itself asleep, then reads the counter; the other rank writes its counter, then reads the marks.
@@ -145,6 +154,6 @@ class Futex:
             self._fence()
             if counters[other] < count:
                 self._futex(_WAIT, seen)
-                self._progress()
+                progress()
         finally:
             self._asleep[self._rank] = 0

@@ -179,14 +179,13 @@ class Pending:
         """Return whether the request is complete; until all ranks have started this, look at what they do instead."""
         if self._next or self._guard is None:
             return _complete(self._request, block)
-        while True:
-            is_complete = _complete(self._request, block=False)
-            if is_complete or self._polls % POLLS_BETWEEN_PROGRESS == 0:
-                self._look()
-            self._polls += 1
-            if is_complete or not block:
-                return is_complete
-            os.sched_yield()
+        if block:
+            _complete_and_look(self._request, self._look)
+        is_complete = block or _complete(self._request, block=False)
+        if is_complete or self._polls % POLLS_BETWEEN_PROGRESS == 0:
+            self._look()
+        self._polls += 1
+        return is_complete
 
     def _look(self) -> None:
         assert self._guard is not None
@@ -238,3 +237,17 @@ def _complete(request: Request | None, block: bool) -> bool:
         request.Wait()
         return True
     return bool(request.Test())
+
+
+def _complete_and_look(request: Request | None, look: Callable[[], object]) -> None:
+    """Complete a request, and call `look` now and then: it raises if ranks will not come."""
+    wait_and_look = getattr(request, "wait_and_look", None)
+    if wait_and_look is not None:  # not one of MPI's: it can sleep meanwhile
+        wait_and_look(look)
+        return
+    polls = 0
+    while not _complete(request, block=False):
+        if polls % POLLS_BETWEEN_PROGRESS == 0:
+            look()
+        polls += 1
+        os.sched_yield()

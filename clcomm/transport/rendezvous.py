@@ -141,20 +141,20 @@ class HostRendezvous:
         tags, arrivals = self._columns[count & 1]
         tags[rank] = tag = self.tag + kind
         arrivals[rank] = arrived_ns = perf_counter_ns()
-        self._arrive(count)
+        self._advance(self.counters, count)
         self.wait(arrived_ns)
         self.compare(tag)
 
     def leave(self) -> None:
         """Block until every rank has arrived: a barrier without comparison, later in the same operation."""
         arrived_ns = perf_counter_ns()
-        self._arrive(self.counters[self.rank] + 1)
+        self._advance(self.counters, self.counters[self.rank] + 1)
         self.wait(arrived_ns)
 
-    def _arrive(self, count: int) -> None:
+    def _advance(self, counters: memoryview, count: int) -> None:
         """Advance this rank's counter."""
         self._fence()
-        self.counters[self.rank] = count
+        counters[self.rank] = count
         self._fence()
 
     def wait(self, arrived_ns: int, polled: int = 0) -> None:
@@ -180,6 +180,24 @@ class HostRendezvous:
         self._futex.wait(words, 0, count, polled)
         self._fence()
         self.waited_ns += perf_counter_ns() - begin_ns
+
+    def arrive(self, counters: memoryview, count: int) -> None:
+        """Advance this rank's counter among others than the rendezvous', without blocking, and wake who sleeps.
+
+        As at a rendezvous, the last rank does so; of two that come at once, one at least sees both counters.
+        """
+        self._advance(counters, count)
+        for counter in counters:
+            if counter < count:
+                return
+        self._futex.wake()
+
+    def await_all(self, counters: memoryview, count: int, progress: Callable[[], object]) -> None:
+        """Block until each rank's counter has reached `count`; counters: as `arrive`'s, progress: see Futex.wait."""
+        for other in self._others:
+            if counters[other] < count:
+                self._futex.wait(counters, other, count, progress=progress)
+        self._fence()
 
     def wake(self) -> None:
         """Wake the ranks that sleep; call it after the write that they wait for."""

@@ -1,12 +1,12 @@
 """Reductions in shared memory, prepared once and then started: counters take the place of MPI's requests.
 
 A rank starts one by advancing a counter, without blocking. Once all ranks have started, each folds its own shard and
-advances a second counter; the result is complete when all shards are folded.
+advances a second counter; the result is complete when all shards are folded. A rank that waits polls and sleeps as it
+does in a blocking call.
 """
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter, perf_counter_ns
@@ -15,6 +15,7 @@ import numpy as np
 
 from clcomm.transport.host_memory import HostMemory
 from clcomm.transport.pending import Pending
+from clcomm.transport.rendezvous import HostRendezvous
 
 #: Bytes of a rank's two counters and the time of each one's last advance, on a cache line of their own.
 _LINE = 64
@@ -61,7 +62,8 @@ class StartedReduction:
     def __init__(self, memory: HostMemory, counters: np.ndarray, pending: deque[Pending], fold: Callable[[], None]):
         self._started = counters[:, 0].data, counters[:, 2].data
         self._folded = counters[:, 1].data, counters[:, 3].data
-        self._rank, self._fence, self._progress = memory.rank, memory.fence, memory.comm.Iprobe
+        self._rank, self._fence, self._rendezvous = memory.rank, memory.fence, memory.rendezvous
+        self._progress = memory.comm.Iprobe
         self._queue, self._fold = pending, fold
         self._current: Pending
         self._count = 0
@@ -85,9 +87,8 @@ class StartedReduction:
     def _advance(self, words: tuple[memoryview, memoryview]) -> _Reached:
         counters, times = words
         times[self._rank] = perf_counter_ns()
-        self._fence()
-        counters[self._rank] = self._count
-        return _Reached(counters, times, self._count, self._fence, self._progress, self._note)
+        self._rendezvous.arrive(counters, self._count)
+        return _Reached(counters, times, self._count, self._rendezvous, self._fence, self._progress, self._note)
 
     def _note(self, times: list[int]) -> None:
         """Record each rank's arrival at the first rendezvous, and this rank's wait at the first or the second."""
@@ -105,12 +106,13 @@ class _Reached:
         counters: memoryview,
         times: memoryview,
         count: int,
+        rendezvous: HostRendezvous,
         fence: Callable[[], object],
         progress: Callable[[], object],
         notify: Callable[[list[int]], None],
     ):
         self._counters, self._times, self._count = counters, times, count
-        self._fence, self._progress, self._notify = fence, progress, notify
+        self._rendezvous, self._fence, self._progress, self._notify = rendezvous, fence, progress, notify
         self._progressed_ns = 0
 
     def Test(self) -> bool:
@@ -124,8 +126,17 @@ class _Reached:
         return True
 
     def Wait(self) -> None:
-        while not self.Test():
-            os.sched_yield()  # there may be more ranks than cores
+        self.wait_and_look(lambda: None)
+
+    def wait_and_look(self, look: Callable[[], object]) -> None:
+        """Block until it is complete, and call `look` now and then, as often as MPI; what it raises ends the wait."""
+
+        def progress() -> None:
+            self._progress()
+            look()
+
+        self._rendezvous.await_all(self._counters, self._count, progress)
+        self._notify(self._times.tolist())
 
     def _progress_now_and_then(self) -> None:
         """Let MPI progress earlier operations, and raise its error for a rank that died."""

@@ -80,9 +80,12 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 def main():
+    if {sleeps}:
+        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # ranks that share a core sleep when they wait
     comm = Communicator(transport={transport!r})
     array, out = comm.allocate(1 << 20).view(np.float32), comm.allocate_common(1 << 20).view(np.float32)
     reduce = comm.all_reduce_init(array, "mean", out=out)
+    begin = comm.all_reduce_async_init(array, "mean", out=out)
     reduce()
     if comm.rank == 1:
         threading.Thread(target=die, daemon=True).start()
@@ -95,13 +98,15 @@ REDUCTIONS = {
     "prepared": "reduce()",
     "unprepared": 'comm.all_reduce(array, "mean", out=out)',
     "started": 'comm.all_reduce_async(array, "mean", out=out).wait()',
+    "prepared and started": "begin().wait()",
+    "prepared and started, on one core": "begin().wait()",
 }
 
 
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 @pytest.mark.parametrize("way", REDUCTIONS)
 def test_a_rank_that_is_killed_inside_a_reduction_ends_the_others(tmp_path, way, transport):
-    ended: Ended = job(tmp_path, DIES.format(transport=transport, statement=REDUCTIONS[way]))
+    ended: Ended = job(tmp_path, DIES.format(transport=transport, statement=REDUCTIONS[way], sleeps="core" in way))
     assert ended.code != 0
     assert ended.after_failing_s < END_S
     assert "Traceback" not in ended.err

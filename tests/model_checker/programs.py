@@ -173,7 +173,7 @@ def work_queue_sums(point: HostRendezvous, rank: int, ranks: int, turns: int, pa
 def _started_reduction(point: HostRendezvous, rank: int, ranks: int, index: int, queue: deque[Pending]) -> Any:
     rows, (out,) = data(ranks, ranks, 2048 * index), data(1, ranks, 2048 * index + 1024)
     counters = shared_memory(16384 + 1024 * index, 64 * ranks).view(np.int64).reshape(ranks, 8)
-    memory = SimpleNamespace(rank=rank, fence=point._fence, comm=SimpleNamespace(Iprobe=progress))
+    memory = SimpleNamespace(rank=rank, fence=point._fence, rendezvous=point, comm=SimpleNamespace(Iprobe=progress))
     own = slice(rank, rank + 1)
     fold = prepared_reduction([row[own] for row in rows], out[own], "sum")
     return rows, out, StartedReduction(memory, counters, queue, fold)

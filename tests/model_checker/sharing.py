@@ -77,6 +77,13 @@ def rendezvous_scenarios(ranks: int) -> list[Scenario]:
         scenario("blocking against background", ranks, started_against_blocking, [], ("differ",), **later),
     ]
     if ranks == 2:
+        naps: dict[str, Any] = {"sleeps": True, "naps": True}
+        once = tuple(in_turns(1))
+        made += [
+            scenario("in the background, sleeping", 2, started, [1, 1], once, sleeps=True, **later),
+            scenario("in the background, one dies", 2, started, [1, 1], once, deaths=1, **naps),
+            scenario("blocking against background, sleeping", 2, started_against_blocking, [], ("differ",), **naps),
+        ]
         made.append(scenario("own parts in a kernel, sleeping", 2, one_kernel, [1], in_turns(1), sleeps=True, **later))
     return made
 

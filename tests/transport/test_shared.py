@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from clcomm.errors import MismatchError
+from clcomm.transport import futex
 from clcomm.transport import host_memory as memory_module
 from clcomm.transport.host_memory import HostMemory
 from clcomm.transport.mpi_communicators import host_of, shared_window
@@ -146,6 +148,27 @@ def test_windows_are_freed_when_no_rank_uses_them(shared: Bench):
     array[:] = shared.rank
     shared.transport.all_reduce(array, array, "max")  # regions have the same numbers on all ranks
     assert (array == shared.size - 1).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_waits_for_a_start_sleeps_until_the_last_one_has_come(monkeypatch):
+    """A lost wake-up would cost a nap, which is long here."""
+    monkeypatch.setattr(futex, "NAP_NS", 20 * 10**9)
+    monkeypatch.setattr(memory_module, "usable_cores", lambda: {0})
+    comm = world().Dup()
+    bench = make_bench("shared", comm)
+    own, out = bench.array(np.full(10_000, bench.rank + 1.0)), bench.common(np.zeros(10_000))
+    start, asleep = bench.transport.prepare_start(own, out, "sum"), bench.transport.rendezvous.sleepers
+    for last in range(bench.size):
+        bench.transport.barrier()
+        began_s = time.monotonic()
+        while bench.rank == last and asleep.sum() < bench.size - 1 and time.monotonic() < began_s + 60:
+            time.sleep(0.001)
+        start.start().wait()
+        assert time.monotonic() - began_s < 15
+        assert (out == bench.size * (bench.size + 1) / 2).all()
+    bench.transport.close()
+    comm.Free()
 
 
 def test_arrays_outlive_the_transport():
