@@ -144,11 +144,15 @@ class Session:
     def describe(self) -> Summary:
         """Return the model's layers and the current bucket plan; collective."""
         model, sync = self.parts.model, self.trainer.sync
-        shape = (self.options.batch_size, *self.splits.train.image_shape)
+        shape = (self._described_samples(), *self.splits.train.image_shape)
         names = getattr(self.trainer.optimizer, "optimizer", self.trainer.optimizer)
         buffers = len(getattr(names, "state_names", ()))
         found = summarize(model, shape, sync.bucket_plan(model), sync.models.of(model).completion_order)
         return replace(found, memory=sync.models.expected_memory(model, buffers))
+
+    def _described_samples(self) -> int:
+        """Return how many samples the forward pass of a description has; kernels may depend on it."""
+        return self.options.batch_size
 
     def run(self) -> Result:
         """Resume, train, save and evaluate as the options say; collective. With --elastic it survives lost ranks."""

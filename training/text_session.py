@@ -71,6 +71,10 @@ class TextSession(Session):
             recompute=options.recompute,
         )  # fmt: skip
 
+    def _described_samples(self) -> int:
+        """Return one: the layers are the same, and more would take more memory than a step that has ended."""
+        return 1
+
     def headline(self) -> str:
         line = super().headline()
         if self._mesh is not None:

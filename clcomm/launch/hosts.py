@@ -8,6 +8,7 @@ off, or a cable that is cut, sends nothing.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import subprocess
@@ -25,6 +26,8 @@ from clcomm.launch.supervisor import print_notice
 ASK_S, LOST_S, START_S = 1.0, 10.0, 30.0
 #: Seconds between two attempts to reach a lost host, and for an orderly end.
 RETRY_S, END_S = 10.0, 2.0
+#: Seconds for which a host that was lost has answered before ranks end for its sake.
+STEADY_S = 10.0
 
 
 class Agent:
@@ -34,12 +37,15 @@ class Agent:
         answers: whether the host can have ranks.
         is_lost: whether it is given up until it is tried again.
         was_lost: whether it has been since it last answered.
+        back_s: when it answered again after it was lost, by time.monotonic(), until `Hosts.returned` has named it; inf:
+            it has not.
         reason: why, in words.
     """
 
     def __init__(self, host: str, command: list[str]):
         self.host, self.reason = host, ""
         self.answers = self.is_lost = self.was_lost = False
+        self.back_s = math.inf
         self._command = command
         self._until_s = 0.0  # when the answer has to be there; inf: nothing is asked
         self._asked = ""
@@ -189,6 +195,17 @@ class Hosts:
         """Return how many ranks those that answer can have, of a job that is to have so many."""
         return self._listed.room(ranks, self.left) if self.names else ranks
 
+    def returned(self, used: Collection[str]) -> list[str]:
+        """Return the names of those that were lost, have answered again for STEADY_S, and are not among the used.
+
+        Once for each return: one on which ranks then cannot be started is not tried for ever.
+        """
+        now_s = time.monotonic()
+        back = [each for each in self._agents.values() if each.answers and now_s - each.back_s >= STEADY_S]
+        for agent in back:
+            agent.back_s = math.inf
+        return [agent.host for agent in back if agent.host not in used]
+
     def used(self, ranks: int) -> set[str]:
         """Return the hosts on which the launcher starts ranks now."""
         return {name for name, count in self._listed.dealt(ranks, self.left).items() if count}
@@ -206,6 +223,7 @@ class Hosts:
             agent.judge()
             if agent.is_lost != agent.was_lost and (agent.is_lost or agent.answers):
                 agent.was_lost = agent.is_lost
+                agent.back_s = math.inf if agent.is_lost else time.monotonic()
                 print_notice(f"host {agent.host} {f'is lost: {agent.reason}' if agent.is_lost else 'answers again'}")
             if agent.answers and not agent.is_asked and agent.idle_s >= ASK_S:
                 agent.ask(ANSWER, 0)

@@ -20,7 +20,7 @@ class World:
         number: that of the start, from 0.
         process: the launcher's.
         handle: a descriptor that is readable when the launcher has ended.
-        is_stopped: whether the ranks have ended because they were asked to.
+        is_asked, is_stopped: whether the ranks were asked to end, and whether they have therefore.
         hosts: the names of those on which it has ranks, where they are named.
         copied: the step of the newest copy that a rank told of.
 
@@ -29,7 +29,7 @@ class World:
 
     def __init__(self, command: list[str], ranks: int, number: int, folder: Path, hosts: set[str]):
         self.ranks, self.number, self._folder = ranks, number, folder
-        self.hosts, self.is_stopped, self.copied = hosts, False, 0
+        self.hosts, self.is_asked, self.is_stopped, self.copied = hosts, False, False, 0
         self._at_gate: set[int] = set()
         with ExitStack() as stack:
             self._progress = stack.enter_context(scratch_file("run", bytes(restarts.FILE_BYTES))).name
@@ -71,6 +71,7 @@ class World:
 
     def ask_to_stop(self) -> None:
         """Let the ranks end at the end of the next step whose state is copied."""
+        self.is_asked = True
         worlds.stop_sign(self._folder, self.number).touch()
 
     def end(self) -> None:

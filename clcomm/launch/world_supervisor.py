@@ -18,7 +18,7 @@ from typing import NamedTuple
 from clcomm.errors import ArgumentError
 from clcomm.job import restarts, worlds
 from clcomm.job.endings import FAILURE
-from clcomm.launch.hosts import Hosts
+from clcomm.launch.hosts import STEADY_S, Hosts
 from clcomm.launch.rank_processes import kill_launcher
 from clcomm.launch.supervisor import GRACE_S, NOT_FOUND, End, Supervisor, at, end_of, print_notice, reason_to_stop
 from clcomm.launch.world import World
@@ -147,8 +147,18 @@ class WorldSupervisor(Supervisor):
                 return self._ended(world.process)
             if self._next is not None and self._next.handle in found:
                 self._waiting_has_ended(world)
+            self._take_back(world)
             if self._signal and time.monotonic() >= self._signalled_s + GRACE_S:
                 world.process.kill()
+
+    def _take_back(self, world: World) -> None:
+        """Let a world end at a step's end where hosts are back on which there is room for ranks that it lacks."""
+        if world.is_asked or world.ranks >= self._wanted or not world.copied:
+            return
+        back = self._hosts.returned(world.hosts)
+        if back and self._hosts.room(self._wanted) > world.ranks:
+            print_notice(f"{', '.join(back)} answered for {STEADY_S:g} s; {world.ranks} ranks end at their next copy")
+            self._ask_to_stop(world)
 
     def _has_its_hosts(self, world: World) -> bool:
         return world.hosts <= set(self._hosts.left)

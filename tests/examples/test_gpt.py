@@ -49,6 +49,8 @@ def test_it_reports_on_any_number_of_ranks(tmp_path: Path, text: str, ranks: int
     assert re.search(r"30 steps; training loss \d\.\d+; held-out loss \d\.\d+; [\d,]+ characters/s", out)
     assert "sequences/s" in out and "images" not in out and "all_reduce gradients" in out
     assert "PackedAttention" in out  # of the summary
+    shapes = [layer["output_shape"] for layer in figures["summary"]["layers"]]
+    assert [16, 72] in shapes and max(each[0] for each in shapes) == 16  # of one window, in no more memory than a step
     sample = sample_of(out)
     assert sample.startswith("7 times") and len(sample.removesuffix("\n")) == len("7 times") + 24
 

@@ -103,6 +103,21 @@ def test_a_host_that_cannot_be_reached_is_lost_at_once_and_may_come_back(hosts: 
     )
 
 
+def test_a_host_that_is_back_for_a_while_is_named_once(hosts: Hosts, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(module, "STEADY_S", 0.5)
+    assert hosts.returned(set()) == []  # it was never lost
+    (tmp_path / "way").write_text(GONE)
+    os.kill(agent_of(hosts), signal.SIGKILL)
+    hosts.end(0, kills=True)
+    assert hosts.left == [] and hosts.returned(set()) == []
+    (tmp_path / "way").write_text(REACHED)
+    until(lambda: hosts.attend() or hosts.left)
+    began_s, found = time.monotonic(), list[str]()
+    until(lambda: hosts.attend() or found.extend(hosts.returned(set())) or found)
+    assert found == ["far"] and time.monotonic() - began_s >= 0.4
+    assert hosts.returned(set()) == []  # if ranks cannot be started there, this is not tried for ever
+
+
 def test_a_silent_host_is_lost_in_time(hosts: Hosts, capfd, monkeypatch):
     monkeypatch.setattr(module, "LOST_S", 1.0)
     os.kill(agent_of(hosts), signal.SIGSTOP)
