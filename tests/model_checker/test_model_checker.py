@@ -18,8 +18,9 @@ SAMPLE = (
     "rendezvous, 2 ranks", "rendezvous, weak stores, 2 ranks", "rendezvous, one dies, 2 ranks",
     "rendezvous, sleeping, 2 ranks", "different calls, 2 ranks", "slots, 2 ranks", "own parts, 2 ranks",
     "blocking against background, sleeping, 2 ranks", "ring of slots, 2 ranks", "ring of slots, one dies, 2 ranks",
-    "in the background, sleeping, 2 ranks", "rendezvous, 3 ranks",
-    "exit monitor, 2 ranks, all end", "exit monitor, 2 ranks, one dies", "exit monitor, 2 ranks, one leaves with code 0", "elastic, 2 ranks, 2 steps, 1 die",
+    "in the background, sleeping, 2 ranks", "rendezvous, 3 ranks", "exit monitor, 2 ranks, all end",
+    "exit monitor, 2 ranks, one dies", "exit monitor, 2 ranks, one leaves with code 0",
+    "elastic, 2 ranks, 2 steps, 1 die",
     "elastic, 3 ranks, 0 steps, 2 die, agreement alone",
 )  # fmt: skip
 PLANTED = (
