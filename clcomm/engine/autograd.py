@@ -115,6 +115,11 @@ class Op:
     #: Whether inputs may have no elements, as those of operations that keep columns; others raise ArgumentError.
     takes_none = False
 
+    @classmethod
+    def shape_of_none(cls, *inputs: Any, **attrs: Any) -> Shape | None:
+        """Return the shape of the result, of zeros if any, where an input has no elements; None: it is an error."""
+        return None
+
     @staticmethod
     def forward(ctx: Context, *inputs: Any, **attrs: Any) -> Tensor:
         """Queue the kernels of the result and return it."""
@@ -135,6 +140,9 @@ class Op:
             needs, recorded = (False,) * len(inputs), False
         for x in inputs:
             if x is not None and 0 in x.shape and not (cls.takes_none or cls.keeps_columns):
+                shape = cls.shape_of_none(*inputs, **attrs)
+                if shape is not None:
+                    return OfNone.apply(*inputs, shape=shape)
                 raise ArgumentError(f"{cls.__name__}: expected one element or more, got a tensor of shape {x.shape}")
         ctx = Context(inputs, needs)
         result = cls.forward(ctx, *inputs, **attrs)
@@ -151,6 +159,22 @@ class Op:
             result._node = ctx
             result._requires_grad = True
         return result
+
+
+class OfNone(Op):
+    """The zeros, or the result without elements, of an operation whose inputs have none; so are the gradients."""
+
+    takes_none = True
+
+    @staticmethod
+    def forward(ctx: Context, *inputs: Tensor | None, shape: Shape) -> Tensor:
+        ctx.device = next(x.device for x in inputs if x is not None)
+        return expand(constant(ctx.device, 0.0), shape)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+        zero = constant(ctx.device, 0.0)
+        return tuple([expand(zero, x.shape) if need else None for x, need in zip(ctx.inputs, ctx.needs, strict=True)])
 
 
 def backward(root: Tensor, gradient: Tensor | float | None = None, retain_graph: bool = False) -> None:

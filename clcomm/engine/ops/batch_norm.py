@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.modes import is_recomputing
@@ -55,6 +55,10 @@ def _grid(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 class BatchNormOp(Op):
     """(x - mean) / sqrt(variance + eps) * weight + bias in each channel; the batch's or running `statistics`."""
+
+    @classmethod
+    def shape_of_none(cls, x: Tensor, *parameters: Tensor | None, statistics: int, **attrs: Any) -> Shape | None:
+        return x.shape if statistics == GIVEN else None
 
     @staticmethod
     def forward(

@@ -22,12 +22,16 @@ from clcomm.errors import ArgumentError
 class BatchedMatMul(Op):
     """C[..., M, N] = op(A)[..., M, K] op(B)[..., K, N]; op transposes the operands named in `turned`."""
 
+    @classmethod
+    def shape_of_none(cls, a: Tensor, b: Tensor, *, turned: tuple[bool, bool]) -> Shape:
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        return (*batch, a.shape[-1 - (not turned[0])], b.shape[-2 + (not turned[1])])
+
     @staticmethod
     def forward(ctx: Context, a: Tensor, b: Tensor, *, turned: tuple[bool, bool]) -> Tensor:
         ctx.turned = turned
         ctx.save(a, b)
-        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        out = empty(a.device, (*batch, a.shape[-1 - (not turned[0])], b.shape[-2 + (not turned[1])]))
+        out = empty(a.device, BatchedMatMul.shape_of_none(a, b, turned=turned))
         _multiply(a, b, out, *turned)
         return out
 

@@ -26,6 +26,10 @@ from clcomm.errors import ArgumentError
 class Conv2dOp(Op):
     """y = conv2d(x, weight) + bias."""
 
+    @classmethod
+    def shape_of_none(cls, x: Tensor, weight: Tensor, bias: Tensor | None, *, geometry: Geometry) -> Shape | None:
+        return None if x.shape[0] else (0, geometry.groups * geometry.outputs, geometry.out_height, geometry.out_width)
+
     @staticmethod
     def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, *, geometry: Geometry) -> Tensor:
         g = geometry
@@ -54,6 +58,10 @@ class Conv2dOp(Op):
 
 class ConvTranspose2dOp(Op):
     """The gradient for x of the convolution of `geometry`, as a function of its y."""
+
+    @classmethod
+    def shape_of_none(cls, x: Tensor, weight: Tensor, *, geometry: Geometry) -> Shape | None:
+        return None if x.shape[0] else (0, geometry.groups * geometry.channels, geometry.height, geometry.width)
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, weight: Tensor, *, geometry: Geometry) -> Tensor:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.batch_norm import check_parameters
 from clcomm.engine.ops.layer_norm import layer_norm
 from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.ops.shape import reshape
-from clcomm.engine.tensor import Tensor, empty, float_tensor, wrap
+from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
 
 
 class GroupNormOp(Op):
     """(x - mean) / sqrt(variance + eps) * weight + bias, of each image's groups of channels."""
+
+    @classmethod
+    def shape_of_none(cls, x: Tensor, *others: Any, **attrs: Any) -> Shape:
+        return x.shape
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, *, groups: int, eps: float) -> Tensor:

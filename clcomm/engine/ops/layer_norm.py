@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.tensor import Tensor, empty, float_tensor, whole_rows
+from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor, whole_rows
 from clcomm.errors import ArgumentError
 
 #: Rows that one work unit sums; a constant, so that results do not depend on the device.
@@ -15,6 +16,10 @@ _ROW_BLOCK = 64
 
 class LayerNormOp(Op):
     """(x - mean) / sqrt(variance + eps) * weight + bias, in rows of `columns` elements."""
+
+    @classmethod
+    def shape_of_none(cls, x: Tensor, *parameters: Tensor | None, **attrs: Any) -> Shape | None:
+        return x.shape
 
     @staticmethod
     def forward(

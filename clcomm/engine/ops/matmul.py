@@ -5,6 +5,7 @@ M N K: the result is M x N and the sums run over K.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +36,10 @@ Grid = tuple[tuple[int, int], tuple[int, int]]
 class MatMul(Op):
     """C[M, N] = A[M, K] B[K, N]."""
 
+    @classmethod
+    def shape_of_none(cls, x: Tensor, b: Tensor) -> Shape | None:
+        return (x.shape[0], b.shape[1])
+
     @staticmethod
     def forward(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
         ctx.save(a, b)
@@ -58,6 +63,10 @@ class MatMul(Op):
 
 class LinearOp(Op):
     """y[M, N] = x[M, K] weight[N, K]^T + bias[N], then ReLU with `relu`."""
+
+    @classmethod
+    def shape_of_none(cls, x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Shape | None:
+        return (x.shape[0], weight.shape[0]) if weight.shape[1] or bias is None else None
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
@@ -131,7 +140,7 @@ def checked_rows(
         raise ArgumentError(f"{function}: expected x with {wanted} columns{source}, got x {x.shape}{remedy}")
     check_bias(function, bias, weight.shape[0])
     same_device(function, x, weight, bias)
-    return x if x.ndim == 2 else reshape(x, (x.numel() // wanted, wanted))
+    return x if x.ndim == 2 else reshape(x, (math.prod(x.shape[:-1]), wanted))
 
 
 def multiply(

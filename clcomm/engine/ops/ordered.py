@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.reduce import mean, sum
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.ops.variance import var
-from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor, whole_rows
+from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, whole_rows
 from clcomm.errors import ArgumentError
 
 #: MOST_FIRST of kernels/ordered.cl: so many elements are chosen without sorting the rest.
@@ -34,13 +34,13 @@ class Ordered(NamedTuple):
     indices: Tensor
 
 
-def _along(name: str, x: Tensor, axis: int) -> tuple[int, int, int, int]:
+def _along(name: str, x: Tensor, axis: int, *, takes_none: bool = False) -> tuple[int, int, int, int]:
     """Return the dimension, and x's sizes before, along and behind it."""
     whole_rows(name, float_tensor(name, x))
     if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
         raise ArgumentError(f"{name}: axis {axis!r} does not fit a tensor of shape {x.shape}")
     at = axis % x.ndim
-    if 0 in x.shape:
+    if 0 in x.shape and not takes_none:
         raise ArgumentError(f"{name}: expected one element or more, got a tensor of shape {x.shape}")
     return at, math.prod(x.shape[:at]), x.shape[at], math.prod(x.shape[at + 1 :])
 
@@ -190,9 +190,11 @@ def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
 
     x: float32 of any shape, which the result has too.
     """
-    _, outer, length, inner = _along("argsort", x, axis)
+    _, outer, length, inner = _along("argsort", x, axis, takes_none=True)
     device, sign = x.device, -1.0 if descending else 1.0
     out, scratch = empty(device, x.shape, INT32), empty(device, (4 * x.numel(),), INT32)
+    if not x.numel():
+        return out
     kernel = device.kernel("ordered", "sorted")
     device.launch(kernel, *device.grid(outer * inner), out, scratch, x, sign, outer, length, inner)
     return out
@@ -233,6 +235,10 @@ def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True, sorted: bool =
 class Running(Op):
     """The sums of all elements up to each along a dimension."""
 
+    @classmethod
+    def shape_of_none(cls, x: Tensor, *others: Any, **attrs: Any) -> Shape:
+        return x.shape
+
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, sizes: tuple[int, int, int]) -> Tensor:
         ctx.sizes = sizes
@@ -253,7 +259,7 @@ def _running(x: Tensor, sizes: tuple[int, int, int], from_end: int, out: Tensor)
 @pytorch_names
 def cumsum(x: Tensor, axis: int) -> Tensor:
     """Return the sums of all elements up to each along a dimension; x: float32 of any shape, which the result has."""
-    return Running.apply(x, sizes=_along("cumsum", x, axis)[1:])
+    return Running.apply(x, sizes=_along("cumsum", x, axis, takes_none=True)[1:])
 
 
 class Product(Op):
@@ -320,6 +326,10 @@ def std_mean(
 
 class Root(Op):
     """sqrt(x), whose gradient at 0 is 0, as that of PyTorch's norm."""
+
+    @classmethod
+    def shape_of_none(cls, x: Tensor, *others: Any, **attrs: Any) -> Shape:
+        return x.shape
 
     @staticmethod
     def forward(ctx: Context, x: Tensor) -> Tensor:

@@ -21,6 +21,10 @@ Window = tuple[int, int, int, int, int, int, int, int, int, int]
 class MaxPool2dOp(Op):
     """The largest element of each window."""
 
+    @classmethod
+    def shape_of_none(cls, x: Tensor, *, window: Window) -> Shape | None:
+        return None if x.shape[0] else _out_shape(x, window)
+
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, window: Window) -> Tensor:
         """Queue the maxima; their places are kept for backward."""
@@ -44,6 +48,10 @@ class MaxPool2dOp(Op):
 
 class AvgPool2dOp(Op):
     """The mean of each window, padding counted as zeros."""
+
+    @classmethod
+    def shape_of_none(cls, x: Tensor, *, window: Window) -> Shape | None:
+        return None if x.shape[0] else _out_shape(x, window)
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, window: Window) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.shape import reshape, transpose
-from clcomm.engine.tensor import Tensor, empty, float_tensor, whole_rows
+from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor, whole_rows
 from clcomm.errors import ArgumentError
 
 
@@ -16,6 +16,10 @@ class _RowOp(Op):
     """y = f(each row of x's last dimension); backward needs y alone."""
 
     kernel_name: str
+
+    @classmethod
+    def shape_of_none(cls, x: Tensor) -> Shape | None:
+        return x.shape
 
     @classmethod
     def forward(cls, ctx: Context, x: Tensor) -> Tensor:
@@ -51,6 +55,10 @@ class LogSoftmaxOp(_RowOp):
 class LogSumExp(Op):
     """log(sum(exp(x))) along the last dimension."""
 
+    @classmethod
+    def shape_of_none(cls, x: Tensor) -> Shape | None:
+        return x.shape[:-1] if x.shape[-1] else None
+
     @staticmethod
     def forward(ctx: Context, x: Tensor) -> Tensor:
         device, columns, y = x.device, x.shape[-1], empty(x.device, x.shape[:-1])
@@ -85,7 +93,7 @@ def logsumexp(x: Tensor, axis: int | Sequence[int] = -1, keepdims: bool = False)
     others = [d for d in range(x.ndim) if d not in axes]
     order, kept = (*others, *sorted(axes)), tuple([x.shape[d] for d in others])
     lying = x if order == tuple(range(x.ndim)) else transpose(x, order)
-    y = LogSumExp.apply(reshape(lying, (*kept, x.numel() // math.prod(kept))))
+    y = LogSumExp.apply(reshape(lying, (*kept, math.prod([x.shape[d] for d in axes]))))
     return reshape(y, tuple([1 if d in axes else n for d, n in enumerate(x.shape)])) if keepdims else y
 
 
