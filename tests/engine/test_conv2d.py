@@ -343,9 +343,9 @@ def test_one_line_says_what_does_not_fit(device: Device, x, weight, options: dic
     assert "\n" not in str(caught.value)
 
 
-def test_no_images_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"expected one element or more, got a tensor of shape \(0, 1, 4, 4\)"):
-        conv2d(Tensor(np.ones((0, 1, 4, 4), np.float32)), Tensor(np.ones((2, 1, 3, 3), np.float32)))
+def test_images_of_no_rows_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="conv2d: "):
+        conv2d(Tensor(np.ones((1, 1, 0, 4), np.float32)), Tensor(np.ones((2, 1, 3, 3), np.float32)))
 
 
 @pytest.mark.parametrize(("width", "kernel"), [(4, (3, 3)), (5, (2, 1)), (14, (3, 3)), (15, (4, 5)), (28, (3, 3))])
