@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from tests.faults.killed_shards import LIMIT_S
 from tests.faults.launch import HUNG_S, mpiexec
 from tests.faults.replaced_ranks import until
 from tests.multihost.lost_hosts import LostRun, undisturbed
@@ -94,11 +95,11 @@ def test_a_site_that_is_cut_off_for_a_while_catches_up_under_a_policy(machines, 
     first, site = machines.addresses[0], machines.addresses[2]
     before = run.until_copy(3)
     machines.cut(site)
-    until(lambda: run.copied(first) > before + 20)
+    until(lambda: run.copied(first) > before + 20, LIMIT_S)
     assert run.copied(site) < run.copied(first) - 10
     machines.mend(site)
     mended = run.copied(first)
-    until(lambda: run.copied(site) > mended)
+    until(lambda: run.copied(site) > mended, LIMIT_S)
     script.with_name("rare.py.end").touch()
     _, said = run.process.communicate(timeout=HUNG_S)
     assert run.process.returncode == 0, said

@@ -22,7 +22,9 @@ _PACK_RUN = 4096  # features that one CPU work-item packs
 _CHUNK_IMAGES = 64  # images whose weight gradients one work-item sums
 _POOLED_ROOM = 192  # pixels of 4 outputs' dy, unpooled in local memory: 24 KiB
 _WIDEST, _WIDEST_KERNEL = 256, 5  # the largest row and kernel widths with a specialised build
-_WORTH_A_BUILD = 1 << 16  # multiplications per image from which a specialised build saves time
+#: Multiplications per image from which a specialised build saves time; those of one channel, of which it does five in
+#: the time of one, count as so many.
+_WORTH_A_BUILD, _OF_ONE_CHANNEL = 1 << 16, 4
 _GROUP = 64  # work-items of a group of a GPU's `convolve`
 
 Grid = tuple[tuple[int, ...], tuple[int, ...]]
@@ -245,6 +247,8 @@ def _build(g: Geometry, channels: int, outputs: int, device: Device, *, one_widt
         return {}
     tile = _tile(g, channels, outputs, device).defines() | g.spread
     work = g.groups * g.channels * g.outputs * g.taps * g.out_height * g.out_width
+    if channels == 1:
+        work *= _OF_ONE_CHANNEL
     if one_width or (g.keeps_width and work >= _WORTH_A_BUILD):
         return {**tile, **_width_build(g, channels)}
     return tile
