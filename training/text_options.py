@@ -88,7 +88,9 @@ class TextOptions(TrainingOptions):
         if self.tp > 1 and self.audit_every:
             raise ArgumentError("--tp: expected no --audit-every with it, as no other rank has a rank's part")
         if self.tp > 1 and self.policy != "none":
-            raise ArgumentError("--tp: expected no --policy with it, as its codes look at a rank's numbers alone")
+            raise ArgumentError("--tp: expected no --policy with it, as its steps are those of whole models")
+        if self.tp > 1 and self.balance == "auto":
+            raise ArgumentError("--tp: expected no --balance auto with it, as ranks of a layer have the same batches")
         self._check_pipeline()
         if self.sample and not self.prompt:
             raise ArgumentError("--prompt: expected at least one character, got none")
@@ -125,7 +127,7 @@ class TextOptions(TrainingOptions):
             "--elastic": (self.elastic, alone),
             "--logical-shards": (bool(self.logical_shards), "its sums follow its own ranks"),
             "--audit-every": (bool(self.audit_every), "no other rank has a rank's stage"),
-            "--policy": (self.policy != "none", "its codes look at a rank's numbers alone"),
+            "--policy": (self.policy != "none", "its steps are those of whole models"),
             f"--compression {self.compression}": (
                 self.compression not in ("none", "fp16", "bf16"),
                 "its codes look at a rank's numbers alone, and the embedding is on two",

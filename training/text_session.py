@@ -8,6 +8,7 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.engine import RandomStream
+from clcomm.errors import ArgumentError
 from clcomm.parallel import Mesh
 from clcomm.parallel.grid import in_words
 from training.data.datasets import Splits
@@ -37,6 +38,10 @@ class TextSession(Session):
     def __init__(self, options: TextOptions, comm: Communicator | None = None, console: Console | None = None):
         comm = comm or start(options)
         axes = {name: size for name, size in (("pp", options.pp), ("tp", options.tp)) if size > 1}
+        ranks = options.pp * options.tp  # of a model
+        if comm.size % ranks:
+            given = " ".join(f"--{name} {size}" for name, size in axes.items())
+            raise ArgumentError(f"{given}: expected a number of ranks that {ranks} divides, got {comm.size}")
         self._mesh = Mesh(comm, dp=-1, **axes) if axes else None
         super().__init__(options, comm, console=console)
 
