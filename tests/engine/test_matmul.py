@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from clcomm.engine.device import Device
 from clcomm.engine.ops.batched_matmul import matmul
-from clcomm.engine.ops.matmul import chosen_block, linear, multiply, transposed_copy
+from clcomm.engine.ops.matmul import linear, multiply, transposed_copy
+from clcomm.engine.ops.product_blocks import chosen_block
 from clcomm.engine.tensor import Tensor, empty
 from clcomm.engine.tuning import Tuning, choices
 from clcomm.errors import ArgumentError

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
+from clcomm.engine.ops.product_blocks import Grid, chosen_block
 from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.program import Kernel
@@ -29,8 +30,6 @@ _A_TRANSPOSED, _B_TRANSPOSED = 1, 2  # `transposed` in gemm.cl
 _WITH_SUMS, _WITH_INPUTS, _WITH_MASK = 1, 2, 4  # `parts` in gemm.cl
 _TURNED_ROWS = 64  # that one CPU work-item transposes, as in gemm.cl
 _SUM_COLUMNS = 64, 16  # columns that one CPU work-item sums: lines that follow one another, or one for many cores
-
-Grid = tuple[tuple[int, int], tuple[int, int]]
 
 
 class MatMul(Op):
@@ -310,49 +309,9 @@ def _panel_grid(units: int, tile_rows: int, panel: int, rows: int, columns: int)
     return (runs, -(-rows // rows_each)), (1, 1)
 
 
-class ProductBlock(NamedTuple):
-    """The tile of a GPU's work-group of SIDE x SIDE items: EACH x EACH sums per item, SLICE terms at a time."""
-
-    SIDE: int
-    EACH: int
-    SLICE: int
-
-    @property
-    def width(self) -> int:
-        """Rows and columns of C that a group computes."""
-        return self.SIDE * self.EACH
-
-    @property
-    def local_bytes(self) -> int:
-        """Local memory of a group: two slices of both operands, whose rows are padded by four floats."""
-        return 2 * 2 * self.SLICE * 4 * (self.width + 4)
-
-    def grid(self, rows: int, columns: int) -> Grid:
-        return (-(-columns // self.width) * self.SIDE, -(-rows // self.width) * self.SIDE), (self.SIDE, self.SIDE)
-
-
-_SMALLER_BLOCKS = (ProductBlock(16, 4, 16), ProductBlock(8, 8, 8), ProductBlock(8, 4, 16))
-
-
 def _limits(device: Device) -> tuple[int, int]:
     """Return the largest work-group, and the bytes of local memory."""
     return device.cl_device.max_work_group_size, device.local_bytes
-
-
-@lru_cache(maxsize=1024)
-def chosen_block(
-    tuned: tuple[int, int, int], units: int, limits: tuple[int, int], rows: int, columns: int, count: int = 1
-) -> ProductBlock:
-    """Return the largest block, from the tuned one down, with which every compute unit has a group.
-
-    `count` is the number of products in one launch.
-    """
-    largest = ProductBlock(*tuned)
-    for block in (largest, *(block for block in _SMALLER_BLOCKS if block.width <= largest.width)):
-        fits = limits[0] >= block.SIDE**2 and block.local_bytes <= limits[1]
-        if fits and count * -(-rows // block.width) * -(-columns // block.width) >= units:
-            return block
-    return _SMALLER_BLOCKS[-1]
 
 
 def column_sums(matrix: Tensor, sums: Tensor) -> None:
