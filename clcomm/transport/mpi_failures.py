@@ -26,6 +26,8 @@ from clcomm.transport.mpi_runtime import (
 
 #: How long the news of a rank's death may take to come, after what it left of a message.
 NEWS_S = 1.0
+#: How long no further death may have come to light before the live ranks make a communicator.
+SETTLED_S = 0.05
 
 
 def unlink_shared_files() -> None:
@@ -116,8 +118,26 @@ def survivors(comm: Intracomm) -> Intracomm:
 
     From then on the job consists of these ranks alone, which agree on how it ends.
     """
+    _wait_until_settled(comm)
     process_mpi().survivors = alive = cast("Intracomm", comm.Shrink())
     return alive
+
+
+def _wait_until_settled(comm: Intracomm) -> None:
+    """Wait until no rank of a communicator has died for SETTLED_S.
+
+    The cause of one death, such as a full memory, often ends other ranks of the host too, a few milliseconds later; and
+    Open MPI 5.0 crashes at the news of a death that comes while it activates the new communicator, whose messages it
+    then revokes before they are set up (ompi_comm_revoke_local in ompi/communicator/ft/comm_ft_revoke.c).
+    """
+    from mpi4py import MPI
+
+    lost, until = -1, 0.0
+    while lost != (now_lost := comm.Get_failed().Get_size()) or time.monotonic() < until:
+        if lost != now_lost:
+            lost, until = now_lost, time.monotonic() + SETTLED_S
+        MPI.COMM_SELF.Iprobe()  # MPI learns of a death in its own calls
+        time.sleep(1e-3)
 
 
 def live_world() -> Intracomm:
