@@ -3,7 +3,8 @@
 The GPT example trains with nanoGPT's settings for computers without a GPU, from the same seed and for as many steps
 under each policy, and at each of a few learning rates, of which the best counts, as for plain data parallel. The bytes
 are those that a rank has to send at least: of an all-reduce 2 (N - 1) / N of the array, of an all-gather (N - 1) / N of
-the whole. Neither depends on what else the machine does, so that several runs may go on at once, and with --kept those
+the whole. With --trained all go on from one checkpoint of plain training, as papers' runs do; steps and bytes are those
+after it. No figure depends on what else the machine does, so that several runs may go on at once, and with --kept those
 that are done are not repeated.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
@@ -34,6 +36,8 @@ BYTES_BARS = {"diloco": 0.01, "streaming": 0.01, "sparseloco": 0.01}
 #: What training sends, by the labels under which it is counted.
 _LABELS = ("gradients", "outer gradients")
 _LIMIT_S = 7200.0
+#: Held while a run trains that others start from.
+_TRAINED = threading.Lock()
 
 
 class Trained(NamedTuple):
@@ -64,6 +68,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--ranks", type=harness.positive, default=4, help="default: %(default)s")
     parser.add_argument("--steps", type=harness.positive, default=2000, help="default: %(default)s")
+    parser.add_argument("--trained", type=int, default=0, metavar="STEPS", help="before, plainly; default: %(default)s")
     parser.add_argument("--windows", type=harness.positive, default=3, help="of a rank in a step; default: %(default)s")
     parser.add_argument("--policies", nargs="+", default=POLICIES, metavar="POLICY", help="default: %(default)s")
     parser.add_argument("--rates", nargs="+", type=float, default=RATES, metavar="RATE", help="default: %(default)s")
@@ -76,19 +81,30 @@ def parse() -> argparse.Namespace:
 
 
 def train(options: argparse.Namespace, folder: Path, policy: str, rate: float) -> Trained:
-    """Train the example once."""
-    file = folder / f"{policy}-{rate:g}-{options.steps}-{options.ranks}-{options.windows}.json"
+    """Train the example once, after plain training if that is asked for."""
+    sizes = f"{options.ranks}-{options.windows}"
+    trained = (folder / f"{PLAIN}-{rate:g}-{options.trained}-{sizes}.npz").absolute()
+    start = ["--resume", str(trained)] if options.trained else []
+    with _TRAINED:  # one after the other, as several policies start from the same
+        if start and not trained.exists():
+            run_example(options, rate, options.trained, "--no-eval", "--checkpoint", str(trained))
+    steps = f"{options.trained}+{options.steps}" if options.trained else str(options.steps)
+    file = (folder / f"{policy}-{rate:g}-{steps}-{sizes}.json").absolute()
     if not file.exists():
-        run_to_end(
-            options.ranks, "-m", "examples.gpt", "--preset", "nanogpt-cpu", "--sample", "0", "--quiet",
-            "--batch-size", str(options.windows), "--max-steps", str(options.steps), "--lr", f"{rate:g}",
-            "--report", str(file.absolute()), *how(policy),
-            limit_s=_LIMIT_S,
-        )  # fmt: skip
+        run_example(options, rate, options.trained + options.steps, "--report", str(file), *start, *how(policy))
     document = json.loads(file.read_text(encoding="utf-8"))
     rows = [row for row in document["communication"]["operations"] if row["label"] in _LABELS]
     sent = sum(sent_bytes(row, options.ranks) for row in rows)
     return Trained(document["test_loss"], sent / document["steps"], rate)
+
+
+def run_example(options: argparse.Namespace, rate: float, steps: int, *more: str) -> None:
+    """Train until there have been so many steps."""
+    run_to_end(
+        options.ranks, "-m", "examples.gpt", "--preset", "nanogpt-cpu", "--sample", "0", "--quiet",
+        "--batch-size", str(options.windows), "--max-steps", str(steps), "--lr", f"{rate:g}", *more,
+        limit_s=_LIMIT_S,
+    )  # fmt: skip
 
 
 def how(policy: str) -> list[str]:
@@ -113,6 +129,7 @@ def compare(options: argparse.Namespace, runs: dict[str, Trained], report: Repor
     """Compare the policies with plain data parallel."""
     plain = runs[PLAIN]
     title = f"nanoGPT's run for CPUs, {options.ranks} ranks of {options.windows} windows, {options.steps} steps"
+    title += f" after {options.trained} without a policy" if options.trained else ""
     grid = Grid(title, ("policy", "rate", "held-out loss", "to plain", "bytes a step", "to plain"))
     for policy, found in runs.items():
         loss, share = found.loss / plain.loss, found.step_bytes / plain.step_bytes

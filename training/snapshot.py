@@ -22,6 +22,8 @@ from training.trainer import Trainer
 from training.trainer_state import check_state, load_state, parts_of, state_of
 
 _log = logging.getLogger("clcomm")
+#: The value of --policy without one.
+NO_POLICY = "none"
 #: Settings that older checkpoints lack, as they were then.
 _BEFORE = {"precision": "float32", "loss_scaling": False, "dropout": 0.0}
 
@@ -128,7 +130,7 @@ def restore(checkpoint: Checkpoint, trainer: Trainer, job: dict[str, Any]) -> No
     whole_number("sampler.world_size", checkpoint.facts["training"]["sampler"]["world_size"], parts, parts)
     optimizer_state = checkpoint.group("optimizer")
     _check_optimizer(optimizer_state)
-    if _has_policy(trainer):
+    if _has_policy(trainer) and checkpoint.facts["job"].get("policy") != NO_POLICY:
         _check_optimizers(checkpoint, ranks)
         if ranks == trainer.comm.size:
             optimizer_state |= checkpoint.group(f"optimizers/{trainer.comm.rank}")
@@ -152,12 +154,15 @@ def _specs(model: Any) -> list[ParameterSpec]:
 
 
 def _check_job(theirs: Any, ours: dict[str, Any]) -> None:
-    """Raise CheckpointError where settings that decide the course of the training differ."""
+    """Raise CheckpointError where settings that decide the course of the training differ.
+
+    A policy may go on from training without one, whose ranks are alike.
+    """
     if not isinstance(theirs, dict):
         raise CheckpointError("checkpoint: expected the settings of its job, found none; use another checkpoint")
     for name, value in ours.items():
         found = theirs.get(name, _BEFORE.get(name))
-        if found != value:
+        if found != value and not (name == "policy" and found == NO_POLICY):
             shown = reprlib.repr(found).strip("'")
             raise CheckpointError(
                 f"checkpoint: was written with --{name.replace('_', '-')} {shown}, this job has {value}; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,23 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(auto: Communicator, tmp_path:
     assert auto.all_gather_object(resumed) == auto.all_gather_object(whole) == [whole] * auto.size
     with pytest.raises(CheckpointError, match="policy"):
         ends_with(auto, policy=f"{policy[:-1]}5", resume=file)
+
+
+@pytest.mark.mpi(min_size=1)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_goes_on_from_training_without_one(auto: Communicator, tmp_path: Path, policy: str) -> None:
+    """All begin at the same parameters and moments; a run resumed once more has the bits of one resumed once."""
+    plain, file = (auto.broadcast_object(str(tmp_path / name)) for name in ("plain.npz", "run.npz"))
+    ends = partial(ends_with, auto, clip_norm=None)  # which a policy computes in another order
+    trained = ends(max_steps=2, checkpoint=plain)
+    assert ends(policy=policy, resume=plain, max_steps=2) == trained
+    whole = ends(policy=policy, resume=plain)
+    if auto.size == 1 and policy == "local:h=2":  # whose outer steps then do nothing
+        assert whole == ends(resume=plain)
+    session_of(auto, policy, max_steps=5, checkpoint=file, resume=plain, eval=False, clip_norm=None).run()
+    assert auto.all_gather_object(ends(policy=policy, resume=file)) == [whole] * auto.size
+    with pytest.raises(CheckpointError, match=f"--policy {policy}, this job has none"):
+        ends(resume=file)
 
 
 @pytest.mark.mpi(min_size=1)
