@@ -58,6 +58,18 @@ def rows_of(values: np.ndarray, row: int = ROW) -> np.ndarray:
     return rows
 
 
+def largest(rows: np.ndarray, count: int) -> np.ndarray:
+    """Return the ascending places, (rows, count), of each row's largest numbers by size, of equal ones the first.
+
+    As a stable sort chooses them, in a fraction of its time.
+    """
+    order = np.fmin(-np.abs(rows), 0)  # the largest first; of what is no number the size is taken as 0
+    last = np.partition(order, count - 1, axis=1)[:, count - 1 : count]
+    chosen, equal = order < last, order == last
+    chosen |= equal & (np.cumsum(equal, axis=1, dtype=np.uint16) <= count - chosen.sum(axis=1, keepdims=True))
+    return np.nonzero(chosen)[1].reshape(len(rows), count)
+
+
 def to_powers(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return scales, (rows, 1), and codes of 4 bits: a sign and one of 8 sizes, 0 and the scale by 1, 1/2, ... 1/64.
 

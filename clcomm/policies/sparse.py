@@ -61,7 +61,7 @@ class _Sparse(LocalSteps):
     def _encoded(self, values: np.ndarray) -> np.ndarray:
         """Return each row's sizes, the places of its largest numbers, and their codes: uint8, (rows, bytes)."""
         rows = codes.rows_of(values)
-        places = np.sort(np.argsort(-np.abs(rows), axis=1, kind="stable")[:, : self._count], axis=1)
+        places = codes.largest(rows, self._count)
         levels, coded = codes.to_levels(np.take_along_axis(rows, places, axis=1), self._settings.bits)
         packed = codes.pack_places(places), codes.pack(coded, self._settings.bits)
         return np.concatenate([levels.view(np.uint8), *packed], axis=1)

@@ -63,9 +63,11 @@ class _Streaming(LocalSteps):
                 self._receive(number, self._settings.alpha)
 
     def outer_step(self) -> None:
-        for number in range(len(self._parts)):
+        numbers = range(len(self._parts))
+        for number in numbers:  # all are on their way together: a slow link's round trip passes once
             if number not in self._means:
                 self._send(number)
+        for number in numbers:
             self._receive(number, 0.0)
 
     def bring_forward(self) -> None:

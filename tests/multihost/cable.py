@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 RELAY = Path(__file__).with_name("slow_cable.py")
 #: Packets that may be on their way: none gets lost for being many.
-_MOST_UNDER_WAY = 100_000
+MOST_UNDER_WAY = 100_000
 #: Fewer and larger packets than a network's cost the relay less of the processor that the ranks need.
 _RELAYED_BYTES = 9000
 
@@ -70,24 +70,17 @@ class Cable:
         limits = ["delay", f"{link.delay_ms:g}ms", f"{link.jitter_ms:g}ms", "loss", f"{link.loss_percent:g}%"]
         limits += ["rate", f"{link.rate_mbit:g}mbit"] if link.rate_mbit else []
         for name, end in zip(self.names, self.ends, strict=True):
-            discipline = ["netem", "limit", str(_MOST_UNDER_WAY), *limits]
+            discipline = ["netem", "limit", str(MOST_UNDER_WAY), *limits]
             command = ["tc", "-n", name, "qdisc", "add", "dev", end, "root", *discipline]
             if subprocess.run(command, capture_output=True).returncode:
                 return False
         return True
 
     def _make_relay(self, link: Link) -> None:
-        limits = link.delay_ms / 1e3, link.rate_mbit * 1e6 / 8, link.jitter_ms / 1e3, link.loss_percent / 100
-        command = [sys.executable, str(RELAY), *self.ends, *map(str, limits)]
-        self._relay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        assert self._relay.stdout is not None and self._relay.stderr is not None
-        if self._relay.stdout.readline() != b"ready\n":
-            lines = self._relay.stderr.read().decode().splitlines()
-            self.close()
-            raise RuntimeError(f"{RELAY.name}: {lines[-1] if lines else 'ended at once'}")
+        self._relay = start_relay(self.ends, link)
         for name, end in zip(self.names, self.ends, strict=True):
             ip("link", "set", end, "netns", name)
-            ip("-n", name, "link", "set", end, "mtu", str(_RELAYED_BYTES), "txqueuelen", str(_MOST_UNDER_WAY))
+            ip("-n", name, "link", "set", end, "mtu", str(_RELAYED_BYTES), "txqueuelen", str(MOST_UNDER_WAY))
 
     def plug_in(self, addresses: tuple[str, str], limit_s: float = 10.0) -> None:
         """Give both ends their addresses, and return when they are up, a moment after they were told to be."""
@@ -96,7 +89,7 @@ class Cable:
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "link", "set", end, "up")
         deadline = time.monotonic() + limit_s
-        up = "up" if self._relay is None else "unknown"  # which is all that a TUN device says
+        up = "up" if self._relay is None else "unknown"  # which is all that a TAP device says
         while not all(self.read(side, "operstate") == up for side in (0, 1)):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"the cable between {' and '.join(self.names)} stays down")
@@ -111,6 +104,22 @@ class Cable:
         """End the relay, if there is one; a pair goes with the namespaces."""
         if self._relay is not None:
             self._relay.communicate()
+
+
+def start_relay(devices: tuple[str, str], link: Link) -> subprocess.Popen:
+    """Start a process that makes two devices, which may go into other namespaces, and is a slow cable between them.
+
+    It ends when its standard input does.
+    """
+    limits = link.delay_ms / 1e3, link.rate_mbit * 1e6 / 8, link.jitter_ms / 1e3, link.loss_percent / 100
+    command = [sys.executable, str(RELAY), *devices, *map(str, limits)]
+    relay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert relay.stdout is not None and relay.stderr is not None
+    if relay.stdout.readline() != b"ready\n":
+        lines = relay.stderr.read().decode().splitlines()
+        relay.communicate()
+        raise RuntimeError(f"{RELAY.name}: {lines[-1] if lines else 'ended at once'}")
+    return relay
 
 
 def ip(*arguments: str) -> str:

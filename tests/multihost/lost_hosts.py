@@ -46,13 +46,13 @@ class LostRun:
         shows_steps: whether the first rank's step is seen wherever that is: on the machines' shared disk. Else each
             machine has a temporary directory of its own, and only the newest copy's step is known.
         run: further options of `clcomm run`.
-        script: a program to run in place of the training.
+        script: a program to run in place of the training, and its arguments.
     """
 
     def __init__(
         self, machines: Machines, file: Path, order: tuple[int, ...], ranks: int = 1, every: int = 1,
         run: tuple[str, ...] = ("--min-ranks", "2", "--max-ranks", "4"), epochs: int = EPOCHS,
-        shows_steps: bool = False, script: str = "",
+        shows_steps: bool = False, script: tuple[str, ...] = (),
     ):  # fmt: skip
         self.file, self._machines, first = file, machines, machines.addresses[0]
         self._used = [machines.addresses[each] for each in order]
@@ -60,7 +60,7 @@ class LostRun:
         hosts = ",".join(f"{address}:{ranks}" for address in self._used)
         job = ("-m", "examples.mnist", *OPTIONS, "--epochs", str(epochs), "--memory-checkpoint-every", str(every))
         # The disk holds nothing of this run: only memory can have what the next ranks go on from.
-        job = (script,) if script else (*job, "--checkpoint", str(file), "--checkpoint-every", "9999")
+        job = script or (*job, "--checkpoint", str(file), "--checkpoint-every", "9999")
         number = str(ranks * len(order))
         shared = {"TMPDIR": str(file.parent)} if shows_steps else {}
         self.process = subprocess.Popen(

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.multihost import two_hosts
-from tests.multihost.cable import ip
+from tests.multihost.cable import MOST_UNDER_WAY, NO_LIMITS, Link, ip, start_relay
 from tests.multihost.remote_shell import PORT
 from tests.multihost.two_hosts import environment
 
@@ -33,12 +33,14 @@ _made = itertools.count()
 
 
 class Machines:
-    """Some machines while this context is entered, with the addresses 10.79.0.1 and up."""
+    """Some machines while this context is entered, with the addresses 10.79.0.1 and up; link: of the last one."""
 
-    def __init__(self, number: int):
+    def __init__(self, number: int, link: Link = NO_LIMITS):
         self.addresses = [f"10.79.0.{each + 1}" for each in range(number)]
         self._first: dict[str, subprocess.Popen] = {}
+        self._links = {self.addresses[-1]: link}
         self._ends: dict[str, str] = {}  # of their cables, at the bridge
+        self._relays: list[subprocess.Popen] = []
         self._stack = ExitStack()
 
     def __enter__(self) -> Machines:
@@ -68,7 +70,7 @@ class Machines:
         self._first[address] = process
         _until(lambda: self._inside(address) > 0 and _is_apart(self._inside(address)), f"machine {address}")
         inside, end = self._inside(address), f"cl{os.getpid()}x{next(_made)}"
-        ip("link", "add", end, "type", "veth", "peer", "name", "eth0", "netns", str(inside))
+        self._connect(inside, end, self._links.get(address, NO_LIMITS))
         ip("link", "set", end, "netns", str(self._switch.pid))
         self._ends[address] = end
         self._in_switch("link", "set", end, "master", "bridge", "up")
@@ -77,6 +79,18 @@ class Machines:
             _ip_in(inside, "link", "set", device, "up")
         listens = self.enter(address, "grep", "-q", f":{PORT:04X} ", "/proc/net/tcp")
         _until(lambda: subprocess.run(listens).returncode == 0, f"the shell of machine {address}")
+
+    def _connect(self, inside: int, end: str, link: Link) -> None:
+        """Make the device eth0 on the machine of a first process, with a cable to another device, `end`."""
+        if link == NO_LIMITS:
+            ip("link", "add", end, "type", "veth", "peer", "name", "eth0", "netns", str(inside))
+            return
+        far_end = f"{end}f"
+        self._relays.append(start_relay((end, far_end), link))
+        for device in (end, far_end):
+            ip("link", "set", device, "txqueuelen", str(MOST_UNDER_WAY))
+        ip("link", "set", far_end, "netns", str(inside))
+        _ip_in(inside, "link", "set", far_end, "name", "eth0")
 
     def enter(self, address: str, *command: str) -> list[str]:
         """Return a command line that runs a command on a machine."""
@@ -120,6 +134,8 @@ class Machines:
         for process in self._first.values():
             process.kill()  # and its child with it
             process.wait()
+        for relay in self._relays:
+            relay.communicate()
 
 
 def refusal() -> str | None:

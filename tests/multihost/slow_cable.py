@@ -2,10 +2,10 @@
 
     python tests/multihost/slow_cable.py NAME NAME DELAY_S BYTES_PER_S JITTER_S LOST_SHARE
 
-It makes two TUN devices of these names, which may then go into other namespaces, says "ready", and carries packets
-until its standard input ends; the devices go with it. Each direction sends one packet after the other at the rate (0:
-no limit), and each packet arrives the delay later, more or less by the jitter at most, in order. A packet's jitter,
-and whether it is lost, are drawn from a seed.
+It makes two TAP devices of these names, which may then go into other namespaces or a bridge, says "ready", and carries
+packets until its standard input ends; the devices go with it. Each direction sends one packet after the other at the
+rate (0: no limit), and each packet arrives the delay later, more or less by the jitter at most, in order. A packet's
+jitter, and whether it is lost, are drawn from a seed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from collections import deque
 
 TUNSETIFF = 0x400454CA
-IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
+IFF_TAP, IFF_NO_PI = 0x0002, 0x1000
 MOST_BYTES = 1 << 16
 PRIORITY = -10  # it stands for hardware: ranks that compute must not keep it waiting
 
@@ -61,10 +61,10 @@ class Direction:
         return self._under_way[0][0] if self._under_way else float("inf")
 
 
-def tun(name: str) -> int:
-    """Return the descriptor of a new TUN device, which does not block."""
+def tap(name: str) -> int:
+    """Return the descriptor of a new TAP device, which does not block."""
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(descriptor, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TUN | IFF_NO_PI))
+    fcntl.ioctl(descriptor, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI))
     return descriptor
 
 
@@ -87,7 +87,7 @@ def main() -> None:
     first, second, *limits = sys.argv[1:]
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
-    devices = tun(first), tun(second)
+    devices = tap(first), tap(second)
     print("ready", flush=True)
     carry(*devices, *map(float, limits))
 

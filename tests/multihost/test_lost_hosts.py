@@ -11,17 +11,19 @@ import pytest
 from tests.faults.killed_shards import LIMIT_S
 from tests.faults.launch import HUNG_S, mpiexec
 from tests.faults.replaced_ranks import until
+from tests.multihost.cable import NO_LIMITS, Link
 from tests.multihost.lost_hosts import LostRun, undisturbed
 from tests.multihost.machines import Machines, refusal
 
 
 @pytest.fixture
-def machines():
+def machines(request):
+    """Three of them; a test's parameter is the link of the last."""
     mpiexec()
     reason = refusal()
     if reason:
         pytest.skip(f"two hosts: {reason}")
-    with Machines(3) as made:
+    with Machines(3, getattr(request, "param", NO_LIMITS)) as made:
         yield made
 
 
@@ -57,7 +59,8 @@ def test_too_few_that_are_left_end_the_job_with_one_line(machines, tmp_path):
     assert last.endswith("giving up: the hosts that answer (10.79.0.1) have room for 1 of the 2 --min-ranks")
 
 
-#: Trains under a policy until a file beside it is there; rank 0 writes all ranks' digests after an outer step.
+#: Trains under a policy until a file beside it is there; rank 0 writes all ranks' digests after an outer step, of what
+#: is then alike on all.
 RARE = """
 import hashlib, json, os, sys
 from training.options import TrainingOptions
@@ -69,7 +72,8 @@ class Ends(Callback):
         if record.step % 5 or not session.comm.broadcast_object(os.path.exists(__file__ + ".end")):
             return
         trainer = session.trainer
-        arrays = {**trainer.model.state_dict(), **trainer.sync.state_dict(trainer.model)}
+        kept = trainer.sync.state_dict(trainer.model)
+        arrays = trainer.model.state_dict() | {name: kept[name] for name in ("anchor", "velocity") if name in kept}
         digest = hashlib.sha256(b"".join(arrays[name].tobytes() for name in sorted(arrays))).hexdigest()
         found = session.comm.all_gather_object((digest, record.step))
         if session.comm.rank == 0:
@@ -78,7 +82,7 @@ class Ends(Callback):
         sys.exit(0)
 
 session = Session(TrainingOptions(
-    model="mlp", data="digits", batch_size=8, epochs=10**6, eval=False, quiet=True, policy="diloco:h=5",
+    model="mlp", data="digits", batch_size=8, epochs=10**6, eval=False, quiet=True, policy=sys.argv[1],
     memory_checkpoint_every=1,
 ))
 session.trainer.callbacks.append(Ends())
@@ -87,11 +91,16 @@ session.run()
 
 
 @pytest.mark.slow
-def test_a_site_that_is_cut_off_for_a_while_catches_up_under_a_policy(machines, tmp_path):
+@pytest.mark.parametrize(
+    ("machines", "policy"),
+    [(NO_LIMITS, "diloco:h=5"), (Link(50, 10), "sparseloco:h=5"), (Link(50, 10), "local:h=5")],
+    indirect=["machines"], ids=str,
+)  # fmt: skip
+def test_a_site_that_is_cut_off_for_a_while_catches_up_under_a_policy(machines, tmp_path, policy):
     """The others go on without it, and when it is back it takes part again, from their state."""
     script = tmp_path / "rare.py"
     script.write_text(RARE)
-    run = LostRun(machines, tmp_path / "run.npz", (0, 1, 2), script=str(script))
+    run = LostRun(machines, tmp_path / "run.npz", (0, 1, 2), script=(str(script), policy))
     first, site = machines.addresses[0], machines.addresses[2]
     before = run.until_copy(3)
     machines.cut(site)

@@ -313,6 +313,15 @@ def test_codes_are_near_their_numbers():
     assert not codes.from_levels(*codes.to_levels(np.zeros((2, 4096), np.float32), 2)).any()
 
 
+@pytest.mark.parametrize("count", [1, 123, 4095, 4096])
+def test_the_largest_numbers_of_rows_are_those_of_a_stable_sort(count: int) -> None:
+    numbers = np.random.default_rng(0).standard_normal((3, 4096), np.float32)
+    numbers[1] = np.round(numbers[1] * 2)  # many of the same size
+    numbers[2] = 0
+    sorted_places = np.argsort(-np.abs(numbers), axis=1, kind="stable")[:, :count]
+    assert (codes.largest(numbers, count) == np.sort(sorted_places, axis=1)).all()
+
+
 @pytest.mark.parametrize("count", [1, 41, 341, 342, 4095, 4096])
 def test_places_survive_packing(count):
     drawn = np.random.default_rng(count).permuted(np.tile(np.arange(4096), (3, 1)), axis=1)[:, :count]
