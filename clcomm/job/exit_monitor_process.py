@@ -124,11 +124,12 @@ class ExitReporter:
             handle: its pidfd.
             others: the pidfds of the host's ranks that still run.
         """
-        if time.monotonic() <= self.quiet_until:
+        is_last = RANKS_MAY_DIE and not others and self.quiet_until < math.inf  # then nobody goes on
+        if time.monotonic() <= self.quiet_until and not is_last:
             return False
         select.select([handle], [], [], DYING_S)
         status = exit_status(record[PID], handle)
-        line = f"rank {record[RANK]} {ended(status, record[STEP])}"
+        line = f"rank {record[RANK]} {ended(status, record[STEP])}{', the last of its host' if is_last else ''}"
         if record[STATE] == FINALIZED and status == 0:
             # Not a failure yet, but MPICH's launcher then ends the other ranks if they still run: this was the cause.
             self._suspect = self._suspect or line

@@ -153,7 +153,7 @@ if survivors.rank == 0:
 
 
 def test_a_job_that_dies_whole_is_a_failure_for_the_launcher(mpiexec: str):
-    """With ULFM, mpiexec returns 0 when every rank was killed; `clcomm run` does not."""
+    """With ULFM, mpiexec returns 0 when every rank was killed; `clcomm run` does not. The last death is reported."""
     script = "import os; from clcomm import Communicator; Communicator().barrier(); os.kill(os.getpid(), 9)"
     job = [mpiexec, "--with-ft", "ulfm", "--oversubscribe", "-n", "2", sys.executable, "-c", script]
     launcher = [sys.executable, "-m", "clcomm", "run", "--restarts", "0", "--"]
@@ -167,3 +167,4 @@ def test_a_job_that_dies_whole_is_a_failure_for_the_launcher(mpiexec: str):
         check=False,
     )
     assert ended.returncode != 0, ended.stderr
+    assert re.search(r"clcomm: rank [01] died of SIGKILL, the last of its host\n", ended.stderr), ended.stderr
