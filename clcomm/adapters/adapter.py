@@ -13,6 +13,7 @@ from clcomm.compression.coding import Codec
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.parameters import ParameterSpec
+from clcomm.stats.events import Phase
 from clcomm.transport.reduction import Fold
 
 
@@ -96,6 +97,9 @@ class ModelAdapter(GradientMoves, Protocol):
         `pull_gradients` then takes the gradients that this run has computed.
         """
 
+    def count_copies(self, notify: Callable[[Phase], None]) -> None:
+        """Report copies of parameters and `extra_state` between the host and another device as phases, to `notify`."""
+
     def require_unchanged(self) -> None:
         """Raise ArgumentError where parameters were replaced, frozen or unfrozen since the start; at every step."""
 
@@ -165,6 +169,9 @@ class CopyingAdapter:
 
     fold = codec = None
     _parameters: Mapping[str, Any]
+
+    def count_copies(self, notify: Callable[[Phase], None]) -> None:
+        """Report nothing: the library's arrays are in the host's memory, or it reports its own copies."""
 
     def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
         self._layout, self._arrays = layout, arrays

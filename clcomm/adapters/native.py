@@ -27,6 +27,7 @@ from clcomm.flat_space.layout import FlatLayout
 if TYPE_CHECKING:
     from clcomm.adapters.adapter import FlatArrays, OnComplete
     from clcomm.engine.flat import FlatSpace
+    from clcomm.stats.events import Phase
 
 _REMEDY = "freeze or unfreeze before the module's first optimizer or Synchronizer"
 
@@ -49,6 +50,9 @@ class NativeAdapter:
 
     def record(self, synchronise: Callable[[], None]) -> bool:
         return False  # a Replay is refused below
+
+    def count_copies(self, notify: Callable[[Phase], None]) -> None:
+        """Report nothing: parameters lie in the arrays, or the engine reports its transfers."""
 
     def require_unchanged(self) -> None:
         """Raise ArgumentError where parameters were replaced, frozen or unfrozen, and within a Replay.

@@ -15,11 +15,13 @@ from clcomm.errors import ArgumentError, needed
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.parameters import ParameterSpec
+from clcomm.stats.events import Phase
 
 with needed("torch"):
     import torch
 
 from clcomm.adapters.torch_slots import ModuleTree, Slot, real, tensor_on, values
+from clcomm.tensors.arrays import HostCopies
 
 # Half precision has no arithmetic in NumPy (bfloat16) or MPI (both), and too few bits for a sum over ranks.
 _FLAT_DTYPES = {
@@ -55,6 +57,10 @@ class TorchAdapter(CopyingAdapter):
         self.specs = tuple(_spec(name, parameter) for name, parameter in self._parameters.items())
         self._slots = {name: Slot(parameter) for name, parameter in self._parameters.items()}
         self._tree = ModuleTree(model)
+        self.count_copies(lambda phase: None)
+
+    def count_copies(self, notify: Callable[[Phase], None]) -> None:
+        self._copies = HostCopies(notify)
 
     def require_unchanged(self) -> None:
         if self._tree.is_unchanged():
@@ -72,13 +78,15 @@ class TorchAdapter(CopyingAdapter):
 
     @torch.no_grad()
     def pull_parameters(self) -> None:
-        for slot in self._slots.values():
-            slot.value.copy_(real(slot.parameter))
+        with self._copies.counted("pack", self._trained):
+            for slot in self._slots.values():
+                slot.value.copy_(real(slot.parameter))
 
     @torch.no_grad()
     def push_parameters(self) -> None:
-        for slot in self._slots.values():
-            real(slot.parameter).copy_(slot.value)
+        with self._copies.counted("unpack", self._trained):
+            for slot in self._slots.values():
+                real(slot.parameter).copy_(slot.value)
 
     def random_numbers(self) -> TorchNumbers:
         return _NUMBERS
@@ -167,21 +175,31 @@ class TorchAdapter(CopyingAdapter):
         return stop
 
     def extra_state(self) -> dict[str, np.ndarray]:
-        return {name: np.array(_bits(tensor).cpu().numpy(), order="C") for name, tensor in self._untrained()}
+        return self._copied(dict(self._untrained()))
 
-    @torch.no_grad()
     def load_extra_state(self, state: dict[str, np.ndarray]) -> None:
-        for name, tensor in self._untrained():
-            _bits(tensor).copy_(tensor_on(np.asarray(state[name])))
+        self._load([(tensor, state[name]) for name, tensor in self._untrained()])
 
     def buffers(self) -> dict[str, np.ndarray]:
-        return {name: np.array(_bits(tensor).cpu().numpy(), order="C") for name, tensor in self._model.named_buffers()}
+        return self._copied(dict(self._model.named_buffers()))
 
-    @torch.no_grad()
     def load_buffers(self, state: dict[str, np.ndarray]) -> None:
         buffers = dict(self._model.named_buffers())
-        for name, array in state.items():
-            _bits(buffers[name]).copy_(tensor_on(np.asarray(array)))
+        self._load([(buffers[name], array) for name, array in state.items()])
+
+    def _copied(self, tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+        with self._copies.counted("pack", [*tensors.values()]):
+            return {name: np.array(_bits(tensor).cpu().numpy(), order="C") for name, tensor in tensors.items()}
+
+    @torch.no_grad()
+    def _load(self, pairs: list[tuple[torch.Tensor, np.ndarray]]) -> None:
+        with self._copies.counted("unpack", [tensor for tensor, _ in pairs]):
+            for tensor, array in pairs:
+                _bits(tensor).copy_(tensor_on(np.asarray(array)))
+
+    @property
+    def _trained(self) -> list[torch.Tensor]:
+        return [slot.parameter for slot in self._slots.values()]
 
     def _untrained(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._model.named_parameters():

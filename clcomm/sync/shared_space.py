@@ -34,6 +34,7 @@ class SharedSpace:
         self.padded: FlatArrays
         self.arrays: FlatArrays
         self.adapter = _adapter_on_all(comm, model, precision)
+        self.adapter.count_copies(comm.notify_phase)
         if self.adapter.fold is not None:
             comm.fold_with(self.adapter.fold)
         comm.fold_on_cpu()

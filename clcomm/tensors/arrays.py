@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -97,6 +98,15 @@ class HostCopies:
         moved = values.to(tensor.device)
         self._count("unpack", began_s, tensor, label)
         return moved
+
+    @contextmanager
+    def counted(self, name: str, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Count a block's copies as one phase, if one of these tensors, which it copies, is on another device."""
+        began_s = time.perf_counter()
+        yield
+        elsewhere = next((each for each in tensors if each.device.type != "cpu"), None)
+        if elsewhere is not None:
+            self._count(name, began_s, elsewhere, "")
 
     def _count(self, name: str, began_s: float, tensor: torch.Tensor, label: str, bucket: int = -1) -> None:
         device = tensor.device.type

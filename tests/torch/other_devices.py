@@ -165,6 +165,26 @@ def test_copies_are_counted(device, world):
     assert more["unpack", f"to {device.type}"] >= dist.get_world_size()
 
 
+def test_copies_of_parameters_and_buffers_are_counted(own_device):
+    comm = Communicator()
+
+    def counts():
+        return {each["phase"]: each["calls"] for each in comm.stats.as_dict()["phases"]}
+
+    sync, model = Synchronizer(comm), torch.nn.BatchNorm1d(3).to(own_device)
+    sync.broadcast_parameters(model)
+    after = counts()
+    sync.broadcast_buffers(model)
+    more = {name: count - after[name] for name, count in counts().items()}
+    if own_device.type == "cpu":
+        assert not after and not more
+    else:  # the root has nothing to load
+        others = int(comm.rank != 0)
+        assert after["pack"] >= 2 and after["unpack"] == 1 + others
+        assert more == {"pack": 1, "unpack": others}
+    comm.finalize()
+
+
 @pytest.mark.skipif(not IS_OPENCL, reason="no pytorch_ocl")
 def test_opencl_memory_that_the_host_shares_is_not_copied(device, world):
     before = world.communicator.stats.as_dict()["phases"]
