@@ -63,7 +63,7 @@ def test_libraries_clip_together_and_weigh_by_samples(lib, comm):
 
 
 @SEVERAL
-@pytest.mark.parametrize("compression", ["fp16", "int8", "powersgd:2"])
+@pytest.mark.parametrize("compression", ["fp16", "int8", "powersgd:2", "topk:0.2", "demo:8"])
 def test_libraries_compress_to_the_same_bits(lib, comm, compression):
     model, sync = lib.model(), Synchronizer(comm, compression=compression)
     sync.broadcast_parameters(model)
