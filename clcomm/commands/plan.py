@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--memory", help="of each host, for all of its ranks, such as 8GiB; default: this host's")
     add("--link", metavar="RATE,LATENCY", help="of each host of several, such as 100Gbit/s,2us")
     add("--strategies", nargs="+", default=None, metavar="NAME",
-        help="dp, zero1 to zero3, tp2 or pp2 or more, recompute, zero3+recompute, diloco:h=50 or another policy; "
+        help="dp, zero1 to zero3, tp2, pp2, tp2+pp2, recompute, zero3+recompute, diloco:h=50 or another policy; "
         f"default: those of {' '.join(_STRATEGIES)} that the ranks allow")  # fmt: skip
     add("--steps", type=whole_number(_LEAST_STEPS, 10_000), default=16, help="of each trial; default: %(default)s")
     output.add_arguments(parser)
@@ -151,7 +151,7 @@ def program_of(text: str) -> list[str]:
     return ["-m", module, *own, "--no-eval", "--quiet", *words]
 
 
-def try_way(program: Sequence[str], way: Way, ranks_per_host: int, steps: int) -> Tried | str:
+def try_way(program: Sequence[str], way: Way, ranks_per_host: int, steps: int, most: int | None = None) -> Tried | str:
     """Return what a trial of a strategy showed on this host; or in one line why there is none.
 
     As many cores are used for each rank as on the planned host, if that has as many as this one. A first trial builds
@@ -162,7 +162,7 @@ def try_way(program: Sequence[str], way: Way, ranks_per_host: int, steps: int) -
     from clcomm.report.planning import Tried
     from clcomm.report.reading import read_runs
 
-    ranks, cores = way.ranks_tried(ranks_per_host), len(usable_cores())
+    ranks, cores = way.ranks_tried(ranks_per_host, most), len(usable_cores())
     used = min(cores, max(1, round(ranks * cores / ranks_per_host)))
     slowdown = max(1.0, ranks_per_host / cores) / max(1.0, ranks / used)
     with tempfile.TemporaryDirectory(prefix="clcomm-plan-") as folder:

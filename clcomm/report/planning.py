@@ -55,9 +55,9 @@ class Way:
         """Return the program's options for so many steps, of which a policy's last but one exchanges parameters."""
         return tuple(word.replace("h=EVERY", f"h={steps - 1}") for word in self.options)
 
-    def ranks_tried(self, ranks: int) -> int:
+    def ranks_tried(self, ranks: int, most: int | None = None) -> int:
         """Return the ranks of a trial for a job with so many a host: groups that divide layers stay whole."""
-        return self.division * max(1, min(TRIED, ranks) // self.division)
+        return self.division * max(1, min(most or TRIED, ranks) // self.division)
 
 
 class Tried(NamedTuple):
@@ -90,11 +90,16 @@ class Row(NamedTuple):
 
 
 def parse_way(text: str) -> Way:
-    """Return the way of "dp", "zero2", "tp4", "pp2", "recompute", "pp2+recompute", or of a policy like "diloco:h=50".
+    """Return the way of "dp", "zero2", "tp4", "pp2", "tp2+pp2", "recompute", "pp2+recompute" or "diloco:h=50".
 
     Raises ArgumentError for others.
     """
     first, _, last = text.rpartition("+")
+    if first.rstrip("0123456789") == "tp" and last.startswith("pp"):
+        layers, stages = parse_way(first), parse_way(last)
+        return replace(
+            layers, name=text, options=(*layers.options, *stages.options), division=layers.division * stages.division
+        )
     if last == RECOMPUTE:
         way = parse_way(first or EACH_STEP)
         if way.policy_every:
@@ -110,8 +115,8 @@ def parse_way(text: str) -> Way:
     policy = parse_policy(text) if text.partition(":")[0] in [each.name for each in POLICIES] else None
     if policy is None:
         raise ArgumentError(
-            f"--strategies: expected dp, zero1 to zero3, tp2 or pp2 or more, {RECOMPUTE}, alone or after one of these "
-            f"and a plus, or a policy such as diloco:h=50, got {text!r}"
+            f"--strategies: expected dp, zero1 to zero3, tp2 or pp2 or more, tp2+pp2, {RECOMPUTE}, alone or after one "
+            f"of these and a plus, or a policy such as diloco:h=50, got {text!r}"
         )
     settings = str(policy).replace(f"h={policy.h}", "h=EVERY", 1)
     return Way(text, ("--policy", settings), policy_every=policy.h)

@@ -4,9 +4,9 @@
 
 The limit is that of a memory cgroup (version 1, whose folder has to be writable), which ends a job that holds more;
 the peak is the cgroup's own, which counts the launcher, all ranks and what the kernel holds for them. Limits lie from
-5.5% to 45% above or below the forecast; between, a plan says "perhaps". Jobs of 6 ranks are tried on 4, and run once
-without a limit, so that the kernel that sums 6 ranks' gradients is built. A line for each case, then what they came to;
-exits with 1 if a case was judged wrongly.
+5.5% to 45% above or below the forecast; between, a plan says "perhaps". Half of the jobs are tried on at most 2 ranks,
+as a plan of many ranks is on 4; what has more runs once without a limit, so that the kernel that sums so many ranks'
+gradients is built. A line for each case, then what they came to; exits with 1 if a case was judged wrongly.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from clcomm.commands.plan import program_of, try_way
 from clcomm.costs.jobs import Job
 from clcomm.launch.mpiexec import find_mpiexec
 from clcomm.report.forecasting import optimizer_buffers, workload_of
-from clcomm.report.planning import MARGIN, NO, TRIED, YES, Way, parse_way, peak_of
+from clcomm.report.planning import MARGIN, NO, YES, Way, parse_way, peak_of
 
 CGROUPS = Path("/sys/fs/cgroup/memory")
 TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
 STEPS, LIMIT_S, LIMITS, NO_LIMIT = 16, 240.0, 4, 1 << 50
+POLICIES = ("local", "diloco", "streaming", "sparseloco", "noloco")
 
 
 class Outcome(NamedTuple):
@@ -75,9 +76,9 @@ def _empty(group: Path) -> None:
             time.sleep(0.1)
 
 
-def drawn(random: random.Random) -> tuple[str, int, list[Way]]:
-    """Return a model, a number of ranks, and the ways to try: plain data parallelism and another."""
-    ranks = random.choice([1, 2, 3, 4, 6])
+def drawn(random: random.Random) -> tuple[str, int, int, list[Way]]:
+    """Return a model, ranks, how many of them are tried, and the ways: plain data parallelism and another."""
+    ranks, most = random.choice([1, 2, 3, 4, 4]), random.choice([2, 4])
     if random.random() < 0.6:
         heads = random.choice([2, 4])
         model = (
@@ -89,22 +90,23 @@ def drawn(random: random.Random) -> tuple[str, int, list[Way]]:
     else:
         kind = random.choice(["mlp", "convnet", "lenet"])
         model = f"{kind}:batch_size={random.choice([16, 64, 128, 256])},optimizer={random.choice(['adam', 'sgd'])}"
-    kinds = [["zero1", "zero2", "zero3"], ["diloco:h=50", "local:h=8"]]
+    kinds = [["zero1", "zero2", "zero3"], [f"{policy}:h=50" for policy in POLICIES]]
     if model.startswith("gpt"):
         kinds += [["recompute", "zero3+recompute"], [f"pp{stages}" for stages in (2, 3, 4) if ranks % stages == 0]]
         kinds += [["tp2"], ["pp2", "pp2+recompute"]] if ranks % 2 == 0 else []
+        kinds += [["tp2+pp2"]] if ranks == 4 else []
     other = random.choice(random.choice([each for each in kinds if each]))
-    return model, ranks, [parse_way("dp")] + ([parse_way(other)] if ranks > 1 else [])
+    return model, ranks, most, [parse_way("dp")] + ([parse_way(other)] if ranks > 1 else [])
 
 
 def main() -> int:
     cases, seed = int(sys.argv[1]), sys.argv[2]
     draws, wrong, judged, errors = random.Random(f"plan {seed}"), 0, 0, []
     while judged < cases:
-        model, ranks, ways = drawn(draws)
+        model, ranks, most, ways = drawn(draws)
         program, buffers = program_of(model), 0
         for way in ways:
-            tried = try_way(program, way, ranks, STEPS)
+            tried = try_way(program, way, ranks, STEPS, most)
             if isinstance(tried, str):
                 print(f"{model} {way.name}: {tried}", flush=True)
                 break
@@ -112,7 +114,8 @@ def main() -> int:
                 buffers = optimizer_buffers(tried.analysis, workload_of(tried.analysis)) or 0
             peak, _ = peak_of(way, tried, buffers, Job(1, ranks))
             asked = [*program, *way.options_for(STEPS), "--max-steps", str(STEPS)]
-            if ranks > TRIED:
+            few = way.ranks_tried(ranks, most)
+            if ranks > few:
                 run_limited(asked, ranks, NO_LIMIT)
             for _ in range(LIMITS):
                 away = 1.1 * MARGIN + 0.4 * draws.random() ** 2
@@ -121,13 +124,13 @@ def main() -> int:
                 found = run_limited(asked, ranks, limit)
                 right = found.survived if said == YES else found.peak_nbytes is None  # not by another end
                 judged, wrong = judged + 1, wrong + (not right)
-                measured = ""
+                ended = "ran" if found.survived else "ended"
                 if found.survived and found.peak_nbytes:
                     errors.append(peak / found.peak_nbytes - 1)
-                    measured = f", {errors[-1]:+.1%}"
+                    ended += f", {errors[-1]:+.1%}"
                 print(
-                    f"{judged} {model.partition(',text')[0]} {way} on {ranks}: {peak >> 20} MiB, limit {limit >> 20}: "
-                    f"{said}, {'ran' if found.survived else 'ended'}{measured}{'' if right else '  WRONG'}", flush=True,
+                    f"{judged} {model.partition(',text')[0]} {way} on {ranks}, tried on {few}: {peak >> 20} MiB, "
+                    f"limit {limit >> 20}: {said}, {ended}{'' if right else '  WRONG'}", flush=True,
                 )  # fmt: skip
     off = sorted(map(abs, errors))
     print(

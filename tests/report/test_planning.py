@@ -130,6 +130,10 @@ def test_stages_have_parts_of_the_model_as_large_as_theirs(tmp_path):
         "ddp",
         "diloco2",
         "zero4+recompute",
+        "tp2+pp1",
+        "tp2+pp2+pp2",
+        "pp2+tp2",
+        "tp2+diloco:h=5",
         "diloco:h=5+recompute",
         "recompute+dp",
     ],
@@ -143,6 +147,14 @@ def test_activations_are_computed_again_alone_and_with_others():
     assert parse_way("recompute").options == ("--recompute",)
     way = parse_way("zero2+recompute")
     assert (way.name, way.zero, way.options) == ("zero2+recompute", 2, ("--zero", "2", "--recompute"))
+
+
+def test_ranks_divide_layers_and_stages():
+    way = parse_way("tp2+pp3")
+    assert (way.name, way.options, way.division) == ("tp2+pp3", ("--tp", "2", "--pp", "3"), 6)
+    assert (way.ranks_tried(12), way.ranks_tried(12, 2)) == (6, 6)
+    assert parse_way("tp2+pp2+recompute").options == ("--tp", "2", "--pp", "2", "--recompute")
+    assert [parse_way("dp").ranks_tried(4, most) for most in (None, 2)] == [4, 2]
 
 
 def test_a_policy_is_tried_with_an_exchange():

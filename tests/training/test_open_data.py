@@ -182,7 +182,7 @@ def test_rank_0s_failure_is_everyones():
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_that_cannot_read_stops_all(monkeypatch):
     comm = Communicator()
-    monkeypatch.setattr(open_data_module, "publish", lambda splits: None)  # every rank reads, the last one first
+    monkeypatch.setattr(open_data_module, "open_publication", lambda: None)  # every rank reads, the last one first
     if comm.rank == 0:
 
         def unreadable(*_):
@@ -197,7 +197,7 @@ def test_a_rank_that_cannot_read_stops_all(monkeypatch):
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_that_reads_something_else_stops_all(monkeypatch):
     comm = Communicator()
-    monkeypatch.setattr(open_data_module, "publish", lambda splits: None)
+    monkeypatch.setattr(open_data_module, "open_publication", lambda: None)
     if comm.rank > 0:
         monkeypatch.setattr(open_data_module, "load", lambda *_: load_synthetic(seed=1))
     texts = comm.all_gather_object(refusal(open_data, "synthetic", comm))
@@ -209,7 +209,7 @@ def test_a_rank_that_reads_something_else_stops_all(monkeypatch):
 @pytest.mark.parametrize("seed", range(12))
 def test_one_other_bit_anywhere_in_the_data_stops_all(monkeypatch, seed):
     comm, draw = Communicator(), np.random.default_rng(seed)
-    monkeypatch.setattr(open_data_module, "publish", lambda splits: None)
+    monkeypatch.setattr(open_data_module, "open_publication", lambda: None)
     splits = load_synthetic(300, 50)
     part = splits.train if draw.random() < 0.7 else splits.test
     array = part.images if draw.random() < 0.7 else part.labels

@@ -14,7 +14,7 @@ from training.data import open_data as open_data_module
 from training.data import shared_splits
 from training.data.datasets import ArrayDataset, Splits, load_synthetic
 from training.data.open_data import open_data
-from training.data.shared_splits import adopt, publish
+from training.data.shared_splits import Publication, adopt, open_publication
 
 
 def same_bits(mine, theirs):
@@ -29,10 +29,10 @@ def same_bits(mine, theirs):
 @pytest.fixture
 def published():
     splits = load_synthetic(300, 70, shape=(3, 5, 7))
-    publication = publish(splits)
+    publication = open_publication()
     if publication is None:
         pytest.skip("this system has no files without a name")
-    yield splits, publication.notice
+    yield splits, publication.publish(splits)
     publication.close()
 
 
@@ -48,8 +48,8 @@ def test_what_is_mapped_is_what_was_published(published):
 def test_a_training_set_alone_and_float_images():
     images = np.random.default_rng(1).standard_normal((60, 2, 3, 3), np.float32)
     train = ArrayDataset(images, np.arange(60) % 4, name="own", classes=4, mean=(0.5, 0.25), std=(2.0, 3.0))
-    publication = publish(Splits(train, None, 3))
-    found = adopt([publication.notice])
+    publication = Publication()
+    found = adopt([publication.publish(Splits(train, None, 3))])
     publication.close()
     assert found.test is None
     same_bits(train, found.train)
@@ -57,8 +57,8 @@ def test_a_training_set_alone_and_float_images():
 
 def test_mapped_memory_outlives_the_publication():
     splits = load_synthetic(100, 20)
-    publication = publish(splits)
-    found = adopt([publication.notice])
+    publication = Publication()
+    found = adopt([publication.publish(splits)])
     publication.close()
     same_bits(splits.train, found.train)
 
@@ -75,17 +75,53 @@ def test_other_files_and_hosts_are_refused(published, tmp_path):
     assert adopt([replace(notice, path=str(other)), notice]) is not None
 
 
-def test_a_system_without_such_files_publishes_nothing(monkeypatch):
-    before = len(os.listdir("/proc/self/fd"))
+def test_what_is_read_into_the_file_is_published_from_there(monkeypatch):
+    """Only the token is written; labels, which are elsewhere, and part of an array, are written as well."""
+    publication, written = Publication(), []
+    images = publication.allocate((30, 1, 5, 7), np.dtype("uint8"))
+    images[...] = np.random.default_rng(2).integers(0, 256, images.shape)
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, view, at: written.append(len(view)) or pwrite(file, view, at))
+    labels = np.arange(30) % 4
+    train = ArrayDataset(images, labels, name="own", classes=4, mean=0.5, std=2.0)
+    test = ArrayDataset(images[:20], labels[:20], name="own", classes=4, mean=0.5, std=2.0)
+    found = adopt([publication.publish(Splits(train, test, 3))])
+    publication.close()
+    assert written == [train.labels.nbytes, images[:20].nbytes, test.labels.nbytes, 16]
+    same_bits(train, found.train)
+    same_bits(test, found.test)
 
-    def no_room(*_):
-        raise OSError("no space")
 
-    monkeypatch.setattr(os, "pwrite", no_room)
-    assert publish(load_synthetic(10, 10)) is None
-    assert len(os.listdir("/proc/self/fd")) == before
+def test_without_room_in_the_file_arrays_lie_outside(monkeypatch):
+    publication = Publication()
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    images = publication.allocate((30, 1, 5, 7), np.dtype("uint8"))
+    images[...] = 3
+    train = ArrayDataset(images, np.arange(30) % 4, name="own", classes=4, mean=0.5, std=2.0)
+    found = adopt([publication.publish(Splits(train, None, 3))])
+    publication.close()
+    same_bits(train, found.train)
+    assert publication.allocate((0, 3), np.dtype("float32")).shape == (0, 3)
+
+
+def no_room(*_):
+    raise OSError("no space")
+
+
+def test_a_system_without_such_files_has_no_publication(monkeypatch):
     monkeypatch.delattr(os, "memfd_create")
-    assert publish(load_synthetic(10, 10)) is None
+    assert open_publication() is None
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_file_that_is_full_is_not_published(monkeypatch):
+    comm, before, reads = Communicator(), len(os.listdir("/proc/self/fd")), []
+    monkeypatch.setattr(os, "pwrite", no_room)
+    monkeypatch.setattr(open_data_module, "load", lambda *_: reads.append(1) or load_synthetic(200, 40))
+    splits = open_data("synthetic", comm, lambda line: None)
+    same_bits(load_synthetic(200, 40).train, splits.train)
+    assert comm.all_gather_object(len(reads)) == comm.size * [1]
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.mpi(min_size=1)
@@ -114,7 +150,7 @@ def test_ranks_that_cannot_map_read(monkeypatch):
 @pytest.mark.mpi(min_size=2)
 def test_without_publication_every_rank_reads(monkeypatch):
     comm = Communicator()
-    monkeypatch.setattr(open_data_module, "publish", lambda splits: None)
+    monkeypatch.setattr(open_data_module, "open_publication", lambda: None)
     reads = []
     monkeypatch.setattr(open_data_module, "load", lambda *_: reads.append(1) or load_synthetic(200, 40))
     open_data("synthetic", comm, lambda line: None)

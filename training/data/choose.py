@@ -8,6 +8,7 @@ from pathlib import Path
 
 from clcomm.errors import DataError
 from clcomm.host import variables
+from clcomm.host.arrays import aligned_empty
 from clcomm.storage.cache import cache_directory
 from training.data import cifar, download
 from training.data.datasets import (
@@ -19,6 +20,7 @@ from training.data.datasets import (
     load_mnist,
     load_synthetic,
 )
+from training.data.idx import Allocate
 
 CHOICES = ("auto", "mnist", "fashion-mnist", "digits", "synthetic", "cifar10", "cifar")
 _REMOTES = {"mnist": download.MNIST, "fashion-mnist": download.FASHION_MNIST}
@@ -72,8 +74,11 @@ def choose(spec: str, report: Callable[[str], object] = print) -> Choice:
     return Choice("digits", None, f"data: {failure}; training on the digits bundled with scikit-learn")
 
 
-def load(choice: Choice, with_test: bool = True) -> Splits:
-    """Read the chosen dataset; raises DataError if its files cannot be read."""
+def load(choice: Choice, with_test: bool = True, allocate: Allocate = aligned_empty) -> Splits:
+    """Read the chosen dataset; raises DataError if its files cannot be read.
+
+    allocate: returns memory for images that take no other form, by shape and type.
+    """
     if choice.as_cifar:
         return cifar.as_cifar(load(replace(choice, as_cifar=False), with_test))
     if choice.name == "cifar10":
@@ -84,7 +89,7 @@ def load(choice: Choice, with_test: bool = True) -> Splits:
     if choice.name == "synthetic":
         return load_synthetic()
     assert choice.directory is not None
-    return load_mnist(choice.directory, choice.name, with_test=with_test)
+    return load_mnist(choice.directory, choice.name, with_test=with_test, allocate=allocate)
 
 
 def _choose_cifar(spec: str, report: Callable[[str], object]) -> Choice:

@@ -15,7 +15,7 @@ import numpy as np
 
 from clcomm.errors import DataError
 from clcomm.host.arrays import aligned_empty
-from training.data.idx import FilePath, read_idx
+from training.data.idx import Allocate, FilePath, read_idx
 
 MNIST_FILES = (
     "train-images-idx3-ubyte",
@@ -132,7 +132,9 @@ def find_mnist_files(directory: FilePath) -> dict[str, Path]:
     return found
 
 
-def load_mnist(directory: FilePath, name: str = "mnist", *, with_test: bool = True) -> Splits:
+def load_mnist(
+    directory: FilePath, name: str = "mnist", *, with_test: bool = True, allocate: Allocate = aligned_empty
+) -> Splits:
     """Read the four IDX files of MNIST, of Fashion-MNIST (`name`) or of another set with the same file names.
 
     Images have any size, labels up to 256 classes. Without `with_test` the test images are not read. Raises DataError,
@@ -142,11 +144,12 @@ def load_mnist(directory: FilePath, name: str = "mnist", *, with_test: bool = Tr
     missing = [file for file in MNIST_FILES if file not in files]
     if missing:
         raise DataError(f"{directory}: expected the file {missing[0]} or {missing[0]}.gz, found none; add it")
-    train_images = read_idx(files[MNIST_FILES[0]], shape=(None, None, None), dtype="uint8")
+    train_images = read_idx(files[MNIST_FILES[0]], shape=(None, None, None), dtype="uint8", allocate=allocate)
     train_labels = read_idx(files[MNIST_FILES[1]], shape=(len(train_images),), dtype="uint8")
     test_images = None
     if with_test:
-        test_images = read_idx(files[MNIST_FILES[2]], shape=(None, *train_images.shape[1:]), dtype="uint8")
+        shape = (None, *train_images.shape[1:])
+        test_images = read_idx(files[MNIST_FILES[2]], shape=shape, dtype="uint8", allocate=allocate)
     count = None if test_images is None else len(test_images)
     test_labels = read_idx(files[MNIST_FILES[3]], shape=(count,), dtype="uint8")
     if train_images.size == 0 or test_labels.size == 0:

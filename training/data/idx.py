@@ -12,7 +12,7 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -32,6 +32,7 @@ _CHUNK = 1 << 20
 _MOST_DIMENSIONS = 32  # the most that every NumPy release supports
 MAX_BYTES = 4 << 30
 
+Allocate = Callable[[tuple[int, ...], np.dtype], np.ndarray]
 FilePath = str | os.PathLike[str]
 
 
@@ -41,6 +42,7 @@ def read_idx(
     shape: Sequence[int | None] | None = None,
     dtype: str | None = None,
     max_bytes: int = MAX_BYTES,
+    allocate: Allocate = aligned_empty,
 ) -> np.ndarray:
     """Return the array of an IDX file, in the machine's byte order.
 
@@ -49,6 +51,7 @@ def read_idx(
         shape: the dimensions that the file must have, None for any length; None: any dimensions.
         dtype: the type that the values must have; None: any.
         max_bytes: the largest size of the values.
+        allocate: returns the memory for the values, by shape and type.
 
     Raises DataError unless magic, dimensions and length are all exactly right; nothing is allocated for a file that is
     too short for its own header or larger than `max_bytes`.
@@ -57,7 +60,7 @@ def read_idx(
         found, dimensions = _header(path, stream)
         _check_expected(path, found, dimensions, shape, dtype)
         _check_size(path, dimensions, found.itemsize, max_bytes)
-        array = aligned_empty(tuple(dimensions), found)  # a device can read it in place
+        array = allocate(tuple(dimensions), found)  # a device can read it in place
         _fill(path, stream, array)
     return array if array.dtype.isnative else array.astype(found.newbyteorder("="))
 

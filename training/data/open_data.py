@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,11 @@ import numpy as np
 from clcomm.errors import ClcommError, DataError, name_ranks
 from training.data.choose import Choice, choose, load
 from training.data.datasets import Splits
-from training.data.shared_splits import adopt, publish
+from training.data.shared_splits import adopt, open_publication
 
 if TYPE_CHECKING:
     from clcomm.communicator import Communicator
-    from training.data.shared_splits import Notice
+    from training.data.shared_splits import Publication
 
 
 def open_data(
@@ -99,20 +100,22 @@ def _load_everywhere(choice: Choice, comm: Communicator, with_test: bool, meanwh
     The last, as rank 0 comes late: it has a console to make, and it chose the files. A rank that cannot map that memory
     reads the files itself. A failure or a difference on one rank is raised on all.
     """
-    attempt, publication = _Attempt(), None
-    notice: Notice | None = None
+    attempt, notice = _Attempt(), None
+    publication: Publication | None = None
     is_reader = has_read = comm.local_rank == comm.local_size - 1
     if has_read:
-        attempt = _Attempt.at(lambda: load(choice, with_test))
-        if attempt.splits is not None and comm.local_size > 1:
-            publication = publish(attempt.splits)
-            notice = publication.notice if publication else None
+        publication = open_publication() if comm.local_size > 1 else None
+        memory = (publication.allocate,) if publication else ()
+        attempt = _Attempt.at(lambda: load(choice, with_test, *memory))
+        if attempt.splits is not None and publication is not None:
+            with suppress(OSError):  # without a notice the others read the files too
+                notice = publication.publish(attempt.splits)
     else:
         meanwhile()
     comm.rendezvous()
     tried = comm.all_gather_object((is_reader, attempt.failure, notice))
     _stop_at_failure({rank: failure for rank, (has_tried, failure, _) in enumerate(tried) if has_tried}, comm.size)
-    if attempt.splits is None or publication is not None:
+    if attempt.splits is None or notice is not None:
         shared = adopt([notice for _, _, notice in tried if notice is not None])
         has_read = has_read or shared is None
         attempt = _Attempt.at(lambda: load(choice, with_test)) if shared is None else _Attempt(shared)

@@ -1,4 +1,4 @@
-"""A dataset held in memory once per host: one rank writes its arrays into an unnamed file, and the others map it.
+"""A dataset held in memory once per host: one rank reads it into an unnamed file, and the others map it.
 
 The file (memfd_create(2)) takes no room in /dev/shm, and is freed when the last process that maps it ends, in whatever
 way. Other ranks of the same user and host open it through /proc; if they cannot, `adopt` returns None.
@@ -6,6 +6,7 @@ way. Other ranks of the same user and host open it through /proc; if they cannot
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import secrets
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clcomm.host.arrays import aligned_empty
 from training.data.datasets import ArrayDataset, Splits
 
 _PAGE = 4096
@@ -55,44 +57,61 @@ class Notice:
 
 
 class Publication:
-    """Splits in an unnamed file, which other ranks can map until `close`; raises OSError if the system refuses it."""
+    """An unnamed file for splits, which other ranks can map until `close`; raises OSError if the system refuses it."""
 
-    def __init__(self, splits: Splits):
-        self._file = os.memfd_create("clcomm-data")
+    def __init__(self) -> None:
+        self._file, self._end = os.memfd_create("clcomm-data"), 0
+        self._allocated: dict[int, tuple[int, np.ndarray]] = {}  # kept, so that no other array gets such an address
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Return an array in the file, so that what is read there has no second place; outside, if there is no room."""
+        kind, start = np.dtype(dtype), self._end
+        nbytes = math.prod(shape) * kind.itemsize
         try:
-            parts, end = [], 0
-            for dataset in (splits.train, splits.test):
-                part, end = (None, end) if dataset is None else self._write(dataset, end)
-                parts.append(part)
-            token = secrets.token_bytes(_TOKEN_BYTES)
-            _write_all(self._file, token, end)
-        except BaseException:
-            self.close()
-            raise
-        train, test = parts
-        assert train is not None
-        path, nbytes = f"/proc/{os.getpid()}/fd/{self._file}", end + len(token)
-        self.notice = Notice(os.uname().nodename, path, token, nbytes, train, test, splits.default_epochs)
+            os.posix_fallocate(self._file, start, nbytes)
+            array = np.frombuffer(mmap.mmap(self._file, nbytes, offset=start), kind).reshape(shape)
+        except (OSError, ValueError):  # ValueError: no bytes
+            return aligned_empty(shape, kind)
+        self._allocated[_address(array)], self._end = (start, array), _page_end(start + nbytes)
+        return array
 
-    def _write(self, dataset: ArrayDataset, offset: int) -> tuple[_Part, int]:
-        images = _Array(dataset.images.shape, dataset.images.dtype.str, offset)
-        labels = _Array(dataset.labels.shape, dataset.labels.dtype.str, _page_end(offset + dataset.images.nbytes))
-        for array, place in ((dataset.images, images), (dataset.labels, labels)):
-            _write_all(self._file, memoryview(array.reshape(-1).view(np.uint8)), place.offset)  # type: ignore[arg-type]
-        part = _Part(images, labels, dataset.name, dataset.classes, dataset.mean, dataset.std)
-        return part, _page_end(labels.offset + dataset.labels.nbytes)
+    def publish(self, splits: Splits) -> Notice:
+        """Return what others need to map the splits, whose arrays are written if they are not in the file."""
+        train, test = self._part(splits.train), None if splits.test is None else self._part(splits.test)
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        _write_all(self._file, token, self._end)
+        path, nbytes = f"/proc/{os.getpid()}/fd/{self._file}", self._end + len(token)
+        return Notice(os.uname().nodename, path, token, nbytes, train, test, splits.default_epochs)
+
+    def _part(self, dataset: ArrayDataset) -> _Part:
+        images, labels = self._placed(dataset.images), self._placed(dataset.labels)
+        return _Part(images, labels, dataset.name, dataset.classes, dataset.mean, dataset.std)
+
+    def _placed(self, array: np.ndarray) -> _Array:
+        start, own = self._allocated.get(_address(array), (self._end, None))
+        if own is None or own.nbytes != array.nbytes or not array.flags.c_contiguous:
+            start = self._end
+            _write_all(self._file, memoryview(array.reshape(-1).view(np.uint8)), start)  # type: ignore[arg-type]
+            self._end = _page_end(start + array.nbytes)
+        return _Array(array.shape, array.dtype.str, start)
 
     def close(self) -> None:
         """Close the file; mapped memory stays."""
+        self._allocated.clear()
         os.close(self._file)
 
 
-def publish(splits: Splits) -> Publication | None:
-    """Make splits available to other ranks of this host; return None if the system refuses."""
+def open_publication() -> Publication | None:
+    """Return a file for splits; None if the system refuses."""
     try:
-        return Publication(splits)
+        return Publication()
     except (OSError, AttributeError):  # AttributeError: this Python has no memfd_create
         return None
+
+
+def _address(array: np.ndarray) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def adopt(notices: Iterable[Notice]) -> Splits | None:
