@@ -103,7 +103,7 @@ class _TorchHooks:
             return
         self._hook_all(parameters.values())
         buffers = {name: _bytes(each) for name, each in module.named_buffers()}
-        inputs = [each.detach().cpu() for each in self._tensors((args, kwargs))]
+        inputs = [_on_host(each) for each in self._tensors((args, kwargs))]
         arrays = [each.double().numpy() if each.is_floating_point() else each.numpy() for each in inputs]
         self._watcher.forward(parameters.items(), buffers, arrays, _bytes)
 
@@ -195,13 +195,23 @@ def _is_number(value: Any) -> bool:
 
 
 def _numbers(tensor: Any) -> np.ndarray:
-    dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
-    array: np.ndarray = dense.cpu().double().numpy()
+    import torch
+
+    values = _on_host(tensor)
+    array: np.ndarray = (torch.view_as_real(values) if values.is_complex() else values).double().numpy()
     return array
 
 
 def _bytes(tensor: Any) -> np.ndarray:
     import torch
 
-    array: np.ndarray = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    array: np.ndarray = _on_host(tensor).contiguous().reshape(-1).view(torch.uint8).numpy()
     return array
+
+
+def _on_host(tensor: Any) -> Any:
+    """Return a tensor's values, dense and on the host; reports count no copies of the check's own."""
+    import torch
+
+    dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+    return dense.cpu().resolve_conj().resolve_neg()

@@ -85,7 +85,10 @@ def _described(array: np.ndarray | None) -> str:
 
 
 def _array(name: str, values: Any) -> np.ndarray:
-    """Return weights as a contiguous array, as safetensors writes an array's memory unchanged."""
+    """Return weights as a contiguous array, as safetensors writes an array's memory unchanged.
+
+    Copies from a device are in no report: a file needs no ranks, and so no Communicator that would count them.
+    """
     try:
         host = values.detach().cpu().numpy() if hasattr(values, "cpu") else values
         array = np.asarray(host)
