@@ -28,6 +28,8 @@ from tinygrad.tensor import all_tensors  # noqa: E402
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat  # noqa: E402
 
 _DTYPES = {"float32": dtypes.float32, "float64": dtypes.float64}
+#: Ranks that build a new program at the same time may collide in PoCL's cache, so a failed build is repeated.
+_TRIES = 2
 
 
 def shares_memory(device: str) -> bool:
@@ -110,9 +112,13 @@ def build_from_source() -> None:
             return
         self.dev, self.signature, status = device, obj.signature, ctypes.c_int32()
         source = ops_cl.to_char_p_p([obj.lib])
-        self.program = cl.clCreateProgramWithSource(device.context, 1, source, None, ctypes.byref(status))
+        for _ in range(_TRIES):
+            self.program = cl.clCreateProgramWithSource(device.context, 1, source, None, ctypes.byref(status))
+            ops_cl.check(status.value)
+            status.value = cl.clBuildProgram(self.program, 1, device.cl_dev, None, ops_cl.BP_CB(), None)
+            if status.value == cl.CL_SUCCESS:
+                break
         ops_cl.check(status.value)
-        ops_cl.check(cl.clBuildProgram(self.program, 1, device.cl_dev, None, ops_cl.BP_CB(), None))
         self.kernel = cl.clCreateKernel(self.program, obj.name.encode(), ctypes.byref(status))
         ops_cl.check(status.value)
 

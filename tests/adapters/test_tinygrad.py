@@ -13,6 +13,7 @@ pytest.importorskip("tinygrad", reason="tinygrad is not installed; pip install '
 
 from clcomm.tinygrad import data_parallel  # before tinygrad opens its device  # isort: skip
 from tinygrad import Context, Device, Tensor, TinyJit, nn
+from tinygrad.runtime import ops_cl
 from tinygrad.runtime.ops_cl import CLAllocator
 
 from clcomm import Communicator, Synchronizer, clip_grad_norm
@@ -59,6 +60,26 @@ def train(model: Net, optimizer, jit: bool, comm: Communicator | None, ranks: in
     for number in range(first, first + STEPS):
         rows = batch(number, ranks)
         run(Tensor(rows if comm is None else rows[comm.rank * ROWS : (comm.rank + 1) * ROWS])).item()
+
+
+@pytest.mark.mpi(min_size=2)  # one rank alone has PoCL's other driver, whose programs tinygrad builds
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_build_that_fails_once_is_repeated(monkeypatch: pytest.MonkeyPatch, failures: int):
+    """As one does where ranks build a new program at the same time, by PoCL's cache."""
+    real, left = ops_cl.cl.clBuildProgram, [failures]
+
+    def build(*arguments: object) -> int:
+        left[0] -= 1
+        return ops_cl.cl.CL_BUILD_PROGRAM_FAILURE if left[0] >= 0 else real(*arguments)
+
+    factor = 3.0 + os.getpid() + failures  # of no program before
+    x = Tensor([1.0, 2.0]).realize()
+    monkeypatch.setattr(ops_cl.cl, "clBuildProgram", build)
+    if failures == 1:
+        assert (x * factor).tolist() == [factor, 2 * factor]
+    else:
+        with pytest.raises(RuntimeError, match="CL_BUILD_PROGRAM_FAILURE"):
+            (x * factor).tolist()
 
 
 def momentum(model: Net):
