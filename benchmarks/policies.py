@@ -68,7 +68,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--ranks", type=harness.positive, default=4, help="default: %(default)s")
     parser.add_argument("--steps", type=harness.positive, default=2000, help="default: %(default)s")
-    parser.add_argument("--trained", type=int, default=0, metavar="STEPS", help="before, plainly; default: %(default)s")
+    parser.add_argument("--trained", type=harness.positive, default=0, metavar="STEPS", help="before, plainly")
     parser.add_argument("--windows", type=harness.positive, default=3, help="of a rank in a step; default: %(default)s")
     parser.add_argument("--policies", nargs="+", default=POLICIES, metavar="POLICY", help="default: %(default)s")
     parser.add_argument("--rates", nargs="+", type=float, default=RATES, metavar="RATE", help="default: %(default)s")

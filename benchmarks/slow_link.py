@@ -82,7 +82,8 @@ def train(options: argparse.Namespace, folder: Path, policy: str) -> Course:
     """
     link = link_of(options)
     buckets = ["--bucket-size", options.bucket_size] if options.bucket_size else []
-    name = "-".join([policy, f"{options.rate:g}", *(f"{each:g}" for each in link), *buckets[1:]])
+    numbers = *options.hosts, options.every, options.rate, *link
+    name = "-".join([policy, *(f"{each:g}" for each in numbers), *buckets[1:]])
     file = (folder / f"{name}.json").absolute()
     if not file.exists():
         reason = refusal()

@@ -124,7 +124,7 @@ class ExitReporter:
             handle: its pidfd.
             others: the pidfds of the host's ranks that still run.
         """
-        is_last = RANKS_MAY_DIE and not others and self.quiet_until < math.inf  # then nobody goes on
+        is_last = RANKS_MAY_DIE and not others and self.quiet_until < math.inf  # nobody here goes on
         if time.monotonic() <= self.quiet_until and not is_last:
             return False
         select.select([handle], [], [], DYING_S)

@@ -132,12 +132,12 @@ def _wait_until_settled(comm: Intracomm) -> None:
     """
     from mpi4py import MPI
 
-    lost, until = -1, 0.0
-    while lost != (now_lost := comm.Get_failed().Get_size()) or time.monotonic() < until:
-        if lost != now_lost:
-            lost, until = now_lost, time.monotonic() + SETTLED_S
+    lost, until = 0, time.monotonic() + SETTLED_S
+    while time.monotonic() < until:
         MPI.COMM_SELF.Iprobe()  # MPI learns of a death in its own calls
         time.sleep(1e-3)
+        if (now_lost := comm.Get_failed().Get_size()) != lost:
+            lost, until = now_lost, time.monotonic() + SETTLED_S
 
 
 def live_world() -> Intracomm:

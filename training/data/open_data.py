@@ -100,11 +100,21 @@ def _load_everywhere(choice: Choice, comm: Communicator, with_test: bool, meanwh
     The last, as rank 0 comes late: it has a console to make, and it chose the files. A rank that cannot map that memory
     reads the files itself. A failure or a difference on one rank is raised on all.
     """
-    attempt, notice = _Attempt(), None
-    publication: Publication | None = None
-    is_reader = has_read = comm.local_rank == comm.local_size - 1
-    if has_read:
-        publication = open_publication() if comm.local_size > 1 else None
+    is_reader = comm.local_rank == comm.local_size - 1
+    publication = open_publication() if is_reader and comm.local_size > 1 else None
+    try:
+        return _load_and_share(choice, comm, with_test, meanwhile, is_reader, publication)
+    finally:
+        if publication is not None:
+            publication.close()
+
+
+def _load_and_share(
+    choice: Choice, comm: Communicator, with_test: bool, meanwhile: Callable[[], object], is_reader: bool,
+    publication: Publication | None,
+) -> Splits:  # fmt: skip
+    attempt, notice, has_read = _Attempt(), None, is_reader
+    if is_reader:
         memory = (publication.allocate,) if publication else ()
         attempt = _Attempt.at(lambda: load(choice, with_test, *memory))
         if attempt.splits is not None and publication is not None:
@@ -120,8 +130,6 @@ def _load_everywhere(choice: Choice, comm: Communicator, with_test: bool, meanwh
         has_read = has_read or shared is None
         attempt = _Attempt.at(lambda: load(choice, with_test)) if shared is None else _Attempt(shared)
     reports = comm.all_gather_object((attempt.failure, has_read))
-    if publication is not None:
-        publication.close()
     _stop_at_failure({rank: failure for rank, (failure, _) in enumerate(reports)}, comm.size)
     readers = [rank for rank, (_, reads) in enumerate(reports) if reads]
     differing = _differing(comm, attempt, readers) if len(readers) > 1 else []
