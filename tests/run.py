@@ -101,9 +101,10 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def _plain(options: argparse.Namespace) -> Part:
-    return _part(
-        "plain", [sys.executable], ["-n", options.workers, "--dist", "loadfile", "--no-loadscope-reorder"], options
-    )
+    # Where a process of its own ends, pytest-xdist 3.8 would wait for ever for the one that replaces it: that gets one
+    # file, and runs a last test only when it is told of another or of the end.
+    flags = ["--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0"]
+    return _part("plain", [sys.executable], ["-n", options.workers, *flags], options)
 
 
 def _ranks(options: argparse.Namespace, ranks: int) -> Part:

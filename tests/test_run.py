@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,11 +36,12 @@ def test_on_more_ranks():
 """
 
 
-def run(folder: Path, *arguments: str) -> tuple[int, list[str]]:
-    """Return the exit code and the last lines of a run over DRAWN alone, plain and on two ranks."""
-    (folder / "test_drawn.py").write_text(DRAWN)
-    command = [sys.executable, "-m", "tests.run", "--ranks", "2", "--launch", mpiexec(), "--workers", "0"]
-    tests = f"-p tests.conftest -c {ROOT / 'pyproject.toml'} --rootdir {folder} {folder / 'test_drawn.py'}"
+def run(folder: Path, *arguments: str, drawn: str = DRAWN, workers: int = 0) -> tuple[int, list[str]]:
+    """Return the exit code and the last lines of a run over `drawn` alone, plain and on two ranks."""
+    for number in range(max(1, workers)):
+        (folder / f"test_drawn{number or ''}.py").write_text(drawn)
+    command = [sys.executable, "-m", "tests.run", "--ranks", "2", "--launch", mpiexec(), "--workers", str(workers)]
+    tests = f"-p tests.conftest -c {ROOT / 'pyproject.toml'} --rootdir {folder} {folder}"
     ended = subprocess.run(
         [*command, "--record", str(folder / "outcomes"), *arguments],
         cwd=ROOT, env={**os.environ, "TEST_ARGS": tests}, capture_output=True, text=True, timeout=240,
@@ -66,3 +68,10 @@ def test_a_failure_ends_no_run_before_its_end(tmp_path: Path) -> None:
 def test_without_a_run_before_nothing_was_skipped(tmp_path: Path) -> None:
     code, lines = run(tmp_path, "--only-skipped-for", "PyTorch")
     assert code == 2 and lines[-1].endswith("was skipped for PyTorch: run `make test` first")
+
+
+def test_a_process_that_ends_in_a_test_ends_the_plain_run_and_the_test_is_named(tmp_path: Path) -> None:
+    ends = "import os\n\ndef test_first():\n    pass\n\ndef test_that_ends_it():\n    os._exit(1)\n"
+    code, lines = run(tmp_path, "--ranks", drawn=ends, workers=2)
+    assert code == 1
+    assert re.fullmatch(r"FAILED plain: test_drawn1?\.py::test_that_ends_it", lines[-1]), lines

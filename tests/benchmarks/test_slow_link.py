@@ -22,9 +22,10 @@ def test_seconds_to_each_loss_are_compared_with_plains(tmp_path: Path, monkeypat
              "waited_s": steps * step_s / 2, "processor_s": steps * 0.02}
             for steps, loss in zip(range(25, 101, 25), losses, strict=False)
         ]  # fmt: skip
-        (tmp_path / f"{policy}-0.002-50-10-5-0.json").write_text(json.dumps(course))
+        (tmp_path / f"{policy}-2-2-25-0.002-50-10-5-0.json").write_text(json.dumps(course))
     given = ["--kept", str(tmp_path), "--jitter-ms", "5", "--policies", "local:h=5", "demo:32"]
     monkeypatch.setattr(sys, "argv", ["slow_link", *given])
+    monkeypatch.setattr(slow_link, "refusal", lambda: "a test of tables trains nothing")
     reports: list[Report] = []
     monkeypatch.setattr(slow_link.harness, "conclude", lambda report, console, record: reports.append(report))
     slow_link.main()
