@@ -22,6 +22,7 @@ class Result:
     """The result of a run; the figures are those of all ranks, `stats` those of an average rank."""
 
     steps: int
+    epoch_steps: int
     images_per_s: float
     train_loss: float
     evaluation: Evaluation | None
@@ -65,6 +66,7 @@ class Result:
             grad_accumulation=options.grad_accumulation,
             bucket_size=self.bucket_size,
             steps=self.steps,
+            epoch_steps=self.epoch_steps,
             images_per_s=self.images_per_s,
             train_loss=self.train_loss,
             test_accuracy=accuracy,

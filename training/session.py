@@ -243,6 +243,7 @@ class Session:
         records = self._gather_records()
         return Result(
             steps=metrics.steps,
+            epoch_steps=self.trainer.steps_per_epoch,
             images_per_s=float(self.replicas.all_reduce(np.array([metrics.samples_per_s()]), label="metrics")[0]),
             train_loss=self.trainer.train_loss,
             evaluation=self._evaluation,

@@ -30,7 +30,7 @@ PROGRAMS = {
 _STRATEGIES = ("dp", "zero1", "zero2", "zero3", "tp2", "pp2", "recompute", "diloco:h=50")
 #: In these all kernels are built.
 _BUILDING_STEPS = 3
-#: With the 14th step ends the first check of a step's recording, which has the most memory.
+#: With the 14th step of whole batches ends the first check of a step's recording, which has the most memory.
 _LEAST_STEPS = 14
 _LIMIT_S = 600.0
 
@@ -165,14 +165,25 @@ def try_way(program: Sequence[str], way: Way, ranks_per_host: int, steps: int, m
     ranks, cores = way.ranks_tried(ranks_per_host, most), len(usable_cores())
     used = min(cores, max(1, round(ranks * cores / ranks_per_host)))
     slowdown = max(1.0, ranks_per_host / cores) / max(1.0, ranks / used)
+
+    def attempt(number: int) -> Tried | str:
+        asked = [*program, *way.options_for(number), "--max-steps", str(number), "--report", report]
+        trial = try_job(asked, ranks, used, _LIMIT_S)
+        if trial.problem:
+            return trial.problem.removeprefix("clcomm: ")
+        return Tried(Analysis(read_runs([report])), trial.peak, slowdown, ranks > used)
+
     with tempfile.TemporaryDirectory(prefix="clcomm-plan-") as folder:
         report = str(Path(folder, "report.json"))
-        for number in (_BUILDING_STEPS, steps):
-            asked = [*program, *way.options_for(number), "--max-steps", str(number), "--report", report]
-            trial = try_job(asked, ranks, used, _LIMIT_S)
-            if trial.problem:
-                return trial.problem.removeprefix("clcomm: ")
-        return Tried(Analysis(read_runs([report])), trial.peak, slowdown, ranks > used)
+        first = attempt(max(_BUILDING_STEPS, way.least_steps))
+        if isinstance(first, str):
+            return first
+        return attempt(max(enough_steps(steps, first.analysis.run.figures["epoch_steps"]), way.least_steps))
+
+
+def enough_steps(steps: int, epoch_steps: int) -> int:
+    """Return the steps of a trial in which so many have whole batches: an epoch's last one may be smaller."""
+    return max(steps, _LEAST_STEPS + -(-_LEAST_STEPS // max(1, epoch_steps - 1)))
 
 
 COMMAND = Command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from clcomm.costs.model import Cluster, Cost
 from clcomm.errors import ArgumentError, DataError
 from clcomm.launch.trial import Held
 from clcomm.policies.choose import POLICIES, parse_policy
+from clcomm.policies.policy import Policy
 from clcomm.report.analysis import Analysis, mean_step
 from clcomm.report.elements import Column, Table, count, milliseconds
 from clcomm.report.forecasting import cluster_of, model_memory, optimizer_buffers, workload_of
@@ -39,7 +41,7 @@ class Way:
 
     options: the program's, for a trial. zero: the stage. division: ranks that divide a model's layers, each of them or
     in stages. policy_every: steps from one exchange of the parameters to the next; 0: gradients are reduced in each
-    step.
+    step. least_steps: of a trial that is to have an exchange.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Way:
     zero: int = 0
     division: int = 1
     policy_every: int = 0
+    least_steps: int = 1
 
     def __str__(self) -> str:
         return self.name
@@ -119,7 +122,15 @@ def parse_way(text: str) -> Way:
             f"of these and a plus, or a policy such as diloco:h=50, got {text!r}"
         )
     settings = str(policy).replace(f"h={policy.h}", "h=EVERY", 1)
-    return Way(text, ("--policy", settings), policy_every=policy.h)
+    return Way(text, ("--policy", settings), policy_every=policy.h, least_steps=_least_every(policy) + 1)
+
+
+def _least_every(policy: Policy) -> int:
+    """Return the least number of steps from 2 up after which a policy of these settings may exchange parameters."""
+    for every in range(2, policy.h):
+        with suppress(ArgumentError):  # as of fragments that take turns
+            return replace(policy, h=every).h
+    return policy.h
 
 
 def rows_of(tried: Mapping[Way, Tried], job: Job, link: Cost) -> list[Row]:

@@ -163,7 +163,7 @@ _DOCUMENT: dict[str, Check] = {
     "hosts": or_none(whole(1, MOST_ITEMS)), "model": or_none(text), "engine": or_none(text),
     "dataset": or_none(text), "batch_size": or_none(_COUNT), "grad_accumulation": or_none(_COUNT),
     "bucket_size": or_none(_COUNT), "optimizer_state_bytes": or_none(_COUNT), "steps": or_none(_COUNT),
-    "images_per_s": or_none(number),
+    "epoch_steps": or_none(_COUNT), "images_per_s": or_none(number),
     "test_accuracy": or_none(number), "test_samples": or_none(_COUNT), "train_loss": or_none(number),
     "settings": or_none(by_name(_setting)),
     "intervals": or_none(object_of(step_ms=_estimate, communication_ms=_estimate)),

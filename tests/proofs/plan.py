@@ -16,6 +16,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,7 +30,7 @@ from clcomm.report.forecasting import optimizer_buffers, workload_of
 from clcomm.report.planning import MARGIN, NO, YES, Way, parse_way, peak_of
 
 CGROUPS = Path("/sys/fs/cgroup/memory")
-TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
+PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
 STEPS, LIMIT_S, LIMITS, NO_LIMIT = 16, 240.0, 4, 1 << 50
 POLICIES = ("local", "diloco", "streaming", "sparseloco", "noloco")
 
@@ -76,8 +77,11 @@ def _empty(group: Path) -> None:
             time.sleep(0.1)
 
 
-def drawn(random: random.Random) -> tuple[str, int, int, list[Way]]:
-    """Return a model, ranks, how many of them are tried, and the ways: plain data parallelism and another."""
+def drawn(random: random.Random, text: str) -> tuple[str, int, int, list[Way]]:
+    """Return a model, ranks, how many of them are tried, and the ways: plain data parallelism and another.
+
+    text: the file that a GPT reads.
+    """
     ranks, most = random.choice([1, 2, 3, 4, 4]), random.choice([2, 4])
     if random.random() < 0.6:
         heads = random.choice([2, 4])
@@ -85,7 +89,7 @@ def drawn(random: random.Random) -> tuple[str, int, int, list[Way]]:
             f"gpt:layers={random.randint(1, 4)},width={heads * random.choice([16, 32, 48, 64])},heads={heads},"
             f"context={random.choice([32, 64, 128])},batch_size={random.randint(2, 16)},"
             f"optimizer={random.choice(['adamw', 'sgd'])},"
-            f"text={TEXT},epochs=99"
+            f"text={text},epochs=99"
         )
     else:
         kind = random.choice(["mlp", "convnet", "lenet"])
@@ -101,9 +105,16 @@ def drawn(random: random.Random) -> tuple[str, int, int, list[Way]]:
 
 def main() -> int:
     cases, seed = int(sys.argv[1]), sys.argv[2]
+    with tempfile.TemporaryDirectory(prefix="clcomm-plan-") as folder:
+        text = Path(folder, "pages.txt")  # long enough for epochs of more than STEPS
+        text.write_text("".join(page.read_text(encoding="utf-8") for page in PAGES), encoding="utf-8")
+        return prove(cases, seed, str(text))
+
+
+def prove(cases: int, seed: str, text: str) -> int:
     draws, wrong, judged, errors = random.Random(f"plan {seed}"), 0, 0, []
     while judged < cases:
-        model, ranks, most, ways = drawn(draws)
+        model, ranks, most, ways = drawn(draws, text)
         program, buffers = program_of(model), 0
         for way in ways:
             tried = try_way(program, way, ranks, STEPS, most)

@@ -9,7 +9,7 @@ import pytest
 
 from clcomm import cli
 from clcomm.commands import plan
-from clcomm.commands.plan import program_of, try_way
+from clcomm.commands.plan import enough_steps, program_of, try_way
 from clcomm.costs.jobs import Job
 from clcomm.costs.model import Cost
 from clcomm.errors import ArgumentError
@@ -160,6 +160,7 @@ def test_ranks_divide_layers_and_stages():
 def test_a_policy_is_tried_with_an_exchange():
     way = parse_way("diloco:h=50,lr=0.5")
     assert way.policy_every == 50 and way.options_for(16) == ("--policy", "diloco:h=15,lr=0.5,momentum=0.9")
+    assert way.least_steps == 3 and parse_way("streaming:h=50,fragments=6").least_steps == 7
 
 
 @pytest.mark.parametrize(
@@ -197,6 +198,16 @@ def test_a_trial_counts_what_processes_hold_and_share():
     )
     shared = try_job(["-c", common], 2, 2, 60.0)
     assert not shared.problem and 64 * MIB <= shared.peak.common < 100 * MIB  # once, and what MPI has
+
+
+@pytest.mark.parametrize("asked", [14, 16, 40])
+def test_a_trial_of_short_epochs_has_as_many_steps_of_whole_batches(asked):
+    """The first check of a step's recording, which has the most memory, ends with the 14th of them."""
+    for epoch_steps in range(1, 60):
+        steps = enough_steps(asked, epoch_steps)
+        smaller = steps // epoch_steps if epoch_steps > 1 else 0
+        assert steps >= asked and steps - smaller >= 14
+    assert enough_steps(16, 8) == 16 and enough_steps(14, 2) == 28
 
 
 def test_a_trial_that_fails_says_why():
