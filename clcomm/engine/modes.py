@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ContextDecorator, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from clcomm.engine.tensor import Tensor
+
+#: Makes a context manager that changes what a forward pass finds, such as modules' attributes.
+Surrounding = Callable[[], AbstractContextManager[None]]
 
 
 class _Modes(threading.local):
@@ -17,6 +20,7 @@ class _Modes(threading.local):
     recording = True
     backward = 0
     recomputing = False
+    surroundings: tuple[Surrounding, ...] = ()  # the outermost first
     apart: dict[object, Tensor] | None = None  # by node or leaf's id, gradients that are results and go to no leaf
 
     def __init__(self) -> None:
@@ -88,6 +92,18 @@ def is_recording() -> bool:
 def is_recomputing() -> bool:
     """Return whether a `checkpoint` computes again what its forward has computed in this thread."""
     return modes.recomputing
+
+
+@contextmanager
+def surrounded(by: tuple[Surrounding, ...]) -> Iterator[None]:
+    """Within it this thread is in contexts made anew, as is what a `checkpoint` within it computes again later."""
+    before = modes.surroundings
+    with ExitStack() as stack:
+        stack.callback(setattr, modes, "surroundings", before)
+        modes.surroundings = before + by
+        for make in by:
+            stack.enter_context(make())
+        yield
 
 
 @contextmanager

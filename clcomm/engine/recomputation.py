@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from clcomm.engine.autograd import Context, Op, backward_again
-from clcomm.engine.modes import is_recording
+from clcomm.engine.modes import is_recording, modes, surrounded
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.tape import nodes_since
 from clcomm.engine.tensor import Tensor, orders
@@ -69,8 +69,14 @@ def checkpoint(
     if any(each.written_at > begun for each in (*tensors, *before.values())):
         raise ArgumentError("checkpoint: expected a function that leaves its arguments as they are, got one that wrote")
 
+    surroundings = modes.surroundings
+
+    def called_again() -> Tensor:
+        with surrounded(surroundings):
+            return function(*args, **named)
+
     def again(grad: Tensor) -> None:
         with nullcontext() if states is None else RandomStream.as_at(states):
-            backward_again(lambda: function(*args, **named), grad)
+            backward_again(called_again, grad)
 
     return Recomputed.apply(*before.values(), result=result, again=again)

@@ -21,9 +21,10 @@ from tests.pairs.course import (
     micro_batches_of,
     parts_of,
     samples_of,
+    steps_of,
     weights_of,
 )
-from tests.pairs.factors import Setting, mesh_of
+from tests.pairs.factors import LOCAL, Setting, mesh_of
 from tests.pairs.networks import Replicas, Slice, model_of, network_of, tensor
 
 Gradients = dict[str, np.ndarray]
@@ -57,18 +58,67 @@ def optimizer_of(setting: Setting, params: Any, library: Any = optim) -> Any:
     return getattr(library, name)(params, lr, **arguments)
 
 
+class Outer:
+    """The outer steps of replicas that take steps of their own, by the papers' formulas in float64; see policies.md."""
+
+    LR, MOMENTUM, ALPHA = 0.7, 0.9, 0.5
+
+    def __init__(self, models: list[Module]):
+        self._models = [dict(model.named_parameters()) for model in models]
+        self._anchor = self._mean()
+        self._velocity = {name: 0 * values for name, values in self._anchor.items()}
+        self._sent: Gradients | None = None
+
+    def after_step(self, kind: str, steps: int, is_last: bool) -> None:
+        is_due = steps % LOCAL_STEPS == 0
+        if kind == "streaming":
+            if self._sent is not None:  # sent a step ago
+                self._outer_step(self._sent)
+                self._write(self.ALPHA)
+            self._sent = self._moved() if is_due else None
+            if is_last and self._sent is not None:
+                self._outer_step(self._sent)
+                self._write(0.0)
+        elif is_due and kind == "diloco":
+            self._outer_step(self._moved())
+            self._write(0.0)
+        elif is_due:
+            self._anchor = self._mean()
+            self._write(0.0)
+
+    def _mean(self) -> Gradients:
+        return {name: np.mean([own[name].numpy() for own in self._models], 0, np.float64) for name in self._models[0]}
+
+    def _moved(self) -> Gradients:
+        """Return how far the replicas have come from the anchor, on average."""
+        return {name: self._anchor[name] - mean for name, mean in self._mean().items()}
+
+    def _outer_step(self, gradients: Gradients) -> None:
+        for name, gradient in gradients.items():
+            self._velocity[name] = self.MOMENTUM * self._velocity[name] + gradient
+            self._anchor[name] = self._anchor[name] - self.LR * (gradient + self.MOMENTUM * self._velocity[name])
+
+    def _write(self, alpha: float) -> None:
+        """Give each replica the anchor, with the share `alpha` of its own parameters."""
+        for own in self._models:
+            for name, parameter in own.items():
+                mixed = alpha * parameter.numpy() + (1 - alpha) * self._anchor[name]
+                parameter.copy_from(mixed.astype(np.float32))
+
+
 class Alone:
-    """A setting's training on one rank, or with local SGD one rank's simulation of all.
+    """A setting's training on one rank, or where ranks take steps of their own one rank's simulation of all.
 
     Attributes:
         losses: of each step the replicas' mean losses, None of one without a batch.
-        norms: of each step the gradients' norm, where it is clipped.
+        norms: of each step the gradients' norm, where it is clipped, by replica.
         shares: each step's rows.
     """
 
     def __init__(self, setting: Setting):
         self.setting, self.network, self.replicas = setting, network_of(setting), Replicas()
-        count = mesh_of(setting).dp if setting["reduction"] == "local SGD" else 1
+        self.is_local = setting["reduction"] in LOCAL
+        count = mesh_of(setting).dp if self.is_local else 1
         self.models = [model_of(setting, self.replicas) for _ in range(count)]
         self.initial = self.models[0].state_dict()
         if setting["precision"] != "float32":
@@ -76,8 +126,10 @@ class Alone:
                 model.flat_space().store_in(PRECISIONS[setting["precision"]])
         self.optimizers = [optimizer_of(setting, model) for model in self.models]
         self.losses: list[list[float | None]] = []
-        self.norms: list[float] = []
+        own: list[list[float]] = [[] for _ in self.models]
+        self.norms = own if self.is_local else own * mesh_of(setting).dp
         self.shares: list[Shares] = []
+        self.outer = Outer(self.models)
 
     @property
     def model(self) -> Module:
@@ -94,30 +146,26 @@ class Alone:
         for own, model in zip(self.optimizers, self.models, strict=True):
             own.load_state_dict(optimizer)
             model.load_state_dict(state)
+        self.outer = Outer(self.models)
 
     def step(self, number: int, shares: Shares) -> None:
         """Train on a step's samples of all replicas."""
         self.losses.append([None] * len(shares))
         self.shares.append(shares)
-        if self.setting["reduction"] == "local SGD":
+        if self.is_local:
             self._local_step(number, shares)
             return
         found = self._gradients(number, shares)
         for name, parameter in self.model.named_parameters():
             if name in found:
                 parameter.grad = tensor(found[name])
-        self._finish(number, self.model, self.optimizers[0])
+        self._finish(number, self.model, self.optimizers[0], self.norms[0])
 
     def _local_step(self, number: int, shares: Shares) -> None:
         for replica, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
             self._backward(model, number, {replica: (shares[replica], 1.0)})
-            self._finish(number, model, optimizer)
-        if (number + 1) % LOCAL_STEPS == 0:
-            every = [dict(model.named_parameters()) for model in self.models]
-            for name in every[0]:
-                mean = np.mean([own[name].numpy() for own in every], 0, np.float64).astype(np.float32)
-                for own in every:
-                    own[name].copy_from(mean)
+            self._finish(number, model, optimizer, self.norms[replica])
+        self.outer.after_step(self.setting["reduction"], number + 1, number + 1 == steps_of(self.setting))
 
     def _gradients(self, number: int, shares: Shares) -> Gradients:
         """Return the combination of the replicas' gradients."""
@@ -168,26 +216,26 @@ class Alone:
         for replica, loss in losses.items():
             self.losses[-1][replica] = loss
         found = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
-        if self.setting["reduction"] != "local SGD":
+        if not self.is_local:
             model.zero_grad()
         return found
 
     def _loss(self, logits, y, rows: Slice):
         return self.network.loss(logits[rows.start : rows.stop], tensor(y[rows.start : rows.stop]))
 
-    def _finish(self, number: int, model: Module, optimizer: optim.Optimizer) -> None:
+    def _finish(self, number: int, model: Module, optimizer: optim.Optimizer, norms: list[float]) -> None:
         """Take a step with the model's gradients, unless one has overflowed."""
         if self.setting["scaler"] != "overflow" or number != OVERFLOW:
             if self.setting["clip"] == "on":
-                self._clip(model)
+                self._clip(model, norms)
             optimizer.step()
         optimizer.zero_grad()
 
-    def _clip(self, model: Module) -> None:
+    def _clip(self, model: Module, norms: list[float]) -> None:
         gradients = [each for each in {id(p): p for p in model.parameters()}.values() if each.grad is not None]
         values = [each.grad.numpy() for each in gradients]
         norm = float(np.sqrt(sum(float(np.square(each.astype(np.float64)).sum()) for each in values)))
-        self.norms.append(norm)
+        norms.append(norm)
         for parameter, each in zip(gradients, values, strict=True):
             parameter.grad = tensor((each * clip_coefficient(norm, MAX_NORM)).astype(np.float32))
 

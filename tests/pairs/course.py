@@ -18,8 +18,12 @@ REPLAYED_STEPS = 6
 OVERFLOW = 1
 #: The largest norm of clipped gradients: below those that occur.
 MAX_NORM = 0.2
-#: Local SGD averages after so many steps.
+#: Local SGD averages after so many steps, and policies exchange parameters.
 LOCAL_STEPS = 2
+POLICIES = {
+    "local": f"local:h={LOCAL_STEPS}", "diloco": f"diloco:h={LOCAL_STEPS}",
+    "streaming": f"streaming:h={LOCAL_STEPS},fragments=1,bits=32",
+}  # fmt: skip
 
 #: Where replicas have batches of other sizes.
 UNEQUAL = ("samples", "expected", "join")

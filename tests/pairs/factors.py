@@ -33,13 +33,17 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "buckets": ("1 MiB", "512 B", "per tensor", "split", "auto"),
     "overlap": ("off", "on", "auto"),
     "compression": ("none", "fp16", "bf16", "int8", "topk", "powersgd"),
-    "reduction": ("mean", "ring", "tree", "adasum", "local SGD"),
+    "reduction": ("mean", "ring", "tree", "adasum", "local SGD", "local", "diloco", "streaming"),
     "transport": ("auto", "mpi"),
     "checks": ("off", "replicas", "finite"),
     "replay": ("off", "on"),
+    "activations": ("kept", "recomputed"),
+    "functions": ("called", "fused"),
     "checkpoint": ("none", "same", "to one rank", "from one rank"),
 }
 MOST_RANKS = 8
+#: Reductions under which each rank takes steps of its own.
+LOCAL = ("local SGD", "local", "diloco", "streaming")
 
 Setting = Mapping[str, str]
 Level = tuple[str, str]
@@ -93,11 +97,17 @@ def pairs_of(setting: Setting) -> Iterator[Pair]:
 
 #: Levels that a network has beside the defaults; others belong to "layers".
 _OWN = {
-    "gpt": {"tp": FACTORS["tp"], "pp": FACTORS["pp"], "tied": ("off", "on"), "frozen": ("off", "on")},
+    "gpt": {
+        "tp": FACTORS["tp"],
+        "pp": FACTORS["pp"],
+        "tied": ("off", "on"),
+        "frozen": ("off", "on"),
+        "activations": FACTORS["activations"],
+    },
     "convnet": {"tp": ("1", "2"), "pp": FACTORS["pp"], "frozen": ("off", "on")},
     "resnet": {"pp": FACTORS["pp"], "frozen": ("off", "on"), "norm": ("batch", "sync")},
 }
-_FEATURES = ("tp", "pp", "norm", "tied", "frozen", "unused", "dropout")
+_FEATURES = ("tp", "pp", "norm", "tied", "frozen", "unused", "dropout", "activations", "functions")
 
 
 def why_not(levels: Mapping[str, str], most_ranks: int = MOST_RANKS) -> str:
@@ -114,7 +124,7 @@ def why_not(levels: Mapping[str, str], most_ranks: int = MOST_RANKS) -> str:
         for factor in _FEATURES:
             if factor in levels and levels[factor] not in _OWN[network].get(factor, FACTORS[factor][:1]):
                 return "another network's"
-    if has(("reduction", "local SGD")) and has(("checkpoint", "to one rank")):
+    if levels.get("reduction") in LOCAL and has(("checkpoint", "to one rank")):
         return "each rank has its own state"
     if levels.get("pp", "1") != "1" and levels.get("checkpoint") in ("to one rank", "from one rank"):
         return "an optimizer's state is its stage's: test_pairs sees that another's is refused"

@@ -20,9 +20,11 @@ from clcomm.engine import (
     Sequential,
     Tanh,
     Tensor,
+    fused,
 )
 from clcomm.engine import functional as F
 from clcomm.engine.random_stream import RandomStream
+from clcomm.engine.recomputation import checkpoint
 from clcomm.parallel import ColumnParallel, RowParallel, SequenceParallel
 from models import GPT, ConvNet, ResNet
 from models.gpt import next_token_loss
@@ -66,7 +68,12 @@ class Replicas:
 
 
 class Dropping(Dropout):
-    """A Dropout that draws each replica's numbers for its rows, and each tensor-parallel rank's for its tokens."""
+    """A Dropout that draws each replica's numbers for its rows, and each tensor-parallel rank's for its tokens.
+
+    recomputes: whether backward draws this rank's own again.
+    """
+
+    recomputes = False
 
     def __init__(self, replicas: Replicas):
         super().__init__(DROPPED)
@@ -74,7 +81,7 @@ class Dropping(Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.replicas.slices or not self.training:
-            return super().forward(x)
+            return checkpoint(super().forward, x) if self.recomputes else super().forward(x)
         rows = []
         for each in self.replicas.slices:
             streams = self.replicas.streams[each.replica]
@@ -93,7 +100,10 @@ class Branch(Module):
     Attributes:
         used: "all", "even" or "none": the replicas that use it.
         replica: this rank's.
+        recomputes: whether backward computes this rank's own sum again.
     """
+
+    recomputes = False
 
     def __init__(self, used: str, replicas: Replicas, rng: Generator):
         self.linear = Linear(WIDTH, WIDTH, device=cpu_device("cpu"), rng=rng)
@@ -101,7 +111,9 @@ class Branch(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.replicas.slices:
-            return x + self.linear(x) if self._uses(self.replica) else x
+            if not self._uses(self.replica):
+                return x
+            return checkpoint(self._sum, x) if self.recomputes else self._sum(x)
         rows = [x[each.start : each.stop] for each in self.replicas.slices]
         rows = [
             row + self.linear(row) if self._uses(each.replica) else row
@@ -109,8 +121,27 @@ class Branch(Module):
         ]
         return F.concat(rows, 0) if len(rows) > 1 else rows[0]
 
+    def _sum(self, x: Tensor) -> Tensor:
+        return x + self.linear(x)
+
     def _uses(self, replica: int) -> bool:
         return self.used == "all" or (self.used == "even" and replica % 2 == 0)
+
+
+def bent(x: Tensor) -> Tensor:
+    return x.tanh() * (x * 0.1 + 1)
+
+
+bent_as_one = fused(bent)
+
+
+class Chain(Module):
+    """A chain of functions of elements: `bent`, or `bent_as_one`."""
+
+    function = staticmethod(bent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
 
 
 def layers(setting: Setting, replicas: Replicas) -> Sequential:
@@ -130,7 +161,7 @@ def layers(setting: Setting, replicas: Replicas) -> Sequential:
         norm(),
         Dropping(replicas) if setting["dropout"] == "on" else Tanh(),
         Linear(WIDTH, HIDDEN, device=device, rng=rng),
-        Tanh(),
+        Chain(),
         Linear(HIDDEN, WIDTH, device=device, rng=rng),
         Branch(used, replicas, rng),
         LayerNorm(WIDTH, device=device),

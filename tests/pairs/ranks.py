@@ -25,6 +25,7 @@ from tests.pairs.course import (
     LOCAL_STEPS,
     MAX_NORM,
     OVERFLOW,
+    POLICIES,
     Part,
     Shares,
     equal_batch,
@@ -34,8 +35,17 @@ from tests.pairs.course import (
     shares_of,
     steps_of,
 )
-from tests.pairs.factors import Setting, mesh_of
-from tests.pairs.networks import Branch, Dropping, Replicas, model_of, network_of, tensor
+from tests.pairs.factors import LOCAL, Setting, mesh_of
+from tests.pairs.networks import (
+    Branch,
+    Chain,
+    Dropping,
+    Replicas,
+    bent_as_one,
+    model_of,
+    network_of,
+    tensor,
+)
 
 #: Of a loss, so that float32 cannot hold the gradients at that scale.
 _HUGE = 1e38
@@ -72,9 +82,7 @@ class Job:
         self.mesh = Mesh(comm, **mesh_of(setting)._asdict())
         self.replica = self.mesh["dp"].rank
         model: Module = model_of(setting, Replicas())
-        for _, each in model.named_modules():
-            if isinstance(each, Branch):
-                each.replica = self.replica
+        self._turn_on_features(model)
         if setting["norm"] == "sync":
             model = SyncBatchNorm.convert_sync_batchnorm(model, self.mesh["dp"])
         if setting["tp"] != "1":
@@ -96,6 +104,19 @@ class Job:
         self.norms: list[float] = []
         self.shares: list[Shares] = []
 
+    def _turn_on_features(self, model: Module) -> None:
+        """Turn on what may change no number, which one rank is without."""
+        recomputes = self.setting["activations"] == "recomputed"
+        for _, each in model.named_modules():
+            if isinstance(each, Branch):
+                each.replica = self.replica
+            if isinstance(each, (Branch, Dropping)):
+                each.recomputes = recomputes
+            if isinstance(each, Chain) and self.setting["functions"] == "fused":
+                each.function = bent_as_one
+        if self.setting["network"] == "gpt":
+            model.transformer.h.recompute = recomputes
+
     def _pipeline(self, model: Module) -> Pipeline:
         schedule = self.setting["pp"].split()[1]
         stages = mesh_of(self.setting).pp * (2 if schedule == "interleaved" else 1)
@@ -113,6 +134,7 @@ class Job:
             "precision": setting["precision"],
             "check_replicas_every": int(setting["checks"] == "replicas"),
             "check_finite": setting["checks"] == "finite",
+            "policy": POLICIES.get(setting["reduction"], "none"),
         }
         overlap: bool | str = {"off": False, "on": True, "auto": "auto"}[setting["overlap"]]
         zero = int(setting["zero"])
@@ -136,6 +158,8 @@ class Job:
                     self.losses.append(None)
                 else:
                     self._step(step, own)
+        if stop == steps_of(self.setting):
+            self.sync.align_parameters(self.model)
 
     def _block(self) -> AbstractContextManager[None]:
         if "join" not in self.setting["inputs"]:
@@ -178,6 +202,8 @@ class Job:
         if self.setting["reduction"] != "local SGD":
             self._average(len(x), step)
         self._finish()
+        if self.setting["reduction"] in POLICIES:
+            self.sync.finish_step(self.model)
         if self.setting["reduction"] == "local SGD" and (step + 1) % LOCAL_STEPS == 0:
             self.sync.average_parameters(self.model)
         if self.setting["inputs"] == "balance":
@@ -270,7 +296,7 @@ class Job:
         """Return what a checkpoint holds, rank 0's model and optimizer; collective."""
         state = self.state()
         optimizer = gathered_state(self.optimizer)
-        is_own = self.pipeline is not None or self.setting["reduction"] == "local SGD"
+        is_own = self.pipeline is not None or self.setting["reduction"] in LOCAL
         firsts = (state, optimizer) if is_own else self.comm.all_gather_object((state, optimizer))[0]
         return {
             "model": firsts[0],

@@ -63,7 +63,7 @@ def test_every_level_trains_as_one_rank(levels):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.timeout(300)
 def test_mended_pairs_train_as_one_rank():
-    """Tied parameters over several steps of a pipeline, 16 bits averaged, dropout after unequal draws."""
+    """Tied over steps of a pipeline, 16 bits averaged, dropout after unequal draws, parts of a sequence again."""
     world = Communicator(stall_warning_s=60, timeout_s=120)
     for _ in range(world.rank):
         RandomStream.of(cpu_device("cpu")).ticket()
@@ -73,6 +73,8 @@ def test_mended_pairs_train_as_one_rank():
         {"precision": "bf16", "reduction": "local SGD"},
         {"precision": "fp16", "reduction": "local SGD", "optimizer": "adam", "dp": str(world.size)},
         {"dp": "1", "tp": "2", "dropout": "on"},
+        {"dp": "1", "tp": "2 sequence", "dropout": "on", "activations": "recomputed"},
+        {"dp": "1", "tp": "2 sequence", "network": "gpt", "activations": "recomputed"},
     ):
         found = outcome_of(setting_of(levels), world)
         assert found.kind == RIGHT, f"{levels}: {found.text}"
@@ -87,6 +89,8 @@ REFUSALS = [
     ({"inputs": "expected", "reduction": "local SGD"}, "average_parameters: expected no expect_samples()"),
     ({"inputs": "join", "reduction": "local SGD"}, "average_parameters: expected no join()"),
     ({"norm": "sync", "reduction": "local SGD"}, "average_parameters: expected a model without SyncBatchNorm"),
+    ({"clip": "on", "reduction": "diloco"}, "clip_grad_norm: expected clcomm.engine.nn.utils.clip_grad_norm_ with"),
+    ({"scaler": "on", "reduction": "streaming"}, "sync: expected no loss scaling with policy='streaming'"),
     ({"norm": "sync", "reduction": "adasum"}, "combination='adasum': expected a model without SyncBatchNorm"),
     ({"norm": "sync", "inputs": "join all", "wrapper": "DDP"}, "join: expected a model without SyncBatchNorm"),
     ({"norm": "sync", "inputs": "join", "pp": "2 1f1b"}, "join: expected a model without SyncBatchNorm"),

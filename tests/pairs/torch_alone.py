@@ -105,6 +105,7 @@ def _forward(setting: Setting, s: State, x: torch.Tensor, used: torch.Tensor, ke
         x = F.batch_norm(x, mean, var, s["4.weight"], s["4.bias"], True)
         if keeps:
             s["4.num_batches_tracked"] += 1
-    x = linear("8", torch.tanh(linear("6", torch.tanh(x))))
+    x = linear("6", torch.tanh(x))
+    x = linear("8", torch.tanh(x) * (x * 0.1 + 1))
     x = x + linear("9.linear", x) * used[:, None, None]
     return linear("11", norm("10", x))

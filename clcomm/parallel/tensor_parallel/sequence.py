@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.modes import is_recording
+from clcomm.engine.modes import is_recording, surrounded
 from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.blocks import Block, copy_part
 from clcomm.engine.parameter import Parameter
@@ -113,11 +113,22 @@ def shared_gradients(places: Sequence[Place], ranks: Exchange) -> Iterator[None]
         return
     own: dict[int, Tensor] = {}
     group = _Group.apply(*(parameter for *_, parameter in used), ranks=ranks, own=own)
-    for number, (module, name, parameter) in enumerate(used):
-        member = _Member.apply(group, parameter=parameter, number=number, own=own)
-        object.__setattr__(module, name, member)
+    members = [
+        (module, name, _Member.apply(group, parameter=parameter, number=number, own=own))
+        for number, (module, name, parameter) in enumerate(used)
+    ]
+    with surrounded((lambda: _held(members),)):
+        yield
+
+
+@contextmanager
+def _held(values: Sequence[tuple[Module, str, Tensor]]) -> Iterator[None]:
+    """Within it attributes hold these tensors."""
+    before = [(module, name, getattr(module, name)) for module, name, _ in values]
+    for module, name, value in values:
+        object.__setattr__(module, name, value)
     try:
         yield
     finally:
-        for module, name, parameter in used:
-            object.__setattr__(module, name, parameter)
+        for module, name, value in before:
+            object.__setattr__(module, name, value)
