@@ -165,7 +165,9 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
 
     # --- parts ---
 
-    def split(self, color: int | None, key: int | None = None, *, name: str = "") -> Communicator | None:
+    def split(
+        self, color: int | None, key: int | None = None, *, name: str = "", transport: str | None = None
+    ) -> Communicator | None:
         """Return a Communicator of the ranks with the same color, with these settings and memory of its own.
 
         Collective. Like MPI_Comm_split (MPI 4.1, section 7.4.2). `finalize()` closes it together with this one.
@@ -175,6 +177,7 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
             key: ranks are ordered by it, and by their rank here where it is equal; None: by their rank here.
             name: the part's. Its collectives and phases are then reported to this Communicator's observers too, its
                 `stats` among them, with that name as their `part`.
+            transport: the part's, such as "mpi"; None: this one's.
 
         Raises:
             ArgumentError: an argument is invalid; on every rank.
@@ -186,7 +189,7 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
         wanted = Wanted.of(color, self.rank if key is None else key, name)
         everyone = self.runner.run_uncounted("split", self.world.allgather, wanted)
         members = members_of(everyone, self.rank, self.name_ranks)
-        settings = self.settings() | {"observers": (), "name": name}
+        settings = self.settings() | {"observers": (), "name": name, "transport": transport or self.transport}
         part = part_of(Communicator, self.comm, members, self.rank, settings)
         if part is not None:
             self.lifetime.parts.add(part)

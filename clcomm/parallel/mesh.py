@@ -13,6 +13,7 @@ import numpy as np
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, MismatchError, no_copy
 from clcomm.parallel.grid import checked_sizes, in_words, innermost, layout, picture, spread_groups
+from clcomm.transport.hosts import Hosts
 
 #: The label under which the Communicator's stats count a mesh's comparisons.
 MESH = "mesh"
@@ -26,7 +27,9 @@ class Mesh:
     hosts' numbers of ranks allow, since tensor-parallel peers exchange the most. A rank's number in an axis's
     Communicator is its coordinate. The Communicators have `comm`'s settings, shared memory of their own where their
     ranks share a host, and the axis's name in stats, timelines and messages; `comm`'s observers see their events too,
-    as those of a part of it. They are closed with `comm`.
+    as those of a part of it. They are closed with `comm`. All groups along an axis sum in the same order, so that what
+    is the same on ranks of several groups stays so to the bit: if their ranks lie on the hosts in different ways,
+    groups on several hosts sum in rank order, through MPI.
 
     Args:
         comm: the ranks.
@@ -74,7 +77,10 @@ class Mesh:
         """Return the Communicator of this rank's group along an axis; collective."""
         groups = np.moveaxis(self.ranks, number, -1).reshape(-1, self.ranks.shape[number])
         group, position = (int(at) for at in np.argwhere(groups == self.comm.rank)[0])
-        part = self.comm.split(group, position, name=name)
+        hosts = [Hosts.of_names([self._host_of[rank] for rank in each]) for each in groups.tolist()]
+        are_alike = len({each.ranks if each.nested else () for each in hosts}) == 1
+        in_rank_order = not are_alike and hosts[group].nested
+        part = self.comm.split(group, position, name=name, transport="mpi" if in_rank_order else None)
         assert part is not None
         return part
 

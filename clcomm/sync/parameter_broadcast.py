@@ -8,7 +8,7 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.flat_space.precision import BF16, FP16
-from clcomm.host.bfloat16 import BFLOAT16
+from clcomm.host.bfloat16 import BFLOAT16, from_bfloat16, to_bfloat16
 from clcomm.sync.agreement import require_agreement
 from clcomm.sync.shared_space import SharedSpace
 
@@ -47,13 +47,14 @@ def average_parameters(comm: Communicator, space: SharedSpace) -> None:
     space.adapter.pull_parameters()
     nbytes = space.precision.nbytes
     for bucket in space.layout.buckets(space.layout.span):
-        dtype = _STORED.get(space.precision, bucket.dtype)
+        dtype = np.dtype(_STORED.get(space.precision, bucket.dtype))
         values = space.arrays.params[nbytes(bucket.start) : nbytes(bucket.stop)].view(dtype)
-        is_half = dtype == np.float16  # of which sums would be float16
-        mean = values.astype(np.float32) if is_half else values
+        mean = values
+        if dtype.itemsize == 2:  # whose sums, or a host's of bfloat16, would be rounded to 16 bits
+            mean = from_bfloat16(values) if dtype == BFLOAT16 else values.astype(np.float32)
         comm.all_reduce(mean, "mean", label=PARAMETERS, nbytes=nbytes(bucket.nbytes))
-        if is_half:
-            values[:] = mean
+        if mean is not values:
+            values[:] = to_bfloat16(mean) if dtype == BFLOAT16 else mean
     space.adapter.push_parameters()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from clcomm.transport.mpi_runtime import Intracomm
@@ -19,6 +19,11 @@ class Hosts:
         """Return the hosts; leaders: for each rank, the lowest rank on its host."""
         found = sorted(set(leaders))
         return cls(tuple(tuple(rank for rank, own in enumerate(leaders) if own == leader) for leader in found))
+
+    @classmethod
+    def of_names(cls, names: Sequence[Hashable]) -> Hosts:
+        """Return the hosts; names: for each rank, its host's."""
+        return cls.of_leaders([names.index(name) for name in names])
 
     @classmethod
     def of(cls, comm: Intracomm, host: Intracomm) -> Hosts:

@@ -129,6 +129,17 @@ def test_a_part_whose_ranks_name_it_differently_is_refused(several):
         several.split(0, name="dp" if several.rank == 0 else "tp")
 
 
+@pytest.mark.mpi(min_size=2)
+def test_a_part_has_a_transport_of_its_own(several):
+    through_mpi = several.split(0, transport="mpi")
+    assert (through_mpi.transport, through_mpi.shares_memory) == ("mpi", False)
+    assert several.split(0).transport == several.transport
+    with pytest.raises(ArgumentError, match=r"^transport: expected one of auto, shared, mpi, solo, got 'tcp'$"):
+        several.split(0, transport="tcp")
+    with pytest.raises(MismatchError, match=r"^transport: expected the same on every rank"):
+        several.split(0, transport="mpi" if several.rank == 0 else "auto")
+
+
 # --- names ---
 
 

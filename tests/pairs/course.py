@@ -25,6 +25,9 @@ POLICIES = {
     "streaming": f"streaming:h={LOCAL_STEPS},fragments=1,bits=32",
 }  # fmt: skip
 
+#: Each replica's logical shards.
+SHARDS = 2
+
 #: Where replicas have batches of other sizes.
 UNEQUAL = ("samples", "expected", "join")
 
@@ -51,7 +54,12 @@ def micro_batches_of(setting: Setting) -> int:
 
 def least_of(setting: Setting) -> int:
     """Return the number of samples that those of a replica are a multiple of."""
-    return micro_batches_of(setting) * (1 if setting["batches"] == "1" else 3)
+    return micro_batches_of(setting) * (1 if setting["batches"] == "1" else 3) * shards_each(setting)
+
+
+def shards_each(setting: Setting) -> int:
+    """Return into how many logical shards a replica's batch is cut."""
+    return SHARDS if setting["reduction"] == "shards" else 1
 
 
 def equal_batch(setting: Setting) -> int:

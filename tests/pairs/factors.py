@@ -33,8 +33,9 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "buckets": ("1 MiB", "512 B", "per tensor", "split", "auto"),
     "overlap": ("off", "on", "auto"),
     "compression": ("none", "fp16", "bf16", "int8", "topk", "powersgd"),
-    "reduction": ("mean", "ring", "tree", "adasum", "local SGD", "local", "diloco", "streaming"),
+    "reduction": ("mean", "ring", "tree", "adasum", "local SGD", "local", "diloco", "streaming", "shards"),
     "transport": ("auto", "mpi"),
+    "hosts": ("one", "halves", "interleaved"),
     "checks": ("off", "replicas", "finite"),
     "replay": ("off", "on"),
     "activations": ("kept", "recomputed"),
@@ -126,6 +127,9 @@ def why_not(levels: Mapping[str, str], most_ranks: int = MOST_RANKS) -> str:
                 return "another network's"
     if levels.get("reduction") in LOCAL and has(("checkpoint", "to one rank")):
         return "each rank has its own state"
+    own = {("dropout", "on"), ("norm", "batch"), ("norm", "sync")} & set(levels.items())
+    if has(("reduction", "shards")) and (own or network == "resnet"):
+        return "each shard has its own random numbers and statistics, as none of one rank's batches has"
     if levels.get("pp", "1") != "1" and levels.get("checkpoint") in ("to one rank", "from one rank"):
         return "an optimizer's state is its stage's: test_pairs sees that another's is refused"
     return ""

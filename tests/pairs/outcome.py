@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from clcomm import ClcommError, Communicator
+from clcomm.transport import mpi_communicators
 from tests.helpers import cpu_device
 from tests.pairs.alone import Alone
 from tests.pairs.course import OVERFLOW, RESUMED, Shares, shares_of, steps_of
@@ -60,10 +63,11 @@ class Segment:
 def outcome_of(setting: Setting, world: Communicator) -> Outcome:
     """Run a setting on the first of the world's ranks; every rank of the world calls it, and gets the same outcome."""
     cpu_device("cpu").has_half = True  # fp16 is arithmetic of integers, and runs on every device
-    comm = _part(world, ranks_of(setting), setting["transport"])
     report: Any = None
-    if comm is not None:
-        report = _trained(setting, comm)
+    with _two_hosts(setting["hosts"], world.rank, ranks_of(setting)):
+        comm = _part(world, ranks_of(setting), setting["transport"])
+        if comm is not None:
+            report = _trained(setting, comm)
     reports = [each for each in world.all_gather_object(report) if each is not None]
     found = world.broadcast_object(_judged(setting, reports) if world.rank == 0 else None)
     if comm is not None and found.kind != WRONG:  # all ranks are at the same place
@@ -74,6 +78,20 @@ def outcome_of(setting: Setting, world: Communicator) -> Outcome:
 def _part(world: Communicator, ranks: int, transport: str) -> Communicator | None:
     world.transport = transport  # of its parts
     return world.split(0 if world.rank < ranks else None)
+
+
+@contextmanager
+def _two_hosts(layout: str, rank: int, ranks: int) -> Iterator[None]:
+    """Within it ranks find each other on two hosts, the first half of them on one, or every other."""
+    if layout == "one":
+        yield
+        return
+    host = rank % 2 if layout == "interleaved" else 2 * rank // ranks
+    real, mpi_communicators.host_of = mpi_communicators.host_of, lambda comm: comm.Split(host, comm.Get_rank())
+    try:
+        yield
+    finally:
+        mpi_communicators.host_of = real
 
 
 def _trained(setting: Setting, comm: Communicator) -> Any:
@@ -88,6 +106,7 @@ def _trained(setting: Setting, comm: Communicator) -> Any:
 
 def _train(setting: Setting, comm: Communicator) -> dict[str, Any]:
     stop, kept = steps_of(setting), None
+    assert comm.hosts == (1 if setting["hosts"] == "one" else min(2, comm.size))
     job = Job(setting, comm)
     segments = []
     first = 0
@@ -202,7 +221,7 @@ def _bound_of(setting: Setting) -> float:
     if setting["optimizer"] == "rmsprop" and bounds[compression] > BOUND:
         bounds[compression] = min(_RMSPROP * bounds[compression], _RMSPROP_MOST)
     if bounds.pop(("network", "resnet"), None) is None:
-        return max(bounds.values())
+        return max(*bounds.values(), sum(bound for bound in bounds.values() if bound >= _COARSE))
     coarse = sum(bound >= _COARSE for bound in bounds.values())
     return (_BOUNDS["network", "resnet"], *_COARSE_RESNET)[min(coarse, 2)]
 

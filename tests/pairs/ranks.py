@@ -32,6 +32,7 @@ from tests.pairs.course import (
     micro_batches_of,
     parts_of,
     samples_of,
+    shards_each,
     shares_of,
     steps_of,
 )
@@ -135,6 +136,7 @@ class Job:
             "check_replicas_every": int(setting["checks"] == "replicas"),
             "check_finite": setting["checks"] == "finite",
             "policy": POLICIES.get(setting["reduction"], "none"),
+            "shards": shards_each(setting) * dp.size if setting["reduction"] == "shards" else None,
         }
         overlap: bool | str = {"off": False, "on": True, "auto": "auto"}[setting["overlap"]]
         zero = int(setting["zero"])
@@ -192,13 +194,10 @@ class Job:
                 self.ddp.expect_samples(len(x))
             else:
                 self.sync.expect_samples(self.model, len(x))
-        parts, loss = parts_of(self.setting, len(x)), 0.0
-        for part in parts:
-            is_held = self.setting["reduction"] == "local SGD"
-            is_held |= self.setting["batches"] == "3 no_sync" and part is not parts[-1]
-            with (self.ddp or self.sync).no_sync() if is_held else nullcontext():
-                loss += part.weight * self._backward(x[part.start : part.stop], y[part.start : part.stop], part)
-        self.losses.append(loss)
+        if self.setting["reduction"] == "shards":
+            self.losses.append(self._shards_backward(x, y))
+        else:
+            self.losses.append(self._parts_backward(x, y))
         if self.setting["reduction"] != "local SGD":
             self._average(len(x), step)
         self._finish()
@@ -208,6 +207,26 @@ class Job:
             self.sync.average_parameters(self.model)
         if self.setting["inputs"] == "balance":
             self.balancer.step_finished(len(x), len(x) * (1.0 + 0.5 * self.replica))
+
+    def _shards_backward(self, x: np.ndarray, y: np.ndarray) -> float:
+        """Add the gradients of this rank's logical shards, and return their mean loss."""
+        assert self.sync.shards is not None
+        losses, own = [], self.sync.shards.own
+        for number, shard in enumerate(own):
+            rows = slice(number * len(x) // len(own), (number + 1) * len(x) // len(own))
+            with self.sync.shard(self.model, shard):
+                losses.append(self._parts_backward(x[rows], y[rows]))
+        return float(np.mean(losses))
+
+    def _parts_backward(self, x: np.ndarray, y: np.ndarray) -> float:
+        """Add the gradients of the parts of a batch, and return its loss."""
+        parts, loss = parts_of(self.setting, len(x)), 0.0
+        for part in parts:
+            is_held = self.setting["reduction"] == "local SGD"
+            is_held |= self.setting["batches"] == "3 no_sync" and part is not parts[-1]
+            with (self.ddp or self.sync).no_sync() if is_held else nullcontext():
+                loss += part.weight * self._backward(x[part.start : part.stop], y[part.start : part.stop], part)
+        return loss
 
     def _backward(self, x: np.ndarray, y: np.ndarray, part: Part) -> float:
         """Add the gradients of a part of the batch, and return its loss."""

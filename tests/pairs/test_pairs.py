@@ -72,6 +72,7 @@ def test_mended_pairs_train_as_one_rank():
         {"dp": "1", "pp": "2 1f1b", "zero": "1", "batches": "3 no_sync", "tied": "on"},
         {"precision": "bf16", "reduction": "local SGD"},
         {"precision": "fp16", "reduction": "local SGD", "optimizer": "adam", "dp": str(world.size)},
+        {"precision": "bf16", "reduction": "local SGD", "hosts": "halves", "dp": str(world.size)},
         {"dp": "1", "tp": "2", "dropout": "on"},
         {"dp": "1", "tp": "2 sequence", "dropout": "on", "activations": "recomputed"},
         {"dp": "1", "tp": "2 sequence", "network": "gpt", "activations": "recomputed"},
@@ -118,9 +119,9 @@ def test_what_would_be_wrong_is_refused_on_every_rank(levels, line):
 
 
 def test_eight_ranks_train_as_one():
-    """A GPT on dp=2 x tp=2 x pp=2."""
-    setting = "network=gpt,dp=2,tp=2,pp=2 1f1b,wrapper=DDP,optimizer=adam"
+    """A GPT on dp=2 x tp=2 x pp=2; and groups of three that lie on two hosts in different ways."""
+    settings = "network=gpt,dp=2,tp=2,pp=2 1f1b,wrapper=DDP,optimizer=adam", "dp=3,tp=2,hosts=halves"
     environment = clean_environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
-    command = [mpiexec(), "-n", "8", sys.executable, "-m", "tests.pairs", setting]
+    command = [mpiexec(), "-n", "8", sys.executable, "-m", "tests.pairs", *settings]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert ended.returncode == 0 and "   right" in ended.stdout, ended.stdout[-2000:] + ended.stderr[-2000:]
+    assert ended.returncode == 0 and ended.stdout.count("   right") == 2, ended.stdout[-2000:] + ended.stderr[-2000:]
