@@ -36,8 +36,11 @@ _OPTIMIZERS: dict[str, tuple[str, float, dict[str, Any]]] = {
     "sgd": ("SGD", 1, {}),
     "nesterov": ("SGD", 1, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
     "adam": ("Adam", 0.2, {"eps": 1e-2, "weight_decay": 0.01}),
-    "adamw": ("AdamW", 0.2, {"eps": 1e-2}),
+    "adamw": ("AdamW", 0.2, {"eps": 1e-2, "amsgrad": True}),
     "rmsprop": ("RMSProp", 0.2, {"eps": 1e-2, "momentum": 0.5}),
+    "adagrad": ("Adagrad", 0.2, {"eps": 1e-2, "lr_decay": 0.1}),
+    "adadelta": ("Adadelta", 1, {"eps": 1e-2, "weight_decay": 0.01}),
+    "radam": ("RAdam", 0.2, {"eps": 1e-2}),
 }
 
 

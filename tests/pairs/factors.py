@@ -17,7 +17,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "network": ("layers", "gpt", "convnet", "resnet"),
     "wrapper": ("Synchronizer", "DDP"),
     "zero": ("0", "1", "2", "3"),
-    "optimizer": ("sgd", "nesterov", "adam", "adamw", "rmsprop"),
+    "optimizer": ("sgd", "nesterov", "adam", "adamw", "rmsprop", "adagrad", "adadelta", "radam"),
     "groups": ("off", "on"),
     "precision": ("float32", "bf16", "fp16"),
     "scaler": ("off", "on", "overflow"),
