@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
 from tests.faults.killed_shards import killed_run
 
 
+@pytest.mark.slow  # test_replaced_ranks.py has the fact too
 def test_a_killed_run_ends_with_the_undisturbed_bits(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()

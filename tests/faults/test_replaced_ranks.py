@@ -18,8 +18,8 @@ from clcomm.storage.scratch import remove_stale
 from tests.faults.launch import HUNG_S, ROOT, clean_environment, mpiexec
 from tests.faults.replaced_ranks import Job, killed_run, until
 
-#: Epochs of a job that ends before the next ranks are ready, and of one that does not.
-SHORT, LONG = 40, 80
+#: Epochs of a job that ends before the next ranks are ready, of one that does not, and of one that is killed.
+SHORT, LONG, ENDLESS = 40, 80, 10**6
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_a_damaged_copy_is_not_used(tmp_path, undisturbed):
 
 def test_where_clcomm_run_is_killed_waiting_ranks_end_and_its_memory_is_removed_later(tmp_path):
     """Ranks that train go on, as without --min-ranks."""
-    job = Job(tmp_path / "run.npz", ranks=1, epochs=LONG)
+    job = Job(tmp_path / "run.npz", ranks=1, epochs=ENDLESS)
     trains, folder = job.until_step(5)[0][1], copy_of(job).parent
     waits = until(lambda: job.ranks(waiting=True))[0][1]
     job.process.kill()
