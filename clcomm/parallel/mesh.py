@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from types import NoneType
 from typing import Any, NoReturn
@@ -180,7 +180,7 @@ def _say_type_is_unused(device_type: str) -> None:
     )
 
 
-def _agreed_hosts(comm: Communicator, wanted: str) -> list[list[int]]:
+def _agreed_hosts(comm: Communicator, wanted: str) -> Sequence[Sequence[int]]:
     """Return the ranks of each host; MismatchError on every rank where they want different meshes. Collective."""
     if not isinstance(comm, Communicator):
         raise ArgumentError(f"comm: expected a Communicator, got {type(comm).__name__}")
@@ -191,11 +191,4 @@ def _agreed_hosts(comm: Communicator, wanted: str) -> list[list[int]]:
     if len(sides) > 1:
         found = "; ".join(f"{text} on {comm.name_ranks(ranks)}" for text, ranks in sides.items())
         raise MismatchError(f"mesh: expected the same on every rank, got {found}; give every rank the same axes")
-    return _by_host([host for _, host in everyone])
-
-
-def _by_host(host_of: Sequence[int]) -> list[list[int]]:
-    found: Mapping[int, list[int]] = {host: [] for host in sorted(set(host_of))}
-    for rank, host in enumerate(host_of):
-        found[host].append(rank)
-    return list(found.values())
+    return Hosts.of_names([host for _, host in everyone]).ranks

@@ -23,10 +23,10 @@ Each setting trains on up to 8 ranks and is compared with one rank that has all 
 float64 where that has what it asks for: parameters, buffers, each rank's losses and the clipped norms. A tensor may be
 as far from one rank's as 1e-3 of the way that training has moved it; where values are rounded on purpose more: bf16
 0.3, fp16 0.03, compression fp16 0.01, bf16 0.05, int8 0.2, PowerSGD 0.01, the last four four times as much with
-RMSProp, which divides by small gradients, but 0.5 at most; ResNet, whose batch norm makes rounding grow, 0.05, 0.3 with
-one of these, and 1 with two. Where ranks take steps of their own one rank takes all of them, and outer steps by the
-papers' formulas. Two hosts are one whose ranks are told that they are on two. Parameters have to have the same bits on
-every rank.
+RMSProp, which divides by small gradients, but 0.5 at most, and of several their sum; ResNet, whose batch norm makes
+rounding grow, 0.05, 0.3 with one of these, and 1 with two. Where ranks take steps of their own one rank takes all of
+them, and outer steps by the papers' formulas. Two hosts are one whose ranks are told that they are on two. Parameters
+have to have the same bits on every rank.
 
 `+` is right, a letter is refused by the line below, on every rank, and `.` does not exist, such as more than 8 ranks
 or a network without that feature; `!` is wrong, and `?` occurred in no setting that ended. Rows and columns have the
