@@ -20,6 +20,7 @@ for name in ("COLUMNS", "LINES"):  # of no terminal: readline sets them in pytes
 from clcomm import Communicator  # noqa: E402 - after the environment is set
 from clcomm.transport.mpi_runtime import world  # noqa: E402
 from tests.helpers import cpu_device  # noqa: E402
+from tests.leftovers import children, kill_with_descendants  # noqa: E402
 from tests.outcomes import Recorder, among  # noqa: E402
 from tests.sampling import (  # noqa: E402
     MOST_CASES,
@@ -132,6 +133,17 @@ def device():
 def torch():
     """PyTorch; without it a test that asks for it is skipped, and no other of its file."""
     return pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_by_a_failure(request):
+    """End the processes of a test that fails; what it leaves open is no failure of the test that collects it."""
+    before = set(children())
+    yield
+    if request.node.has_failed:
+        for process in set(children()) - before:
+            kill_with_descendants(process)
+        request.config.addinivalue_line("filterwarnings", "ignore::ResourceWarning")
 
 
 @pytest.fixture(autouse=True)

@@ -75,3 +75,24 @@ def test_a_process_that_ends_in_a_test_ends_the_plain_run_and_the_test_is_named(
     code, lines = run(tmp_path, "--ranks", drawn=ends, workers=2)
     assert code == 1
     assert re.fullmatch(r"FAILED plain: test_drawn1?\.py::test_that_ends_it", lines[-1]), lines
+
+
+LEAVES = """
+import signal, subprocess
+
+left = []
+
+def test_that_leaves_processes():
+    left.extend(subprocess.Popen(["sleep", "600"]) for _ in range(2))
+    assert False
+
+def test_that_collects_them():
+    assert left.pop().wait(10) == -signal.SIGKILL
+    left.clear()  # a ResourceWarning: its process is not waited for
+"""
+
+
+def test_processes_that_a_failed_test_leaves_are_ended_and_are_no_later_tests_failure(tmp_path: Path) -> None:
+    _, lines = run(tmp_path, "--ranks", drawn=LEAVES)
+    assert lines[0].split()[:5] == ["plain", "failed", "1", "passed", "1"], lines
+    assert lines[1:] == ["FAILED plain: test_drawn.py::test_that_leaves_processes"]
