@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from clcomm.engine.flat import FlatSpace
     from clcomm.stats.events import Phase
 
-_REMEDY = "freeze or unfreeze before the module's first optimizer or Synchronizer"
+_REMEDY = "freeze or unfreeze before the module's first optimizer, or make a new Synchronizer"
 
 
 class NativeAdapter:

@@ -23,6 +23,7 @@ from clcomm.engine.ops.blocks import Block, copy_part
 from clcomm.engine.ops.broadcasting import launch_broadcast
 from clcomm.engine.tensor import Shape, Tensor, copy_into, empty
 from clcomm.flat_space.layout import ALIGNMENT
+from clcomm.sync.agreement import CHECKS
 
 #: Labels of the layers' exchanges in the Communicator's stats.
 ACTIVATIONS, INPUT_GRADIENTS, PARAMETER_GRADIENTS = "activations", "input gradients", "parameter gradients"
@@ -50,6 +51,7 @@ class Exchange:
         self._sees_writes = sees_writes(device)
         self._regions: dict[str, HostBuffer] = {}
         self._prepared: dict[tuple[object, ...], Any] = {}
+        self._starts: bool | None = None  # whether all ranks compute while a sum is started; None: not agreed yet
         self._weight = 1.0  # this rank's in `weighted`
         self._weights: tuple[Tensor, Tensor] | None = None  # it and its reciprocal; None: it has always been 1
         self._met = 0  # collectives so far, at each of which no rank had kernels in its queue
@@ -67,7 +69,7 @@ class Exchange:
             return RankSum(self, empty(self.device, shape))
         own, total, run = self._once(("sum", math.prod(shape), label), self._prepare_sum)
         start = partial(self._once, ("started sum", math.prod(shape), label), self._prepare_start)
-        return RankSum(self, own.alias(shape), total.alias(shape), run, start)
+        return RankSum(self, own.alias(shape), total.alias(shape), run, start if self._starts else None)
 
     def summed(self, x: Tensor, label: str, out: Callable[[], Tensor] | None = None) -> Tensor:
         """Return the sum of all ranks' x; `out` returns the tensor to write it to, None: a new one."""
@@ -97,6 +99,9 @@ class Exchange:
         return result
 
     def _prepare_sum(self, _: str, count: int, label: str) -> Prepared:
+        if self._starts is None:
+            in_caller = self.comm.all_gather(np.array([self.device.runs_in_caller], np.uint8), label=CHECKS)
+            self._starts = not in_caller.any()
         summands, sums = self._region("summands", 4 * _padded(count)), self._region("sums", 4 * _padded(count))
         reduce = self.comm.all_reduce_init(summands.values[:count], out=sums.values[:count], label=label)
 
@@ -263,9 +268,10 @@ class RankSum:
     def start(self) -> None:
         """Start moving the complete summand, while the device computes the queued kernels until `total()`.
 
-        Where kernels run in the calling thread nothing happens before `total()`: a core that adds up does not compute.
+        Where a rank's kernels run in the calling thread nothing happens before `total()`: a core that adds up does not
+        compute.
         """
-        if self._steps is not None and not self._ranks.device.runs_in_caller:
+        if self._steps is not None:
             start, self._finish = self._steps()
             self._ranks.device.on_host(start)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from weakref import finalize
 
 import numpy as np
 
@@ -269,6 +270,7 @@ class ModelSync:
         choice = OverlapChoice(self.comm, self.space, self._order, setting, self.synchronisations + 1)
         choice.pause(self._is_paused)
         self._overlap = choice
+        finalize(self, choice.stop).atexit = False  # the parameters' hooks would begin buckets for nobody
         if choice.decision is not None:
             self._overlap_decided(choice.decision)
 

@@ -9,14 +9,18 @@ import numpy as np
 
 from clcomm import optim
 from clcomm.clipping import clip_coefficient
-from clcomm.engine import Module
+from clcomm.engine import Module, no_grad
 from clcomm.engine.random_stream import RandomStream
 from clcomm.flat_space.precision import PRECISIONS
 from tests.helpers import cpu_device
 from tests.pairs.course import (
+    CLAMP,
+    FACTOR,
+    FALL,
     LOCAL_STEPS,
     MAX_NORM,
     OVERFLOW,
+    THAWED,
     Shares,
     micro_batches_of,
     parts_of,
@@ -61,6 +65,33 @@ def optimizer_of(setting: Setting, params: Any, library: Any = optim) -> Any:
     return getattr(library, name)(params, lr, **arguments)
 
 
+def rate_of(setting: Setting, optimizer: Any, library: Any = optim) -> Any:
+    """Return the scheduler of a setting's learning rate."""
+    return library.lr_scheduler.ExponentialLR(optimizer, FALL if setting["rate"] == "falls" else 1.0)
+
+
+def thaw(model: Module) -> None:
+    """Train all parameters from now on."""
+    for parameter in model.parameters():
+        parameter.requires_grad = True
+
+
+def edit_gradient(parameter: Any) -> None:
+    parameter.grad.mul_(FACTOR)
+
+
+def edit_gradients(model: Module) -> None:
+    for parameter in {id(p): p for p in model.parameters()}.values():
+        if parameter.grad is not None:
+            edit_gradient(parameter)
+
+
+def edit_parameters(model: Module) -> None:
+    with no_grad():
+        for parameter in model.parameters():
+            parameter.clamp_(-CLAMP, CLAMP)
+
+
 class Outer:
     """The outer steps of replicas that take steps of their own, by the papers' formulas in float64; see policies.md."""
 
@@ -79,14 +110,20 @@ class Outer:
                 self._outer_step(self._sent)
                 self._write(self.ALPHA)
             self._sent = self._moved() if is_due else None
-            if is_last and self._sent is not None:
-                self._outer_step(self._sent)
-                self._write(0.0)
+            if is_last:
+                self.align()
         elif is_due and kind == "diloco":
             self._outer_step(self._moved())
             self._write(0.0)
         elif is_due:
             self._anchor = self._mean()
+            self._write(0.0)
+
+    def align(self) -> None:
+        """Give all replicas the parameters of an outer step that is on its way."""
+        if self._sent is not None:
+            self._outer_step(self._sent)
+            self._sent = None
             self._write(0.0)
 
     def _mean(self) -> Gradients:
@@ -114,6 +151,7 @@ class Alone:
 
     Attributes:
         losses: of each step the replicas' mean losses, None of one without a batch.
+        evaluations: these after the step, without dropout and the like.
         norms: of each step the gradients' norm, where it is clipped, by replica.
         shares: each step's rows.
     """
@@ -128,7 +166,9 @@ class Alone:
             for model in self.models:
                 model.flat_space().store_in(PRECISIONS[setting["precision"]])
         self.optimizers = [optimizer_of(setting, model) for model in self.models]
+        self.rates = [rate_of(setting, optimizer) for optimizer in self.optimizers]
         self.losses: list[list[float | None]] = []
+        self.evaluations: list[list[float | None]] = []
         own: list[list[float]] = [[] for _ in self.models]
         self.norms = own if self.is_local else own * mesh_of(setting).dp
         self.shares: list[Shares] = []
@@ -145,9 +185,10 @@ class Alone:
     def stream_states(self) -> dict[int, list[np.ndarray]]:
         return {replica: [each.state() for each in own] for replica, own in self.replicas.streams.items()}
 
-    def load(self, state: Mapping[str, np.ndarray], optimizer: Mapping[str, np.ndarray]) -> None:
-        for own, model in zip(self.optimizers, self.models, strict=True):
+    def load(self, state: Mapping[str, np.ndarray], optimizer: Mapping[str, np.ndarray], rate: Mapping) -> None:
+        for own, own_rate, model in zip(self.optimizers, self.rates, self.models, strict=True):
             own.load_state_dict(optimizer)
+            own_rate.load_state_dict(rate)
             model.load_state_dict(state)
         self.outer = Outer(self.models)
 
@@ -155,9 +196,29 @@ class Alone:
         """Train on a step's samples of all replicas."""
         self.losses.append([None] * len(shares))
         self.shares.append(shares)
+        if number == THAWED and self.setting["frozen"] == "thawed":
+            self.outer.align()
+            self.outer = Outer(self.models)
+            for model in self.models:
+                thaw(model)
         if self.is_local:
             self._local_step(number, shares)
-            return
+        else:
+            self._joint_step(number, shares)
+        if self.setting["evaluation"] == "on":
+            self.evaluations.append([self._evaluated(number, replica, rows) for replica, rows in enumerate(shares)])
+
+    def _evaluated(self, number: int, replica: int, rows: tuple[int, int] | None) -> float | None:
+        if rows is None:
+            return None
+        model, (x, y) = self.models[replica if self.is_local else 0], samples_of(self.setting, number, rows)
+        with no_grad(), self.replicas.computing([Slice(replica, 0, len(x))]):
+            model.eval()
+            found = self.network.loss(model(tensor(x)), tensor(y)).item()
+            model.train()
+        return found
+
+    def _joint_step(self, number: int, shares: Shares) -> None:
         found = self._gradients(number, shares)
         for name, parameter in self.model.named_parameters():
             if name in found:
@@ -228,10 +289,15 @@ class Alone:
 
     def _finish(self, number: int, model: Module, optimizer: optim.Optimizer, norms: list[float]) -> None:
         """Take a step with the model's gradients, unless one has overflowed."""
+        if self.setting["edits"] == "gradients":
+            edit_gradients(model)
         if self.setting["scaler"] != "overflow" or number != OVERFLOW:
             if self.setting["clip"] == "on":
                 self._clip(model, norms)
             optimizer.step()
+        if self.setting["edits"] == "parameters":
+            edit_parameters(model)
+        self.rates[self.optimizers.index(optimizer)].step()
         optimizer.zero_grad()
 
     def _clip(self, model: Module, norms: list[float]) -> None:

@@ -27,6 +27,12 @@ POLICIES = {
 
 #: Each replica's logical shards.
 SHARDS = 2
+#: By which the learning rate falls with each step, where it does.
+FALL = 0.7
+#: The step from which frozen parameters are trained, where they are thawed.
+THAWED = RESUMED
+#: Where a program edits parameters it clips them to this after each step, and multiplies gradients by this before.
+CLAMP, FACTOR = 0.25, 0.5
 
 #: Where replicas have batches of other sizes.
 UNEQUAL = ("samples", "expected", "join")

@@ -11,6 +11,7 @@ import numpy as np
 
 from clcomm.engine import (
     BatchNorm1d,
+    Device,
     Dropout,
     Generator,
     LayerNorm,
@@ -34,9 +35,26 @@ from tests.parallel.pipeline.cases import CLASSES, CONTEXT, VOCABULARY, images, 
 from tests.parallel.pipeline.test_divided_stages import PLANS
 
 TOKENS, WIDTH, HIDDEN = 4, 8, 16
+_kind = "cpu"
 DROPPED = 0.25
 #: Layers that a stage of "layers" may begin with, by the number of stages.
 _CUTS = {2: [0, 6], 4: [0, 4, 6, 9]}
+
+
+def device() -> Device:
+    """Return the device of this rank's networks."""
+    return cpu_device(_kind)
+
+
+@contextmanager
+def computing_as(kind: str) -> Iterator[None]:
+    """Within it networks are made for the CPU treated as a device of this kind."""
+    global _kind
+    before, _kind = _kind, kind
+    try:
+        yield
+    finally:
+        _kind = before
 
 
 @dataclass
@@ -106,7 +124,7 @@ class Branch(Module):
     recomputes = False
 
     def __init__(self, used: str, replicas: Replicas, rng: Generator):
-        self.linear = Linear(WIDTH, WIDTH, device=cpu_device("cpu"), rng=rng)
+        self.linear = Linear(WIDTH, WIDTH, device=device(), rng=rng)
         self.used, self.replicas, self.replica = used, replicas, 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -146,26 +164,26 @@ class Chain(Module):
 
 def layers(setting: Setting, replicas: Replicas) -> Sequential:
     """Return x [N, TOKENS, WIDTH] -> [N, TOKENS, CLASSES], with all features that a setting may name."""
-    device, rng = cpu_device("cpu"), Generator(7)
+    rng = Generator(7)
     norm = {
-        "layer": lambda: LayerNorm(WIDTH, device=device),
-        "batch": lambda: BatchNorm1d(TOKENS, device=device),
-        "sync": lambda: BatchNorm1d(TOKENS, device=device),
+        "layer": lambda: LayerNorm(WIDTH, device=device()),
+        "batch": lambda: BatchNorm1d(TOKENS, device=device()),
+        "sync": lambda: BatchNorm1d(TOKENS, device=device()),
     }[setting["norm"]]
     used = {"none": "all", "all ranks": "none", "some ranks": "even"}[setting["unused"]]
     model = Sequential(
-        LayerNorm(WIDTH, device=device),
-        Linear(WIDTH, HIDDEN, device=device, rng=rng),
+        LayerNorm(WIDTH, device=device()),
+        Linear(WIDTH, HIDDEN, device=device(), rng=rng),
         ReLU(),
-        Linear(HIDDEN, WIDTH, device=device, rng=rng),
+        Linear(HIDDEN, WIDTH, device=device(), rng=rng),
         norm(),
         Dropping(replicas) if setting["dropout"] == "on" else Tanh(),
-        Linear(WIDTH, HIDDEN, device=device, rng=rng),
+        Linear(WIDTH, HIDDEN, device=device(), rng=rng),
         Chain(),
-        Linear(HIDDEN, WIDTH, device=device, rng=rng),
+        Linear(HIDDEN, WIDTH, device=device(), rng=rng),
         Branch(used, replicas, rng),
-        LayerNorm(WIDTH, device=device),
-        Linear(WIDTH, CLASSES, device=device, rng=rng),
+        LayerNorm(WIDTH, device=device()),
+        Linear(WIDTH, CLASSES, device=device(), rng=rng),
     )
     if setting["tied"] == "on":
         model[6].weight = model[1].weight
@@ -222,9 +240,7 @@ NETWORKS = {
         ("3.bias", "8.weight"),
     ),
     "gpt": Network(
-        lambda setting, _: GPT(
-            VOCABULARY, CONTEXT, 2, 12, 2, tied=setting["tied"] == "on", device=cpu_device("cpu"), seed=3
-        ),
+        lambda setting, _: GPT(VOCABULARY, CONTEXT, 2, 12, 2, tied=setting["tied"] == "on", device=device(), seed=3),
         text,
         next_token_loss,
         PLANS["gpt"],
@@ -241,7 +257,7 @@ NETWORKS = {
         lr=0.3,
     ),
     "convnet": Network(
-        lambda setting, _: ConvNet((1, 8, 8), CLASSES, device=cpu_device("cpu"), seed=2),
+        lambda setting, _: ConvNet((1, 8, 8), CLASSES, device=device(), seed=2),
         images,
         F.cross_entropy,
         {"fc1": ColumnParallel(), "fc2": RowParallel()},
@@ -250,7 +266,7 @@ NETWORKS = {
         ("conv2.weight",),
     ),
     "resnet": Network(
-        lambda setting, _: ResNet((1, 8, 8), CLASSES, (1, 1, 1, 1), 4, device=cpu_device("cpu"), seed=4),
+        lambda setting, _: ResNet((1, 8, 8), CLASSES, (1, 1, 1, 1), 4, device=device(), seed=4),
         images,
         F.cross_entropy,
         {},
@@ -270,7 +286,7 @@ def model_of(setting: Setting, replicas: Replicas) -> Module:
     """Return a setting's model on one rank, with its frozen parameters."""
     network = network_of(setting)
     model = network.make(setting, replicas)
-    if setting["frozen"] == "on":
+    if setting["frozen"] != "off":
         found = dict(model.named_parameters())
         for name in network.frozen:
             found[name].requires_grad = False
@@ -278,4 +294,4 @@ def model_of(setting: Setting, replicas: Replicas) -> Module:
 
 
 def tensor(values: np.ndarray) -> Tensor:
-    return Tensor(values, cpu_device("cpu"))
+    return Tensor(values, device())

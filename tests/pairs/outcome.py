@@ -16,8 +16,9 @@ from clcomm import ClcommError, Communicator
 from clcomm.transport import mpi_communicators
 from tests.helpers import cpu_device
 from tests.pairs.alone import Alone
-from tests.pairs.course import OVERFLOW, RESUMED, Shares, shares_of, steps_of
+from tests.pairs.course import CLAMP, OVERFLOW, RESUMED, Shares, shares_of, steps_of
 from tests.pairs.factors import Setting, ranks_of
+from tests.pairs.networks import computing_as
 from tests.pairs.ranks import Job
 
 try:
@@ -62,9 +63,10 @@ class Segment:
 
 def outcome_of(setting: Setting, world: Communicator) -> Outcome:
     """Run a setting on the first of the world's ranks; every rank of the world calls it, and gets the same outcome."""
-    cpu_device("cpu").has_half = True  # fp16 is arithmetic of integers, and runs on every device
+    cpu_device("cpu").has_half = cpu_device("gpu").has_half = True  # fp16 is integers' arithmetic, and runs everywhere
     report: Any = None
-    with _two_hosts(setting["hosts"], world.rank, ranks_of(setting)):
+    is_gpu = setting["device"] == "gpu" or (setting["device"] == "mixed" and world.rank % 2 == 1)
+    with _two_hosts(setting["hosts"], world.rank, ranks_of(setting)), computing_as("gpu" if is_gpu else "cpu"):
         comm = _part(world, ranks_of(setting), setting["transport"])
         if comm is not None:
             report = _trained(setting, comm)
@@ -114,7 +116,7 @@ def _train(setting: Setting, comm: Communicator) -> dict[str, Any]:
         first = RESUMED
         job.restore(comm.broadcast_object(_started_alone(setting) if comm.rank == 0 else None))
     segments.append(Segment(first, job.streams(), job.shares))
-    losses, norms = job.losses, job.norms
+    found = [job]
     if setting["checkpoint"] in ("same", "to one rank"):
         job.train(0, RESUMED)
         kept = job.checkpoint()
@@ -124,7 +126,7 @@ def _train(setting: Setting, comm: Communicator) -> dict[str, Any]:
             job.restore(kept)
             segments.append(Segment(RESUMED, job.streams(), job.shares))
             job.train(RESUMED, stop)
-            losses, norms = losses + job.losses, norms + job.norms
+            found.append(job)
     else:
         job.train(first, stop)
     state = job.state()
@@ -132,7 +134,8 @@ def _train(setting: Setting, comm: Communicator) -> dict[str, Any]:
     result = {
         "state": state if comm.rank == 0 else None,
         "bits": {name: _hash(values) for name, values in state.items() if name in names},
-        "losses": losses, "norms": norms, "replica": job.replica,
+        **{name: [x for each in found for x in getattr(each, name)] for name in ("losses", "evaluations", "norms")},
+        "replica": job.replica,
     }  # fmt: skip
     if comm.rank == 0:
         result |= {"segments": segments, "kept": kept if setting["checkpoint"] == "to one rank" else None}
@@ -142,7 +145,8 @@ def _train(setting: Setting, comm: Communicator) -> dict[str, Any]:
 
 def _started_alone(setting: Setting) -> dict[str, Any]:
     alone = _before_resuming(setting)
-    return {"model": alone.model.state_dict(), "optimizer": alone.optimizers[0].state_dict()}
+    return {"model": alone.model.state_dict(), "optimizer": alone.optimizers[0].state_dict(),
+            "rate": alone.rates[0].state_dict()}  # fmt: skip
 
 
 def _before_resuming(setting: Setting) -> Alone:
@@ -150,7 +154,8 @@ def _before_resuming(setting: Setting) -> Alone:
     alone.draw_as({replica: [np.array([1, 0, replica, 0, 0], np.uint32)] for replica in range(8)})
     for step in range(RESUMED):
         alone.step(step, shares_of({**setting, "scaler": "off"}, step))
-    alone.load(alone.model.state_dict(), alone.optimizers[0].state_dict())  # all replicas
+    first = alone.optimizers[0].state_dict(), alone.rates[0].state_dict()
+    alone.load(alone.model.state_dict(), *first)  # all replicas
     return alone
 
 
@@ -200,6 +205,9 @@ def _require_right(setting: Setting, reports: list[Any]) -> None:
     for rank, each in enumerate(reports):
         different = [name for name in each["bits"] if each["bits"][name] != first["bits"].get(name, each["bits"][name])]
         assert not different, f"rank {rank} has other bits than rank 0 in {different[0]}"
+    if setting["edits"] == "parameters":
+        most = max(float(np.abs(each).max()) for name, each in first["state"].items() if name in first["bits"])
+        assert most <= 1.001 * CLAMP, f"a parameter is {most:g}, clamped to {CLAMP}"
     bound = _bound_of(setting)
     alone, other = _alone(setting, first)
     found = first["state"] if other is None else other.model.state_dict()
@@ -208,7 +216,9 @@ def _require_right(setting: Setting, reports: list[Any]) -> None:
         _require_close(found, torch_alone.trained(setting, alone.initial, alone.shares), alone.initial, bound)
     begin = first["segments"][0].first if other is None else 0
     for each in reports:
-        _require_close_losses(setting, each, alone.losses, begin, bound)
+        _require_close_losses(setting, each, "losses", alone.losses, begin, bound)
+        if each["replica"] == 0 or setting["norm"] == "layer":  # others have running statistics of their own
+            _require_close_losses(setting, each, "evaluations", alone.evaluations, begin, bound)
         norms = [norm for norm in each["norms"] if np.isfinite(norm)]  # not of a step that is skipped
         own = alone.norms[each["replica"]]
         expected = own[: len(norms)] if other is not None else own[len(own) - len(norms) :]
@@ -227,17 +237,17 @@ def _bound_of(setting: Setting) -> float:
 
 
 def _require_close_losses(
-    setting: Setting, report: dict[str, Any], losses: list[list[float | None]], begin: int, bound: float
+    setting: Setting, report: dict[str, Any], kind: str, losses: list[list[float | None]], begin: int, bound: float
 ) -> None:
     """Raise AssertionError unless a rank's losses from step `begin` on are those of its replica on one rank."""
-    for step, loss in enumerate(report["losses"], begin):
-        if setting["scaler"] == "overflow" and step == OVERFLOW:
+    for step, loss in enumerate(report[kind], begin):
+        if kind == "losses" and setting["scaler"] == "overflow" and step == OVERFLOW:
             continue
         expected = losses[step][report["replica"]]
-        assert (loss is None) == (expected is None), f"step {step}: loss {loss}, one rank has {expected}"
+        assert (loss is None) == (expected is None), f"step {step}: {kind} {loss}, one rank has {expected}"
         if loss is not None and expected is not None:
             is_close = abs(loss - expected) <= max(1e-4, bound * 0.1) * max(1.0, abs(expected))
-            assert is_close, f"step {step}: loss {loss} of replica {report['replica']}, one rank has {expected}"
+            assert is_close, f"step {step}: {kind} {loss} of replica {report['replica']}, one rank has {expected}"
 
 
 def _alone(setting: Setting, first: dict[str, Any]) -> tuple[Alone, Alone | None]:
@@ -253,7 +263,7 @@ def _alone(setting: Setting, first: dict[str, Any]) -> tuple[Alone, Alone | None
             other = Alone(setting)
             other.draw_as(alone.stream_states())
             try:
-                other.load(first["kept"]["model"], first["kept"]["optimizer"])
+                other.load(*(first["kept"][name] for name in ("model", "optimizer", "rate")))
             except ClcommError as error:
                 raise _RefusedState(f"{type(error).__name__}: {error}") from error
         place = step - segments[0].first

@@ -12,7 +12,7 @@ import numpy as np
 from clcomm import Communicator, DistributedDataParallel, Mesh, Synchronizer
 from clcomm.clipping import clip_grad_norm
 from clcomm.distributed_optimizer import DistributedOptimizer
-from clcomm.engine import Module, Replay, Tensor
+from clcomm.engine import Module, Replay, Tensor, no_grad
 from clcomm.engine.random_stream import RandomStream
 from clcomm.parallel import SyncBatchNorm, parallelize_module
 from clcomm.parallel.loss_scaling import GradScaler
@@ -20,12 +20,13 @@ from clcomm.parallel.pipeline import Pipeline
 from clcomm.parallel.tensor_parallel.shards import divided_state, gathered_state
 from clcomm.sampler import BalancedSampler
 from clcomm.sync.balance import Balancer
-from tests.pairs.alone import optimizer_of
+from tests.pairs.alone import edit_gradient, edit_gradients, edit_parameters, optimizer_of, rate_of, thaw
 from tests.pairs.course import (
     LOCAL_STEPS,
     MAX_NORM,
     OVERFLOW,
     POLICIES,
+    THAWED,
     Part,
     Shares,
     equal_batch,
@@ -74,6 +75,7 @@ class Job:
 
     Attributes:
         losses: of each step, None without a batch.
+        evaluations: these after the step, without dropout and the like.
         norms: of each step's gradients, where they are clipped.
         shares: the replicas' rows of each step.
     """
@@ -94,14 +96,19 @@ class Job:
         self.ddp, self.sync = self._wrapped()
         optimizer = optimizer_of(setting, self.model)
         self.optimizer = DistributedOptimizer(optimizer, self.sync) if setting["zero"] != "0" else optimizer
+        if setting["edits"] == "gradients" and int(setting["zero"]) >= 2:  # which leave none to be edited later
+            for parameter in self.model.parameters():
+                parameter.register_post_accumulate_grad_hook(edit_gradient)
         if self.ddp is None or setting["zero"] != "0":
             self.sync.broadcast_parameters(self.model)
+        self.rate = rate_of(setting, self.optimizer)
         self.scaler = None if setting["scaler"] == "off" else GradScaler(self.sync, _SCALE, ranks=comm)
         self.balancer = AtOnce(self.mesh["dp"], equal_batch(setting), window=1, least_gain=1)
         run = self._forward_backward if self.pipeline is None else self._pipeline_step
         self._run: Any = Replay(run) if setting["replay"] == "on" else run
         self._factor, self._has_overflow = 1.0, False
         self.losses: list[float | None] = []
+        self.evaluations: list[float | None] = []
         self.norms: list[float] = []
         self.shares: list[Shares] = []
 
@@ -154,6 +161,8 @@ class Job:
         """Train steps `first` to `stop`, in the block that the setting asks for."""
         with self._block():
             for step in range(first, stop):
+                if step == THAWED and self.setting["frozen"] == "thawed":
+                    self._thaw()
                 self.shares.append(self._shares(step))
                 own = self.shares[-1][self.replica]
                 if own is None:
@@ -162,6 +171,13 @@ class Job:
                     self._step(step, own)
         if stop == steps_of(self.setting):
             self.sync.align_parameters(self.model)
+
+    def _thaw(self) -> None:
+        """Train all parameters from now on, through a new Synchronizer."""
+        self.sync.align_parameters(self.model)
+        thaw(self.model)
+        self.ddp, self.sync = self._wrapped()
+        self.sync.broadcast_parameters(self.model)
 
     def _block(self) -> AbstractContextManager[None]:
         if "join" not in self.setting["inputs"]:
@@ -205,8 +221,23 @@ class Job:
             self.sync.finish_step(self.model)
         if self.setting["reduction"] == "local SGD" and (step + 1) % LOCAL_STEPS == 0:
             self.sync.average_parameters(self.model)
+        if self.setting["evaluation"] == "on":
+            self.evaluations.append(self._evaluated(x, y))
         if self.setting["inputs"] == "balance":
             self.balancer.step_finished(len(x), len(x) * (1.0 + 0.5 * self.replica))
+
+    def _evaluated(self, x: np.ndarray, y: np.ndarray) -> float:
+        whole = self.ddp or self.model if self.pipeline is None else self.pipeline
+        whole.eval()
+        with no_grad():
+            if self.pipeline is not None:
+                self._factor, self._has_overflow = 1.0, False
+                scale = self.scaler.get_scale() if self.scaler is not None else 1.0
+                found = self.pipeline.evaluate(tensor(x), tensor(y)) / scale
+            else:
+                found = self.network.loss(whole(tensor(x)), tensor(y)).item()
+        whole.train()
+        return found
 
     def _shards_backward(self, x: np.ndarray, y: np.ndarray) -> float:
         """Add the gradients of this rank's logical shards, and return their mean loss."""
@@ -269,6 +300,8 @@ class Job:
         """Do what follows an average of gradients."""
         if self.ddp is None and self.setting["buffers"] == "sent":
             self.sync.broadcast_buffers(self.model)
+        if self.setting["edits"] == "gradients" and int(self.setting["zero"]) < 2:
+            edit_gradients(self.model)
         if self.scaler is not None:
             if self.setting["clip"] == "on":
                 self.scaler.unscale_(self.optimizer)
@@ -279,6 +312,10 @@ class Job:
             if self.setting["clip"] == "on":
                 self._clip()
             self.optimizer.step()
+        if self.setting["edits"] == "parameters":
+            with self.sync.full_parameters(self.model) if self.setting["zero"] == "3" else nullcontext():
+                edit_parameters(self.model)
+        self.rate.step()
         self.optimizer.zero_grad()
 
     def _clip(self) -> None:
@@ -322,12 +359,14 @@ class Job:
             "optimizer": firsts[1],
             "compression": self.sync.state_dict(self.model),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "rate": self.rate.state_dict(),
         }
 
     def restore(self, checkpoint: Mapping[str, Any]) -> None:
         """Continue from a checkpoint; collective."""
         self.optimizer.load_state_dict(divided_state(self.optimizer, checkpoint["optimizer"]))
         (self.model if self.pipeline is None else self.pipeline).load_state_dict(checkpoint["model"])
+        self.rate.load_state_dict(checkpoint["rate"])
         if checkpoint.get("compression"):
             self.sync.load_state_dict(self.model, checkpoint["compression"])
         if self.scaler is not None and checkpoint.get("scaler"):

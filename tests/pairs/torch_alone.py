@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from tests.pairs.alone import optimizer_of, pieces_of
-from tests.pairs.course import MAX_NORM, OVERFLOW, Shares, samples_of, weights_of
+from tests.pairs.alone import optimizer_of, pieces_of, rate_of
+from tests.pairs.course import CLAMP, FACTOR, MAX_NORM, OVERFLOW, THAWED, Shares, samples_of, weights_of
 from tests.pairs.factors import Setting
 from tests.pairs.networks import TOKENS, WIDTH, network_of
 
@@ -36,22 +36,32 @@ def trained(setting: Setting, initial: Mapping[str, np.ndarray], shares: Sequenc
     state = {name: torch.tensor(values, dtype=torch.float64) for name, values in initial.items()}
     if setting["tied"] == "on":
         state["6.weight"] = state["1.weight"]
-    frozen = network_of(setting).frozen if setting["frozen"] == "on" else ()
-    own = [state[name] for name in initial if "running" not in name and "num_" not in name and name not in frozen]
+    frozen = network_of(setting).frozen if setting["frozen"] != "off" else ()
+    own = [state[name] for name in initial if "running" not in name and "num_" not in name]
+    frozen_ids = {id(state[name]) for name in frozen}
     for each in own:
-        each.requires_grad_()
+        each.requires_grad_(id(each) not in frozen_ids)
     parameters = list({id(each): each for each in own}.values())
     optimizer = optimizer_of(setting, parameters, _OPTIMIZERS)
+    rate = rate_of(setting, optimizer, _OPTIMIZERS)
     for step, rows in enumerate(shares):
+        thaws = setting["frozen"] == "thawed" and step >= THAWED
+        for each in own:
+            each.requires_grad_(thaws or id(each) not in frozen_ids)
         optimizer.zero_grad(set_to_none=False)
         _backward(setting, state, step, rows)
-        if setting["scaler"] == "overflow" and step == OVERFLOW:
-            continue
-        for each in own:
+        trained = [each for each in parameters if each.requires_grad]
+        for each in trained:
             each.grad = torch.zeros_like(each) if each.grad is None else each.grad
-        if setting["clip"] == "on":
-            torch.nn.utils.clip_grad_norm_(parameters, MAX_NORM)
-        optimizer.step()
+            each.grad *= FACTOR if setting["edits"] == "gradients" else 1
+        if setting["scaler"] != "overflow" or step != OVERFLOW:
+            if setting["clip"] == "on":
+                torch.nn.utils.clip_grad_norm_(trained, MAX_NORM)
+            optimizer.step()
+        with torch.no_grad():
+            for each in parameters if setting["edits"] == "parameters" else ():
+                each.clamp_(-CLAMP, CLAMP)
+        rate.step()
     return {name: state[name].detach().numpy() for name in initial}
 
 

@@ -15,7 +15,7 @@ from clcomm.errors import ArgumentError, NonFiniteError
 from clcomm.transport import mpi_communicators, mpi_failures
 from tests.helpers import Recorder, one_line
 from tests.sync import overlap_sides
-from tests.sync.overlap_sides import KINDS, Net, batch, begun, trained
+from tests.sync.overlap_sides import KINDS, Net, batch, begun, side_of, trained
 from tests.transport.references import pretended_host
 
 #: (use_bucketing, bucket_size, first_bucket_size, split_tensors)
@@ -86,6 +86,29 @@ def test_a_second_backward_before_the_synchronisation_is_refused(comm, device, m
         "as its all-reduce is in flight; with overlap, put all micro-batches but the last into no_sync()"
         in one_line(caught)
     )
+
+
+@pytest.mark.parametrize("kind", ["native", "torch"])
+def test_a_dropped_synchronizer_begins_nothing(comm, device, monkeypatch, kind):
+    """Neither on its own nor beside the one that takes its place, whose averages are the same."""
+    expected = trained(kind, comm, device, monkeypatch)[0]
+    side, sync = begun(kind, comm, device, steps=2, overlap=True)
+    del sync
+    seen = Recorder()
+    comm.add_observer(seen)
+    for step in range(2):
+        side.backward(step)
+    assert not [event for event in seen.events if event.label == "gradients"]
+    comm.remove_observer(seen)
+    side = side_of(kind, device, comm.rank)
+    for steps in (range(3), range(3, 5)):
+        sync = Synchronizer(comm, overlap=True)  # the one before is dropped
+        sync.broadcast_parameters(side.model)
+        for step in steps:
+            side.backward(100 * step + 99, whole=step != 3)
+            sync.sync_gradients(side.model)
+            side.update()
+    assert side.bits() == expected
 
 
 def test_a_device_that_computes_by_itself_takes_any_number_of_backwards(comm, device, monkeypatch):

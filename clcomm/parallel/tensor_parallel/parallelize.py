@@ -44,7 +44,8 @@ def parallelize_module(module: M, comm: Communicator, plan: Mapping[str, Style] 
 
     Raises:
         ArgumentError: a pattern names no module, or a style does not suit a module or its sizes; on every rank.
-        MismatchError: ranks differ in the plan or the model; on every rank.
+        MismatchError: ranks differ in the plan, the model, or their devices' kind or driver, whose kernels round
+            otherwise what all ranks compute alike; on every rank.
     """
     if not isinstance(comm, Communicator):
         raise ArgumentError(f"comm: expected a Communicator, such as mesh['tp'], got {type(comm).__name__}")
@@ -98,11 +99,12 @@ def _agreed_styles(module: Module, comm: Communicator, plan: Mapping[str, Style]
     refusal, styles = None, dict[str, Style]()
     try:
         styles = _styles_of(module, plan, comm.size)
-        lines = [f"{name}: {style}" for name, style in styles.items()]
+        device = next(module.parameters()).device  # another's kernels round otherwise what all ranks compute alike
+        lines = [f"device: {device.kind}, {device.driver}", *(f"{name}: {style}" for name, style in styles.items())]
         lines += [f"{name} {parameter.shape}" for name, parameter in module.named_parameters()]
     except ClcommError as error:
         refusal, lines = error, [str(error)]
-    require_agreement(comm, "parallelize_module", lines, "give every rank the same model and plan")
+    require_agreement(comm, "parallelize_module", lines, "give every rank the same model, plan and kind of device")
     if refusal is not None:
         raise refusal
     return styles

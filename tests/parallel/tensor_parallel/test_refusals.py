@@ -18,7 +18,7 @@ from clcomm.parallel.tensor_parallel import (
     VocabularyParallel,
     parallelize_module,
 )
-from tests.helpers import one_line
+from tests.helpers import cpu_device, one_line
 from tests.parallel.tensor_parallel.tasks import TOKENS, GPTTask, MLPTask, device
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -84,6 +84,14 @@ def test_ranks_that_differ_in_plan_or_model_are_refused(several):
             MismatchError)  # fmt: skip
     other = Sequential(Linear(5 if odd else 4, 12 * several.size, device=dev))
     refused(several, other, {"0": ColumnParallel()}, "parallelize_module: expected the same", MismatchError)
+
+
+def test_devices_of_several_kinds_are_refused(several):
+    """Their kernels round differently, so that what all ranks compute alike would drift apart."""
+    odd = cpu_device("gpu" if several.rank == several.size - 1 else "cpu")
+    message = r"parallelize_module: expected the same on every rank, .*'device: cpu, .* and kind of device$"
+    refused(several, Sequential(Linear(4, 12 * several.size, device=odd)), {"0": ColumnParallel()}, message,
+            MismatchError)  # fmt: skip
 
 
 def test_a_model_in_use_or_of_another_kind_is_refused(several):

@@ -42,6 +42,14 @@ def test_tensor_parallel_ranks_train_as_one(transport, make, task, kind):
     assert alike(comm, whole)
 
 
+def test_ranks_that_compute_in_their_thread_and_others_start_the_same_sums(several, monkeypatch):
+    """As on hosts of which one has a core a rank, and another has more."""
+    monkeypatch.setattr(device(), "runs_in_caller", several.rank == several.size - 1)
+    model = parallelize_module(MLPTask.model(), several, MLPTask.plans["whole"])
+    trained(MLPTask, model, 1, MLPTask.loss(several))
+    close(model.state_dict(), trained(MLPTask, MLPTask.model(), 1, loss_of(MLPTask)).state_dict())
+
+
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("kind", ["whole", "part"])
 @pytest.mark.parametrize("task", [MLPTask, GPTTask])
