@@ -32,8 +32,9 @@ _ITEM = 4  # bytes of a float32
 class DistributedOptimizer:
     """An optimizer of `clcomm.optim` that updates a part of the parameters on each rank; the same bits as without it.
 
-    The loop stays forward, backward, sync_gradients, step. `step` and `state_dict` are collective. After a step a
-    gradient is still this rank's own, not the mean.
+    The loop stays forward, backward, sync_gradients, step. `step` and `state_dict` are collective. A gradient is this
+    rank's own, not the mean, after the step as well; to change it between the two is refused, but for
+    `clcomm.clip_grad_norm` and `scale_gradients`.
 
     On one host, where the device shares its memory, the parameters move into memory common to all ranks: each rank
     writes its part, and all read it there. A change of parameters by hand then holds for all ranks.
@@ -152,6 +153,7 @@ class DistributedOptimizer:
     def expect_step(self, weight: float) -> None:
         """Note that the gradients are complete, and count `weight` times in the mean; the Synchronizer calls it."""
         self._weight, self._is_reduced = weight, False
+        self._await_step()
 
     def step(self) -> None:
         """Average the gradients, update this rank's part of the parameters, and gather all parts on every rank.
@@ -177,7 +179,7 @@ class DistributedOptimizer:
         shard.begin_update(is_clipped)
         self.optimizer.update_range(shard.gradients, shard.params)
         shard.gather()
-        self._is_reduced = False
+        self._is_reduced = self.optimizer.space.step_averages = False
         ours = self.sync.models.of(shard.space.model)
         self.sync.replicas.count_synchronisation(ours)
         shard.follow(ours.completion_order)
@@ -199,7 +201,12 @@ class DistributedOptimizer:
             if known.settings.check_finite:
                 shard.require_finite()
             self._is_reduced = True
+            self._await_step()
         return shard
+
+    def _await_step(self) -> None:
+        """Refuse the program's changes of gradients: of this rank's own, where those of the mean would be meant."""
+        self.optimizer.space.step_averages = self.sync.models.settings.zero == 1
 
     def require_same_settings(self) -> None:
         """Raise MismatchError on every rank where the ranks' learning rates, steps or the like differ; collective."""

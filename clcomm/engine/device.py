@@ -115,6 +115,11 @@ class Device(LaunchQueue):
         selection.prepare_environment(selection.core_share(size) if cores is None else cores, spec)
         return Device(selection.choose(spec, rank).cl_device)
 
+    @property
+    def family(self) -> str:
+        """The kernels' kind and the driver; devices of one family round alike, and use tensors in the same order."""
+        return f"{self.kind}, {self.driver}"
+
     def __copy__(self) -> Device:
         return self
 

@@ -54,6 +54,8 @@ class FlatSpace(FlatBuffers):
         self.blocks: GradBlocks | None = None
         #: The parameters' memory where this rank keeps a shard of them alone; None: they lie in `params`.
         self.gathered: GatheredUnits | None = None
+        #: Whether a step is to average the gradients, which are complete until the next backward; see `GradSlot`.
+        self.step_averages = False
         self._on_drop: Callable[[Sequence[str]], None] | None = None
         #: Gradients' way between the device and the host.
         self.moves = GradMoves(self, self.slots)
@@ -334,6 +336,7 @@ class FlatSpace(FlatBuffers):
                 slot.drop()
 
     def note_states(self) -> None:
+        self.step_averages = False
         self.moves.note_states()
 
 

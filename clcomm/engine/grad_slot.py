@@ -52,6 +52,7 @@ class Gradient(Tensor):
     @property
     def buffer(self) -> Any:
         """The device's buffer: this rank's own copy, as a kernel may write to it."""
+        self._slot.require_changeable()
         return self._slot.own().buffer
 
     def numpy(self) -> np.ndarray:
@@ -64,7 +65,7 @@ class Gradient(Tensor):
         return self.numpy()
 
     def copy_from(self, array_like: ArrayLike) -> None:
-        self._slot.require_not_sent()
+        self._slot.require_changeable()
         super().copy_from(array_like)
 
     def alias(self, shape: Shape) -> Tensor:
@@ -72,7 +73,12 @@ class Gradient(Tensor):
 
 
 class SlotOwner(Protocol):
-    """The part of a flat space that a slot uses."""
+    """The part of a flat space that a slot uses.
+
+    step_averages: whether gradients are this rank's own until a step averages them, so that none may be changed before.
+    """
+
+    step_averages: bool
 
     def note_states(self) -> None:
         """Notify a recording under way, if any, that states are about to change."""
@@ -148,7 +154,10 @@ class GradSlot:
 
     def assign(self, value: Tensor | None) -> None:
         """Set the gradient to a copy of `value`; None: drop it."""
-        self.require_not_sent()
+        if value is None:
+            self.require_not_sent()
+        else:
+            self.require_changeable()
         self.space.note_states()
         if value is None:
             self.drop()
@@ -171,6 +180,15 @@ class GradSlot:
             device.launch(device.kernel("elementwise", "fill"), *device.grid(size), self.local, 0.0, size)
         else:
             self.for_update()
+
+    def require_changeable(self) -> None:
+        """Raise ArgumentError where the program must not change the gradient, nor hand it to a kernel."""
+        self.require_not_sent()
+        if self.space.step_averages:
+            raise ArgumentError(
+                "gradient: expected no change between sync_gradients() and the DistributedOptimizer's step, which "
+                "averages it; clip with clcomm.clip_grad_norm, change it before, or read p.grad.numpy()"
+            )
 
     def require_not_sent(self) -> None:
         """Raise ArgumentError if the gradient's all-reduce is in flight."""

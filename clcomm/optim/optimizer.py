@@ -185,6 +185,11 @@ class Optimizer:
         ours = set(self._members.values())
         return not any(each.requires_grad for each in self.space.parameters if each not in ours)
 
+    def current_space(self) -> FlatSpace:
+        """Return the flat space that the parameters are in now: unfreezing some may have moved them."""
+        self._find_trained()
+        return self.space
+
     def _find_space(self) -> FlatSpace:
         given = self.param_groups[0].given
         module = given if len(self.param_groups) == 1 and isinstance(given, Module) else None

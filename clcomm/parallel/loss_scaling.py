@@ -150,9 +150,9 @@ class GradScaler:
                 f"optimizer: expected one of clcomm.optim or a DistributedOptimizer, got {type(optimizer).__name__}; "
                 "with PyTorch's, use torch.amp.GradScaler after sync_gradients"
             )
+        space = self.sync.models.space_of(optimizer.current_space())
         if not optimizer.is_alone:  # another one would divide the same gradients again
             raise ArgumentError("optimizer: expected one with all of a model's trainable parameters, got one with some")
-        space = self.sync.models.space_of(optimizer.space)
         part, written = averaged_part(comm, space)
         if self._anywhere(not np.isfinite(part.view(np.float32)).all(), space):
             return True

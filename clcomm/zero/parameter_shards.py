@@ -11,6 +11,7 @@ from clcomm.communicator import Communicator
 from clcomm.engine.gathered_parameters import GatheredUnits
 from clcomm.flat_space.precision import Precision
 from clcomm.flat_space.shards import ShardPart, ShardPlan, Unit
+from clcomm.sync.agreement import require_agreement
 from clcomm.sync.parameter_broadcast import PARAMETERS
 from clcomm.sync.shared_space import SharedSpace
 from clcomm.zero.common_memory import move_to_common_memory
@@ -101,6 +102,8 @@ class _Shard:
 
     def __init__(self, comm: Communicator, space: SharedSpace, plan: ShardPlan):
         flat = space.adapter.flat_space  # type: ignore[attr-defined]
+        remedy = "the kernels of other kinds use parameters in another order; use zero=2"
+        require_agreement(comm, "zero=3", [f"device: {flat.device.family}"], remedy)
         self._plan, self._device = plan, flat.device
         self._storage, self._nbytes = flat.storage, flat.precision.nbytes
         self._parts = [ShardPart(*map(self._nbytes, part)) for part in plan.parts(comm.rank)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from tests.pairs.course import (
     CLAMP,
     FACTOR,
     FALL,
+    GRADIENT_CLAMP,
     LOCAL_STEPS,
     MAX_NORM,
     OVERFLOW,
@@ -76,14 +77,17 @@ def thaw(model: Module) -> None:
         parameter.requires_grad = True
 
 
-def edit_gradient(parameter: Any) -> None:
+def scale_gradient(parameter: Any) -> None:
     parameter.grad.mul_(FACTOR)
 
 
-def edit_gradients(model: Module) -> None:
-    for parameter in {id(p): p for p in model.parameters()}.values():
-        if parameter.grad is not None:
-            edit_gradient(parameter)
+def edit_gradients(setting: Setting, parameters: Iterable[Any]) -> None:
+    """Change the averaged gradients; or where ranks divide them do what `scale_gradient` has done on each."""
+    for parameter in {id(p): p for p in parameters if p.grad is not None}.values():
+        if int(setting["zero"]) >= 2:
+            scale_gradient(parameter)
+        else:
+            parameter.grad.clamp_(-GRADIENT_CLAMP, GRADIENT_CLAMP)
 
 
 def edit_parameters(model: Module) -> None:
@@ -98,20 +102,19 @@ class Outer:
     LR, MOMENTUM, ALPHA = 0.7, 0.9, 0.5
 
     def __init__(self, models: list[Module]):
-        self._models = [dict(model.named_parameters()) for model in models]
+        named = [model.named_parameters() for model in models]
+        self._models = [{name: each for name, each in own if each.requires_grad} for own in named]
         self._anchor = self._mean()
         self._velocity = {name: 0 * values for name, values in self._anchor.items()}
         self._sent: Gradients | None = None
 
-    def after_step(self, kind: str, steps: int, is_last: bool) -> None:
+    def after_step(self, kind: str, steps: int) -> None:
         is_due = steps % LOCAL_STEPS == 0
         if kind == "streaming":
             if self._sent is not None:  # sent a step ago
                 self._outer_step(self._sent)
                 self._write(self.ALPHA)
             self._sent = self._moved() if is_due else None
-            if is_last:
-                self.align()
         elif is_due and kind == "diloco":
             self._outer_step(self._moved())
             self._write(0.0)
@@ -198,15 +201,17 @@ class Alone:
         self.shares.append(shares)
         if number == THAWED and self.setting["frozen"] == "thawed":
             self.outer.align()
-            self.outer = Outer(self.models)
             for model in self.models:
                 thaw(model)
+            self.outer = Outer(self.models)
         if self.is_local:
             self._local_step(number, shares)
         else:
             self._joint_step(number, shares)
         if self.setting["evaluation"] == "on":
             self.evaluations.append([self._evaluated(number, replica, rows) for replica, rows in enumerate(shares)])
+        if number + 1 == steps_of(self.setting):
+            self.outer.align()
 
     def _evaluated(self, number: int, replica: int, rows: tuple[int, int] | None) -> float | None:
         if rows is None:
@@ -229,7 +234,7 @@ class Alone:
         for replica, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
             self._backward(model, number, {replica: (shares[replica], 1.0)})
             self._finish(number, model, optimizer, self.norms[replica])
-        self.outer.after_step(self.setting["reduction"], number + 1, number + 1 == steps_of(self.setting))
+        self.outer.after_step(self.setting["reduction"], number + 1)
 
     def _gradients(self, number: int, shares: Shares) -> Gradients:
         """Return the combination of the replicas' gradients."""
@@ -290,7 +295,7 @@ class Alone:
     def _finish(self, number: int, model: Module, optimizer: optim.Optimizer, norms: list[float]) -> None:
         """Take a step with the model's gradients, unless one has overflowed."""
         if self.setting["edits"] == "gradients":
-            edit_gradients(model)
+            edit_gradients(self.setting, model.parameters())
         if self.setting["scaler"] != "overflow" or number != OVERFLOW:
             if self.setting["clip"] == "on":
                 self._clip(model, norms)

@@ -31,8 +31,9 @@ SHARDS = 2
 FALL = 0.7
 #: The step from which frozen parameters are trained, where they are thawed.
 THAWED = RESUMED
-#: Where a program edits parameters it clips them to this after each step, and multiplies gradients by this before.
-CLAMP, FACTOR = 0.25, 0.5
+#: Where a program edits parameters it clamps them to this after each step, or their averaged gradients to this before;
+#: where these are divided between the ranks it multiplies each backward's own gradients by the third.
+CLAMP, GRADIENT_CLAMP, FACTOR = 0.25, 0.01, 0.5
 
 #: Where replicas have batches of other sizes.
 UNEQUAL = ("samples", "expected", "join")

@@ -134,6 +134,12 @@ def why_not(levels: Mapping[str, str], most_ranks: int = MOST_RANKS) -> str:
     own = {("dropout", "on"), ("norm", "batch"), ("norm", "sync")} & set(levels.items())
     if has(("reduction", "shards")) and (own or network == "resnet"):
         return "each shard has its own random numbers and statistics, as none of one rank's batches has"
+    if {("edits", "gradients"), ("zero", "1"), ("reduction", "shards")} <= set(levels.items()):
+        return "gradients of shards lie aside until the step, p.grad is None"
+    if "join" in levels.get("inputs", "") and has(("frozen", "thawed")):
+        return "a block of join() is one Synchronizer's"
+    if network != "layers" and levels.get("pp", "1") != "1" and has(("frozen", "thawed")):
+        return "a stage with nothing to thaw does not see that another is refused"
     if levels.get("pp", "1") != "1" and levels.get("checkpoint") in ("to one rank", "from one rank"):
         return "an optimizer's state is its stage's: test_pairs sees that another's is refused"
     return ""

@@ -216,7 +216,7 @@ _SEQUENCE = {
 class Network:
     """A model by setting, its data, its loss of a batch's mean, its plans and cuts.
 
-    frozen: the parameters that "frozen" freezes.
+    frozen: the parameters that "frozen" freezes, of "layers" some in each stage.
     """
 
     make: Callable[[Setting, Replicas], Module]
@@ -237,7 +237,7 @@ NETWORKS = {
         {"1": ColumnParallel(), "3": RowParallel(), "6": ColumnParallel(), "8": RowParallel()},
         _SEQUENCE,
         _CUTS,
-        ("3.bias", "8.weight"),
+        ("3.bias", "4.weight", "8.weight", "11.bias"),
     ),
     "gpt": Network(
         lambda setting, _: GPT(VOCABULARY, CONTEXT, 2, 12, 2, tied=setting["tied"] == "on", device=device(), seed=3),

@@ -20,7 +20,7 @@ from clcomm.parallel.pipeline import Pipeline
 from clcomm.parallel.tensor_parallel.shards import divided_state, gathered_state
 from clcomm.sampler import BalancedSampler
 from clcomm.sync.balance import Balancer
-from tests.pairs.alone import edit_gradient, edit_gradients, edit_parameters, optimizer_of, rate_of, thaw
+from tests.pairs.alone import edit_gradients, edit_parameters, optimizer_of, rate_of, scale_gradient, thaw
 from tests.pairs.course import (
     LOCAL_STEPS,
     MAX_NORM,
@@ -98,11 +98,11 @@ class Job:
         self.optimizer = DistributedOptimizer(optimizer, self.sync) if setting["zero"] != "0" else optimizer
         if setting["edits"] == "gradients" and int(setting["zero"]) >= 2:  # which leave none to be edited later
             for parameter in self.model.parameters():
-                parameter.register_post_accumulate_grad_hook(edit_gradient)
+                parameter.register_post_accumulate_grad_hook(scale_gradient)
         if self.ddp is None or setting["zero"] != "0":
             self.sync.broadcast_parameters(self.model)
         self.rate = rate_of(setting, self.optimizer)
-        self.scaler = None if setting["scaler"] == "off" else GradScaler(self.sync, _SCALE, ranks=comm)
+        self.scaler = self._made_scaler()
         self.balancer = AtOnce(self.mesh["dp"], equal_batch(setting), window=1, least_gain=1)
         run = self._forward_backward if self.pipeline is None else self._pipeline_step
         self._run: Any = Replay(run) if setting["replay"] == "on" else run
@@ -155,6 +155,9 @@ class Job:
         )  # fmt: skip
         return ddp, ddp.synchronizer
 
+    def _made_scaler(self) -> GradScaler | None:
+        return None if self.setting["scaler"] == "off" else GradScaler(self.sync, _SCALE, ranks=self.comm)
+
     # --- training ---
 
     def train(self, first: int, stop: int) -> None:
@@ -178,6 +181,9 @@ class Job:
         thaw(self.model)
         self.ddp, self.sync = self._wrapped()
         self.sync.broadcast_parameters(self.model)
+        before, self.scaler = self.scaler, self._made_scaler()
+        if before is not None and self.scaler is not None:
+            self.scaler.load_state_dict(before.state_dict())
 
     def _block(self) -> AbstractContextManager[None]:
         if "join" not in self.setting["inputs"]:
@@ -300,11 +306,13 @@ class Job:
         """Do what follows an average of gradients."""
         if self.ddp is None and self.setting["buffers"] == "sent":
             self.sync.broadcast_buffers(self.model)
-        if self.setting["edits"] == "gradients" and int(self.setting["zero"]) < 2:
-            edit_gradients(self.model)
+        edits = self.setting["edits"] == "gradients" and int(self.setting["zero"]) < 2
+        if self.scaler is not None and (edits or self.setting["clip"] == "on"):
+            self.scaler.unscale_(self.optimizer)
+        if edits:
+            edit_gradients(self.setting, self.model.parameters())
         if self.scaler is not None:
             if self.setting["clip"] == "on":
-                self.scaler.unscale_(self.optimizer)
                 self._clip()
             self.scaler.step(self.optimizer)
             self.scaler.update()

@@ -63,7 +63,9 @@ def test_every_level_trains_as_one_rank(levels):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.timeout(300)
 def test_mended_pairs_train_as_one_rank():
-    """Tied over steps of a pipeline, 16 bits averaged, dropout after unequal draws, parts of a sequence again."""
+    """Tied over steps of a pipeline, 16 bits averaged, dropout after unequal draws, parts of a sequence again, and a
+    Synchronizer in place of another after parameters were thawed.
+    """
     world = Communicator(stall_warning_s=60, timeout_s=120)
     for _ in range(world.rank):
         RandomStream.of(cpu_device("cpu")).ticket()
@@ -76,6 +78,8 @@ def test_mended_pairs_train_as_one_rank():
         {"dp": "1", "tp": "2", "dropout": "on"},
         {"dp": "1", "tp": "2 sequence", "dropout": "on", "activations": "recomputed"},
         {"dp": "1", "tp": "2 sequence", "network": "gpt", "activations": "recomputed"},
+        {"frozen": "thawed", "overlap": "on"},
+        {"frozen": "thawed", "scaler": "on"},
     ):
         found = outcome_of(setting_of(levels), world)
         assert found.kind == RIGHT, f"{levels}: {found.text}"
@@ -103,6 +107,9 @@ REFUSALS = [
     ({"dp": "1", "pp": "2 1f1b", "optimizer": "adam", "checkpoint": "from one rank"}, "state_dict['names']: expected"),
     ({"dp": "1", "pp": "2 1f1b", "optimizer": "adam", "checkpoint": "to one rank"}, "state_dict['names']: expected"),
     ({"norm": "sync", "reduction": "adasum", "pp": "2 gpipe"}, "combination='adasum': "),
+    ({"edits": "gradients", "zero": "1"}, "gradient: expected no change between sync_gradients() and the Distributed"),
+    ({"tp": "2", "dp": "1", "device": "mixed"}, "parallelize_module: expected the same on every rank"),
+    ({"zero": "3", "device": "mixed", "transport": "mpi"}, "zero=3: expected the same on every rank"),
 ]
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from tests.pairs.alone import optimizer_of, pieces_of, rate_of
-from tests.pairs.course import CLAMP, FACTOR, MAX_NORM, OVERFLOW, THAWED, Shares, samples_of, weights_of
+from tests.pairs.alone import edit_gradients, optimizer_of, pieces_of, rate_of
+from tests.pairs.course import CLAMP, MAX_NORM, OVERFLOW, THAWED, Shares, samples_of, weights_of
 from tests.pairs.factors import Setting
 from tests.pairs.networks import TOKENS, WIDTH, network_of
 
@@ -53,7 +53,8 @@ def trained(setting: Setting, initial: Mapping[str, np.ndarray], shares: Sequenc
         trained = [each for each in parameters if each.requires_grad]
         for each in trained:
             each.grad = torch.zeros_like(each) if each.grad is None else each.grad
-            each.grad *= FACTOR if setting["edits"] == "gradients" else 1
+        if setting["edits"] == "gradients":
+            edit_gradients(setting, trained)
         if setting["scaler"] != "overflow" or step != OVERFLOW:
             if setting["clip"] == "on":
                 torch.nn.utils.clip_grad_norm_(trained, MAX_NORM)

@@ -99,8 +99,8 @@ def _agreed_styles(module: Module, comm: Communicator, plan: Mapping[str, Style]
     refusal, styles = None, dict[str, Style]()
     try:
         styles = _styles_of(module, plan, comm.size)
-        device = next(module.parameters()).device  # another's kernels round otherwise what all ranks compute alike
-        lines = [f"device: {device.kind}, {device.driver}", *(f"{name}: {style}" for name, style in styles.items())]
+        family = next(module.parameters()).device.family  # another's rounds otherwise what all ranks compute alike
+        lines = [f"device: {family}", *(f"{name}: {style}" for name, style in styles.items())]
         lines += [f"{name} {parameter.shape}" for name, parameter in module.named_parameters()]
     except ClcommError as error:
         refusal, lines = error, [str(error)]
