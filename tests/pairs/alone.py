@@ -297,7 +297,7 @@ class Alone:
         if self.setting["edits"] == "gradients":
             edit_gradients(self.setting, model.parameters())
         if self.setting["scaler"] != "overflow" or number != OVERFLOW:
-            if self.setting["clip"] == "on":
+            if self.setting["clip"] != "off":
                 self._clip(model, norms)
             optimizer.step()
         if self.setting["edits"] == "parameters":

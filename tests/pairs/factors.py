@@ -22,7 +22,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "rate": ("constant", "falls"),
     "precision": ("float32", "bf16", "fp16"),
     "scaler": ("off", "on", "overflow"),
-    "clip": ("off", "on"),
+    "clip": ("off", "on", "own"),
     "batches": ("1", "3 no_sync", "3"),
     "inputs": ("equal", "samples", "expected", "balance", "join", "join all"),
     "norm": ("layer", "batch", "sync"),
@@ -44,7 +44,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "replay": ("off", "on"),
     "activations": ("kept", "recomputed"),
     "functions": ("called", "fused"),
-    "checkpoint": ("none", "same", "to one rank", "from one rank"),
+    "checkpoint": ("none", "same", "rolled back", "to one rank", "from one rank"),
 }
 MOST_RANKS = 8
 #: Reductions under which each rank takes steps of its own.

@@ -19,7 +19,7 @@ from tests.pairs.alone import Alone
 from tests.pairs.course import CLAMP, OVERFLOW, POLICIES, RESUMED, Shares, shares_of, steps_of
 from tests.pairs.factors import Setting, ranks_of
 from tests.pairs.networks import computing_as
-from tests.pairs.ranks import Job
+from tests.pairs.ranks import Job, Records
 
 try:
     from tests.pairs import torch_alone
@@ -115,26 +115,29 @@ def _train(setting: Setting, comm: Communicator) -> dict[str, Any]:
     if setting["checkpoint"] == "from one rank":
         first = RESUMED
         job.restore(comm.broadcast_object(_started_alone(setting) if comm.rank == 0 else None))
-    segments.append(Segment(first, job.streams(), job.shares))
-    found = [job]
-    if setting["checkpoint"] in ("same", "to one rank"):
+    segments.append(Segment(first, job.streams(), job.records.shares))
+    if setting["checkpoint"] in ("none", "from one rank"):
+        job.train(first, stop)
+    else:
         job.train(0, RESUMED)
         kept = job.checkpoint()
+    records = [job.records]
+    if setting["checkpoint"] in ("same", "rolled back"):
         if setting["checkpoint"] == "same":
             job.close()
             job = Job(setting, comm)
-            job.restore(kept)
-            segments.append(Segment(RESUMED, job.streams(), job.shares))
-            job.train(RESUMED, stop)
-            found.append(job)
-    else:
-        job.train(first, stop)
+        else:
+            job.train(RESUMED, RESUMED + 1, Records())  # in vain
+        job.restore(kept)
+        records.append(Records())
+        segments.append(Segment(RESUMED, job.streams(), records[-1].shares))
+        job.train(RESUMED, stop, records[-1])
     state = job.state()
     names = {name for name, _ in job.model.named_parameters()}
     result = {
         "state": state if comm.rank == 0 else None,
         "bits": {name: _hash(values) for name, values in state.items() if name in names},
-        **{name: [x for each in found for x in getattr(each, name)] for name in ("losses", "evaluations", "norms")},
+        **{name: [x for each in records for x in getattr(each, name)] for name in ("losses", "evaluations", "norms")},
         "replica": job.replica,
     }  # fmt: skip
     if comm.rank == 0:

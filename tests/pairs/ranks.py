@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from clcomm import Communicator, DistributedDataParallel, Mesh, Synchronizer
 from clcomm.clipping import clip_grad_norm
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Module, Replay, Tensor, no_grad
+from clcomm.engine.nn.utils import clip_grad_norm_
 from clcomm.engine.random_stream import RandomStream
 from clcomm.parallel import SyncBatchNorm, parallelize_module
 from clcomm.parallel.loss_scaling import GradScaler
@@ -70,14 +72,22 @@ class AtOnce(Balancer):
     WARM_UP_STEPS = 0
 
 
+@dataclass
+class Records:
+    """Of each step the loss, None without a batch, and that after it, without dropout and the like; the norm of clipped
+    gradients; the replicas' rows.
+    """
+
+    losses: list[float | None] = field(default_factory=list)
+    evaluations: list[float | None] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    shares: list[Shares] = field(default_factory=list)
+
+
 class Job:
     """A setting on this rank; making one is collective, and so are its calls.
 
-    Attributes:
-        losses: of each step, None without a batch.
-        evaluations: these after the step, without dropout and the like.
-        norms: of each step's gradients, where they are clipped.
-        shares: the replicas' rows of each step.
+    records: of the steps that it trains.
     """
 
     def __init__(self, setting: Setting, comm: Communicator):
@@ -107,10 +117,7 @@ class Job:
         run = self._forward_backward if self.pipeline is None else self._pipeline_step
         self._run: Any = Replay(run) if setting["replay"] == "on" else run
         self._factor, self._has_overflow = 1.0, False
-        self.losses: list[float | None] = []
-        self.evaluations: list[float | None] = []
-        self.norms: list[float] = []
-        self.shares: list[Shares] = []
+        self.records = Records()
 
     def _turn_on_features(self, model: Module) -> None:
         """Turn on what may change no number, which one rank is without."""
@@ -160,16 +167,17 @@ class Job:
 
     # --- training ---
 
-    def train(self, first: int, stop: int) -> None:
-        """Train steps `first` to `stop`, in the block that the setting asks for."""
+    def train(self, first: int, stop: int, records: Records | None = None) -> None:
+        """Train steps `first` to `stop`, in the block that the setting asks for; records: None: the present ones."""
+        self.records = self.records if records is None else records
         with self._block():
             for step in range(first, stop):
                 if step == THAWED and self.setting["frozen"] == "thawed":
                     self._thaw()
-                self.shares.append(self._shares(step))
-                own = self.shares[-1][self.replica]
+                self.records.shares.append(self._shares(step))
+                own = self.records.shares[-1][self.replica]
                 if own is None:
-                    self.losses.append(None)
+                    self.records.losses.append(None)
                 else:
                     self._step(step, own)
         if stop == steps_of(self.setting):
@@ -217,9 +225,9 @@ class Job:
             else:
                 self.sync.expect_samples(self.model, len(x))
         if self.setting["reduction"] == "shards":
-            self.losses.append(self._shards_backward(x, y))
+            self.records.losses.append(self._shards_backward(x, y))
         else:
-            self.losses.append(self._parts_backward(x, y))
+            self.records.losses.append(self._parts_backward(x, y))
         if self.setting["reduction"] != "local SGD":
             self._average(len(x), step)
         self._finish()
@@ -228,7 +236,7 @@ class Job:
         if self.setting["reduction"] == "local SGD" and (step + 1) % LOCAL_STEPS == 0:
             self.sync.average_parameters(self.model)
         if self.setting["evaluation"] == "on":
-            self.evaluations.append(self._evaluated(x, y))
+            self.records.evaluations.append(self._evaluated(x, y))
         if self.setting["inputs"] == "balance":
             self.balancer.step_finished(len(x), len(x) * (1.0 + 0.5 * self.replica))
 
@@ -307,17 +315,17 @@ class Job:
         if self.ddp is None and self.setting["buffers"] == "sent":
             self.sync.broadcast_buffers(self.model)
         edits = self.setting["edits"] == "gradients" and int(self.setting["zero"]) < 2
-        if self.scaler is not None and (edits or self.setting["clip"] == "on"):
+        if self.scaler is not None and (edits or self.setting["clip"] != "off"):
             self.scaler.unscale_(self.optimizer)
         if edits:
             edit_gradients(self.setting, self.model.parameters())
         if self.scaler is not None:
-            if self.setting["clip"] == "on":
+            if self.setting["clip"] != "off":
                 self._clip()
             self.scaler.step(self.optimizer)
             self.scaler.update()
         else:
-            if self.setting["clip"] == "on":
+            if self.setting["clip"] != "off":
                 self._clip()
             self.optimizer.step()
         if self.setting["edits"] == "parameters":
@@ -327,13 +335,15 @@ class Job:
         self.optimizer.zero_grad()
 
     def _clip(self) -> None:
-        if self.pipeline is not None:
+        if self.setting["clip"] == "own":
+            norm = clip_grad_norm_(self.model.parameters(), MAX_NORM).item()
+        elif self.pipeline is not None:
             norm = self.pipeline.clip_grad_norm(MAX_NORM)
         elif self.ddp is not None:
             norm = self.ddp.clip_grad_norm(MAX_NORM)
         else:
             norm = clip_grad_norm(self.sync, self.model, MAX_NORM)
-        self.norms.append(norm)
+        self.records.norms.append(norm)
 
     # --- state ---
 

@@ -108,6 +108,11 @@ REFUSALS = [
     ({"dp": "1", "pp": "2 1f1b", "optimizer": "adam", "checkpoint": "to one rank"}, "state_dict['names']: expected"),
     ({"norm": "sync", "reduction": "adasum", "pp": "2 gpipe"}, "combination='adasum': "),
     ({"edits": "gradients", "zero": "1"}, "gradient: expected no change between sync_gradients() and the Distributed"),
+    ({"clip": "own", "zero": "1"}, "clip_grad_norm_: expected gradients that this rank has"),
+    ({"clip": "own", "zero": "2"}, "clip_grad_norm_: expected gradients that this rank has"),
+    ({"clip": "own", "zero": "1", "reduction": "shards"}, "clip_grad_norm_: expected gradients that this rank has"),
+    ({"clip": "own", "tp": "2", "dp": "1"}, "clip_grad_norm_: expected gradients that this rank has"),
+    ({"clip": "own", "pp": "2 1f1b", "dp": "1"}, "clip_grad_norm_: expected gradients that this rank has"),
     ({"tp": "2", "dp": "1", "device": "mixed"}, "parallelize_module: expected the same on every rank"),
     ({"zero": "3", "device": "mixed", "transport": "mpi"}, "zero=3: expected the same on every rank"),
 ]

@@ -27,7 +27,7 @@ def follows(setting: Setting) -> bool:
         and setting["precision"] == "float32"
         and setting["compression"] == "none"
         and setting["reduction"] in ("mean", "ring", "tree")
-        and setting["checkpoint"] in ("none", "same")
+        and setting["checkpoint"] in ("none", "same", "rolled back")
     )
 
 
@@ -56,7 +56,7 @@ def trained(setting: Setting, initial: Mapping[str, np.ndarray], shares: Sequenc
         if setting["edits"] == "gradients":
             edit_gradients(setting, trained)
         if setting["scaler"] != "overflow" or step != OVERFLOW:
-            if setting["clip"] == "on":
+            if setting["clip"] != "off":
                 torch.nn.utils.clip_grad_norm_(trained, MAX_NORM)
             optimizer.step()
         with torch.no_grad():

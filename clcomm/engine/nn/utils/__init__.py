@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from clcomm.engine import functional as F
+from clcomm.engine.flat import space_of
 from clcomm.engine.modes import no_grad
 from clcomm.engine.nn.utils import rnn
+from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
@@ -18,11 +20,11 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scale gradients in place so that the norm of all of them together is at most `max_norm`; return the norm before.
 
-    Those of this process alone: a Synchronizer's `clip_grad_norm` has the norm of the ranks' mean. ArgumentError,
-    changing nothing, for a norm that is not finite with `error_if_nonfinite`.
+    Those of this process alone. ArgumentError, changing nothing, for a norm that is not finite with
+    `error_if_nonfinite`, and where ranks divide the gradients: `clcomm.clip_grad_norm` has the norm of all.
     """
     with no_grad():
-        gradients = _gradients(parameters)
+        gradients = _gradients("clip_grad_norm_", parameters, is_norm=True)
         if not gradients:
             return Tensor(0.0)
         total = F.norm(F.stack([F.norm(each, norm_type) for each in gradients]), norm_type)
@@ -35,9 +37,12 @@ def clip_grad_norm_(
 
 
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
-    """Limit each element of the gradients to [-clip_value, clip_value], in place."""
+    """Limit each element of the gradients to [-clip_value, clip_value], in place.
+
+    Raises ArgumentError where a DistributedOptimizer averages the gradients in its step.
+    """
     with no_grad():
-        for each in _gradients(parameters):
+        for each in _gradients("clip_grad_value_", parameters, is_norm=False):
             F.overwrite(each, lambda gradient: F.clamp(gradient, -float(clip_value), float(clip_value)))
 
 
@@ -55,6 +60,22 @@ def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
             each.copy_(F.reshape(part, each.shape))
 
 
-def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
-    given = [parameters] if isinstance(parameters, Tensor) else parameters
+def _gradients(name: str, parameters: Tensor | Iterable[Tensor], is_norm: bool) -> list[Tensor]:
+    given = [parameters] if isinstance(parameters, Tensor) else [*parameters]
+    for each in given:
+        if isinstance(each, Parameter) and (who := _divided_by(each, is_norm)):
+            raise ArgumentError(
+                f"{name}: expected gradients that this rank has, whole and averaged, got those of a model that {who}; "
+                "use clcomm.clip_grad_norm(sync, model, max_norm)"
+            )
     return [each.grad for each in given if each.grad is not None]
+
+
+def _divided_by(parameter: Parameter, is_norm: bool) -> str:
+    """Return what divides a parameter's gradient, or that of the model, so that this rank cannot clip; "": nothing."""
+    space = space_of(parameter)
+    if space is not None and (space.blocks is not None or space.step_averages):
+        return "a DistributedOptimizer averages in its step"
+    if is_norm and parameter.part is not None:
+        return "tensor-parallel ranks divide"
+    return "a pipeline's stages divide" if is_norm and parameter.stages is not None else ""
