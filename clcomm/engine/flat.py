@@ -56,6 +56,8 @@ class FlatSpace(FlatBuffers):
         self.gathered: GatheredUnits | None = None
         #: Whether a step is to average the gradients, which are complete until the next backward; see `GradSlot`.
         self.step_averages = False
+        #: Whether the ranks that average the gradients have devices of one family, whose kernels compute the same bits.
+        self.has_alike_devices = True
         self._on_drop: Callable[[Sequence[str]], None] | None = None
         #: Gradients' way between the device and the host.
         self.moves = GradMoves(self, self.slots)
@@ -286,6 +288,10 @@ class FlatSpace(FlatBuffers):
     def open(self, slot: GradSlot) -> None:
         if self.blocks is not None:
             self.blocks.open(slot)
+
+    def is_averaged(self, parameter: Parameter) -> bool:
+        """Return whether a parameter has a gradient that ranks have averaged."""
+        return parameter.slot is not None and parameter.slot.state == REDUCED
 
     def note_dropped(self, slot: GradSlot) -> None:
         if self._on_drop is not None:

@@ -15,18 +15,23 @@ from clcomm.errors import MismatchError
 CHECKS = "checks"
 
 
-def require_agreement(comm: Communicator, what: str, lines: Sequence[str], remedy: str) -> None:
+def require_agreement(comm: Communicator, what: str, lines: Sequence[str], remedy: str, beside: str = "") -> bool:
     """Raise the same MismatchError on every rank unless all ranks pass the same lines; collective.
 
     Args:
         what: subject of the message.
         lines: this rank's settings, one a line.
         remedy: end of the message: what to do.
+        beside: this rank's further setting, in which ranks may differ.
+
+    Returns whether all ranks pass the same `beside`.
     """
-    own = np.frombuffer(digest("\n".join(lines).encode()), np.uint8)
+    own = np.frombuffer(digest("\n".join([*lines, beside]).encode()), np.uint8)
     if all_alike(comm.all_gather(own, label=CHECKS)):
-        return
+        return True
     everyone = comm.all_gather_object(list(lines), label=CHECKS)
+    if all(theirs == everyone[0] for theirs in everyone):
+        return False
     raise MismatchError(f"{what}: {_first_difference(everyone, comm.name_ranks)}; {remedy}")
 
 

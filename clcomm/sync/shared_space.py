@@ -109,9 +109,13 @@ def _adapter_on_all(comm: Communicator, model: object, precision: Precision) -> 
         lines = [f"{spec.name} {spec.shape} {spec.dtype}{stored}" for spec in adapter.specs]
     except ClcommError as error:
         refusal, lines = error, [str(error)]
-    require_agreement(comm, "parameters", lines, "build the same model on every rank")
+    flat: FlatSpace | None = None if refusal is not None else getattr(adapter, "flat_space", None)
+    family = "" if flat is None else flat.device.family
+    are_alike = require_agreement(comm, "parameters", lines, "build the same model on every rank", family)
     if refusal is not None:
         raise refusal
+    if flat is not None:
+        flat.has_alike_devices = are_alike
     return adapter
 
 

@@ -45,7 +45,7 @@ _OPTIMIZERS: dict[str, tuple[str, float, dict[str, Any]]] = {
     "rmsprop": ("RMSProp", 0.2, {"eps": 1e-2, "momentum": 0.5}),
     "adagrad": ("Adagrad", 0.2, {"eps": 1e-2, "lr_decay": 0.1}),
     "adadelta": ("Adadelta", 1, {"eps": 1e-2, "weight_decay": 0.01}),
-    "radam": ("RAdam", 0.2, {"eps": 1e-2}),
+    "radam": ("RAdam", 1, {"eps": 1e-2}),
 }
 
 

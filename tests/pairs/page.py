@@ -29,8 +29,9 @@ RMSProp, which divides by small gradients, but 0.5 at most, and of several their
 rounding grow, 0.05, 0.3 with one of these, and 1 with two. Where ranks take steps of their own one rank takes all of
 them, and outer steps by the papers' formulas. Two hosts are one whose ranks are told that they are on two; a GPU is a
 CPU that has a GPU's kernels and memory of its own, on every rank or on every other. Thawed parameters are frozen for
-half of the steps; edits clamp all parameters after each step, or the averaged gradients before it. Parameters have to
-have the same bits on every rank.
+half of the steps; edits clamp all parameters after each step, or the averaged gradients before it; clip own is
+PyTorch's `clip_grad_norm_`; a checkpoint that is rolled back is loaded again by the job that wrote it. Parameters have
+to have the same bits on every rank.
 
 `+` is right, a letter is refused by the line below, on every rank, and `.` does not exist, such as more than 8 ranks
 or a network without that feature; `!` is wrong, and `?` occurred in no setting that ended. Rows and columns have the

@@ -111,6 +111,7 @@ REFUSALS = [
     ({"clip": "own", "zero": "1"}, "clip_grad_norm_: expected gradients that this rank has"),
     ({"clip": "own", "zero": "2"}, "clip_grad_norm_: expected gradients that this rank has"),
     ({"clip": "own", "zero": "1", "reduction": "shards"}, "clip_grad_norm_: expected gradients that this rank has"),
+    ({"clip": "own", "device": "mixed"}, "clip_grad_norm_: expected gradients that this rank has"),
     ({"clip": "own", "tp": "2", "dp": "1"}, "clip_grad_norm_: expected gradients that this rank has"),
     ({"clip": "own", "pp": "2 1f1b", "dp": "1"}, "clip_grad_norm_: expected gradients that this rank has"),
     ({"tp": "2", "dp": "1", "device": "mixed"}, "parallelize_module: expected the same on every rank"),

@@ -76,6 +76,8 @@ def _divided_by(parameter: Parameter, is_norm: bool) -> str:
     space = space_of(parameter)
     if space is not None and (space.blocks is not None or space.step_averages):
         return "a DistributedOptimizer averages in its step"
+    if is_norm and space is not None and not space.has_alike_devices and space.is_averaged(parameter):
+        return "ranks with several kinds of devices have, whose norms would differ in the last bits"
     if is_norm and parameter.part is not None:
         return "tensor-parallel ranks divide"
     return "a pipeline's stages divide" if is_norm and parameter.stages is not None else ""
