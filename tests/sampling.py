@@ -18,7 +18,7 @@ import pytest
 _Value = TypeVar("_Value")
 
 #: The most cases of a test in a run of the whole suite, without a mark of its own; and on several ranks, all together.
-MOST_CASES, MOST_CASES_ON_RANKS = 4, 2
+MOST_CASES, MOST_CASES_ON_RANKS = 3, 2
 #: The same in folders and files whose tests start jobs, or compute for seconds.
 MOST_SLOW_CASES = 1
 SLOW = tuple(
