@@ -32,6 +32,7 @@ _ALIGNED = ALIGNMENT // 4
 
 T = TypeVar("T")
 Prepared = tuple[Tensor, Tensor, Callable[[], None]]  # in regions, and the collective between them
+Steps = tuple[Callable[[], None], Callable[[], None]]  # of a collective: its start, and the wait for its end
 
 
 class Exchange:
@@ -69,7 +70,7 @@ class Exchange:
             return RankSum(self, empty(self.device, shape))
         own, total, run = self._once(("sum", math.prod(shape), label), self._prepare_sum)
         start = partial(self._once, ("started sum", math.prod(shape), label), self._prepare_start)
-        return RankSum(self, own.alias(shape), total.alias(shape), run, start if self._starts else None)
+        return RankSum(self, own.alias(shape), total.alias(shape), run, start)
 
     def summed(self, x: Tensor, label: str, out: Callable[[], Tensor] | None = None) -> Tensor:
         """Return the sum of all ranks' x; `out` returns the tensor to write it to, None: a new one."""
@@ -99,9 +100,6 @@ class Exchange:
         return result
 
     def _prepare_sum(self, _: str, count: int, label: str) -> Prepared:
-        if self._starts is None:
-            in_caller = self.comm.all_gather(np.array([self.device.runs_in_caller], np.uint8), label=CHECKS)
-            self._starts = not in_caller.any()
         summands, sums = self._region("summands", 4 * _padded(count)), self._region("sums", 4 * _padded(count))
         reduce = self.comm.all_reduce_init(summands.values[:count], out=sums.values[:count], label=label)
 
@@ -112,8 +110,13 @@ class Exchange:
 
         return summands.tensor(0, (count,)), sums.tensor(0, (count,)), partial(self._counted, run)
 
-    def _prepare_start(self, _: str, count: int, label: str) -> tuple[Callable[[], None], Callable[[], None]]:
-        """Return functions that start the sum of `_prepare_sum`, and that wait for it."""
+    def _prepare_start(self, _: str, count: int, label: str) -> Steps | None:
+        """Return functions that start the sum of `_prepare_sum`, and that wait for it; None: no rank starts sums."""
+        if self._starts is None:
+            in_caller = self.comm.all_gather(np.array([self.device.runs_in_caller], np.uint8), label=CHECKS)
+            self._starts = not in_caller.any()
+        if not self._starts:
+            return None
         summands, sums = self._regions["summands"], self._regions["sums"]
         begin = self.comm.all_reduce_async_init(summands.values[:count], out=sums.values[:count], label=label)
         started: list[Handle] = []
@@ -260,7 +263,7 @@ class RankSum:
         own: Tensor,
         total: Tensor | None = None,
         run: Callable[[], None] | None = None,
-        steps: Callable[[], tuple[Callable[[], None], Callable[[], None]]] | None = None,
+        steps: Callable[[], Steps | None] | None = None,
     ):
         self.own = own
         self._ranks, self._total, self._finish, self._steps = ranks, total, run, steps
@@ -271,8 +274,9 @@ class RankSum:
         Where a rank's kernels run in the calling thread nothing happens before `total()`: a core that adds up does not
         compute.
         """
-        if self._steps is not None:
-            start, self._finish = self._steps()
+        steps = None if self._steps is None else self._steps()
+        if steps is not None:
+            start, self._finish = steps
             self._ranks.device.on_host(start)
 
     def total(self) -> Tensor:

@@ -119,6 +119,7 @@ REFUSALS = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("levels", "line"), REFUSALS)
