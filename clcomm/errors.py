@@ -79,7 +79,7 @@ class NonFiniteError(ClcommError, ArithmeticError):
 
 #: The packages that an extra of this one brings, by the name that is imported: as messages call them, and the extra.
 _OPTIONAL = {
-    "jax": ("JAX", "jax"), "netcl": ("netcl", "netcl"), "onnx": ("onnx", "onnx"), "otf2": ("otf2", "otf2"),
+    "jax": ("JAX", "jax"), "netcl": ("netcl", "netcl"),
     "shtab": ("shtab", "completion"), "safetensors": ("safetensors", "safetensors"),
     "tinygrad": ("tinygrad", "tinygrad"), "torch": ("PyTorch", "torch"),
 }  # fmt: skip

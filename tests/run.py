@@ -29,7 +29,6 @@ REASONS = [
     (r"(?i)torch", "PyTorch is not installed", "make test-torch"),
     (r"JAX|jax", "JAX is not installed", "make test TEST_EXTRAS=test,jax"),
     (r"tinygrad", "tinygrad is not installed", "make test TEST_EXTRAS=test,tinygrad"),
-    (r"onnx", "ONNX or its runtime is not installed", "make test TEST_EXTRAS=test,onnxruntime"),
     (r"Open MPI|ULFM", "Open MPI's ULFM is needed", "make ulfm"),
     (r"Intel", "Intel's OpenCL runtime is not installed", "make intel, then make test"),
     (r"MNIST", "MNIST's files are not at hand", "make test CLCOMM_DATA=<their folder>"),

@@ -75,7 +75,7 @@ def test_a_page_s_program_runs(page: str, program: str, tmp_path: Path) -> None:
 
 
 #: The extras by the packages that programs need them for.
-EXTRAS = {"torch": "torch", "sklearn": "digits", "netcl": "netcl", "tinygrad": "tinygrad", "jax": "jax", "onnx": "onnx",
+EXTRAS = {"torch": "torch", "sklearn": "digits", "netcl": "netcl", "tinygrad": "tinygrad", "jax": "jax",
           "prometheus_client": "prometheus"}  # fmt: skip
 #: What our modules and functions import from the extras.
 IMPORTED_BY_OURS = {
@@ -86,7 +86,6 @@ IMPORTED_BY_OURS = {
     "clcomm.adapters.netcl": "netcl",
     "clcomm.tinygrad": "tinygrad",
     "clcomm.jax": "jax",
-    "clcomm.weights.export_onnx": "onnx",
     "clcomm.exporters.prometheus": "prometheus_client",
 }
 
@@ -110,7 +109,6 @@ def imported_by(program: str) -> set[str]:
         ("def f():\n    from torch.nn import Linear", {"torch"}),
         ("import clcomm.horovod as hvd", {"clcomm", "torch"}),
         ("from clcomm import horovod, weights", {"clcomm", "torch"}),
-        ("from clcomm.weights import export_onnx", {"clcomm", "onnx"}),
         ("# import torch\nprint('import torch')", set()),
     ],
 )

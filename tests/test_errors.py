@@ -42,7 +42,6 @@ NEED = {
         "import clcomm.lizardist.engine.model", "from training.engines.parts import _torch; _torch(*range(5))",
     ),
     "netcl": ("from clcomm.adapters.netcl_runtime import prepare; prepare()",),
-    "onnx": ("from clcomm.weights.onnx import export_onnx; export_onnx(None, '', ())",),
     "safetensors": ("from clcomm.weights.safetensors import _library; _library()",),
     "shtab": ("from clcomm.cli import main; main(['completion', 'bash'])",),
 }  # fmt: skip

@@ -228,9 +228,9 @@ class TrainingOptions(JobOptions):
         None, "send them, and spans, to an OpenTelemetry collector such as http://localhost:4318 (needs clcomm[otlp])",
         metavar="URL",
     )  # fmt: skip
-    trackio: str | None = _log(None, "keep rank 0's figures for trackio (needs clcomm[trackio])", metavar="DIR")
-    wandb: str | None = _log(None, "keep them for Weights & Biases, offline (needs clcomm[wandb])", metavar="DIR")
-    mlflow: str | None = _log(None, "keep them in MLflow's files (needs clcomm[mlflow])", metavar="DIR")
+    wandb: str | None = _log(None, "keep rank 0's for Weights & Biases, offline (needs clcomm[wandb])", metavar="DIR")
+        None, "keep rank 0's figures for Weights & Biases, offline (needs clcomm[wandb])", metavar="DIR"
+    )
 
     logical_shards: int | None = _data(
         None, "cut each step into N shards of --batch-size samples, which the ranks share out: the same bits on any "
@@ -295,9 +295,7 @@ _EXPORTERS = {
     "metrics_port": ("prometheus_client", "prometheus"),
     "metrics_textfile": ("prometheus_client", "prometheus"),
     "otlp": ("opentelemetry", "otlp"),
-    "trackio": ("trackio", "trackio"),
     "wandb": ("wandb", "wandb"),
-    "mlflow": ("mlflow", "mlflow"),
 }
 #: Options of a run's outputs, and of a comparison; they do not affect a run itself.
 _OUTPUTS = (

@@ -131,16 +131,10 @@ def _exporters(
         from clcomm.exporters.tensorboard import TensorBoard
 
         add("--tensorboard", options.tensorboard, TensorBoard(options.tensorboard))
-    for module in ("wandb", "trackio"):
-        directory = getattr(options, module)
-        if comm.rank == 0 and directory:
-            from clcomm.exporters.trackers import Tracker
+    if comm.rank == 0 and options.wandb:
+        from clcomm.exporters.wandb import WeightsAndBiases
 
-            add(f"--{module}", directory, Tracker(module, directory, options.settings()))
-    if comm.rank == 0 and options.mlflow:
-        from clcomm.exporters.trackers import Mlflow
-
-        add("--mlflow", options.mlflow, Mlflow(options.mlflow, options.settings()))
+        add("--wandb", options.wandb, WeightsAndBiases(options.wandb, options.settings()))
     return opened
 
 

@@ -55,7 +55,7 @@ def check_output_files(
         written.pop("--report")
     directories = {
         "--tensorboard": options.tensorboard, "--metrics-textfile": options.metrics_textfile,
-        "--trackio": options.trackio, "--wandb": options.wandb, "--mlflow": options.mlflow,
+        "--wandb": options.wandb,
     }  # fmt: skip
     check_writable(
         comm, written, in_place={"--log-csv": options.log_csv}, directories=directories,

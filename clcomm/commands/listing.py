@@ -38,19 +38,18 @@ COMMANDS: tuple[Listed | Command, ...] = (
     Listed("plan", "find the strategies that fit a host's memory, the fastest first"),
     Listed("compare", "compare runs' reports: settings, speed, communication, bytes, accuracy"),
     Listed("replay", "compute a step of a run again in one process, or find where two runs part"),
-    Listed("trace", "write the timeline of a job that was ended, or a timeline in another format"),
+    Listed("trace", "write the timeline of a job that was ended"),
     Listed("completion", "print the completion of this command's words for a shell"),
-    Listed("man", "show the manual page, or print its source"),
 )
 
 
 #: Of the whole command: the first and the last lines of its help.
 DESCRIPTION = "Data-parallel training for OpenCL devices over MPI."
-EPILOG = "clcomm COMMAND --help shows a command's options and examples, clcomm man all of them and the exit codes."
+EPILOG = "clcomm COMMAND --help shows a command's options and examples."
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """Return the parser with the options of every sub-command, for completion and the manual."""
+    """Return the parser with the options of every sub-command, for completion."""
     parser = argparse.ArgumentParser(prog="clcomm", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"clcomm {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)

@@ -1,4 +1,4 @@
-"""A run's figures where teams look: Prometheus, OpenTelemetry, TensorBoard, MLflow, trackio, W&B.
+"""A run's figures where teams look: Prometheus, OpenTelemetry, TensorBoard, W&B.
 
 Each is an Exporter: `write` takes a Point of the figures that `FIGURES` lists. Each needs the
 extra of its name.

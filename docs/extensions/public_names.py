@@ -39,13 +39,10 @@ OPTIONAL = (
     "tinygrad",
     "jax",
     "safetensors",
-    "onnx",
     "matplotlib",
     "tensorboardX",
     "prometheus_client",
     "opentelemetry",
-    "trackio",
-    "mlflow",
     "wandb",
 )
 
