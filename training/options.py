@@ -228,7 +228,7 @@ class TrainingOptions(JobOptions):
         None, "send them, and spans, to an OpenTelemetry collector such as http://localhost:4318 (needs clcomm[otlp])",
         metavar="URL",
     )  # fmt: skip
-    wandb: str | None = _log(None, "keep rank 0's for Weights & Biases, offline (needs clcomm[wandb])", metavar="DIR")
+    wandb: str | None = _log(
         None, "keep rank 0's figures for Weights & Biases, offline (needs clcomm[wandb])", metavar="DIR"
     )
 
