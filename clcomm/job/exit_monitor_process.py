@@ -8,6 +8,7 @@ waits.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import math
 import mmap
@@ -360,7 +361,7 @@ def launcher_of(pid: int) -> int:
     """Return the launcher of a rank: its nearest ancestor named in LAUNCHERS; 0 if there is none."""
     while pid > 1:
         fields = stat_fields(pid)
-        pid = int(fields[1]) if fields else 0
+        pid = int(fields[1]) if len(fields) > 1 else 0
         if pid and _command_name(pid) in LAUNCHERS:
             return pid
     return 0
@@ -373,12 +374,17 @@ def _command_name(pid: int) -> str:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the command's name; none for a process that is gone."""
+    """Return the fields of /proc/PID/stat after the command's name; none for a process that is gone.
+
+    Where no descriptor is free they are those of a process that runs, as no more is known of it then: "?".
+    """
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()
-    except OSError:
-        return []
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            return []
+    return ["?"] if os.path.exists(f"/proc/{pid}") else []
 
 
 if __name__ == "__main__":

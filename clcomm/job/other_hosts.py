@@ -72,12 +72,12 @@ class StatusClient:
     def ask(self, question: bytes = PROGRESS) -> list[RankStatus]:
         """Return the lines of all ranks of other hosts, in rank order, within ASK_S seconds.
 
-        Ranks of a host that does not answer have the state UNKNOWN.
+        Ranks of a host that does not answer, or that cannot be asked as no descriptor is free, have the state UNKNOWN.
         """
         found: dict[int, RankStatus] = {}
         silent = self._hosts
         deadline, attempt = monotonic() + ASK_S, 0
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
             while silent and monotonic() < deadline:
                 for host in silent:
                     self._send(asking, [*host.values()][attempt % len(host)], question)

@@ -16,6 +16,8 @@ from clcomm.job.figures import about_program
 from clcomm.job.other_hosts import OtherHosts, StatusClient
 from clcomm.job.status_page import NAME, RankStatus, StatusPage, read_description
 
+#: Of a process that has ended meanwhile, or hides its descriptors; another error says nothing of it.
+GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 #: How /proc names an anonymous file.
 _LINK = f"/memfd:{NAME} (deleted)"
 
@@ -81,7 +83,7 @@ def find_jobs() -> tuple[list[RunningJob], list[str]]:
             if described is None:
                 continue
             job = RunningJob(memory, *described)
-        except OSError:  # ended meanwhile
+        except GONE:
             continue
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             problems.append(f"the job of process {pid} cannot be read: {error}")
@@ -100,12 +102,12 @@ def _open_pages() -> Iterator[tuple[int, str]]:
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(*GONE):
             if os.stat(f"/proc/{name}").st_uid != os.geteuid():
                 continue
             for descriptor in os.listdir(f"/proc/{name}/fd"):
                 path = f"/proc/{name}/fd/{descriptor}"
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(*GONE):
                     if os.readlink(path) == _LINK:
                         info = os.stat(path)
                         if info.st_ino not in seen:

@@ -237,6 +237,8 @@ def _state(pid: int, started: int) -> str:
     if not started:
         return "running"  # no /proc, or the rank has not written its line yet
     fields = stat_fields(pid)
+    if fields == ["?"]:
+        return "running"
     if not fields or fields[0] in ("Z", "X") or int(fields[_START_FIELD]) != started:
         return "dead"
     return "stopped" if fields[0] in ("T", "t") else "running"

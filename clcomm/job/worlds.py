@@ -9,13 +9,14 @@ and goes on within milliseconds when that ends.
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import json
 import os
 from pathlib import Path
 from typing import NamedTuple
 
-from clcomm.errors import LaunchError
+from clcomm.errors import LaunchError, ShortageError
 from clcomm.host import variables
 from clcomm.job.job import this_job
 from clcomm.job.restarts import restart_number
@@ -76,13 +77,19 @@ def running() -> list[RunningWorlds]:
 
 
 def tell(folder: Path, word: str, world: int, value: int = 0) -> bool:
-    """Send a word; return False where nobody listens: `clcomm run` has ended, or the process that it has here."""
-    with contextlib.suppress(OSError):
+    """Send a word; return False where nobody listens: `clcomm run` has ended, or the process that it has here.
+
+    Raises ShortageError where no descriptor is free, which says nothing of them; a copy's word may be lost.
+    """
+    try:
         descriptor = os.open(pipe(folder), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             return os.write(descriptor, f"{word} {world} {value}\n".encode()) > 0
         finally:
             os.close(descriptor)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE) and word != COPIED:
+            raise ShortageError(f"clcomm run could not be told: {error.strerror}; raise `ulimit -n`") from None
     return False
 
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,23 +36,22 @@ class Mpiexec(NamedTuple):
     kind: str
 
     def command(
-        self, ranks: int, hosts: str, hostfile: str, *, variables: Mapping[str, str] | None = None, binding: str = ""
+        self, ranks: int, hosts: str, hostfile: str, *, variables: Collection[str] = (), binding: str = ""
     ) -> list[str]:
         """Return the command line up to the ranks' program.
 
         Args:
             hosts: in the syntax of this MPI, such as a,b:2; "": this host.
             hostfile: the path of a file of hosts, in the syntax of this MPI; "": none.
-            variables: to set on all hosts; they are in our own environment too.
+            variables: to pass to all hosts; their values are in the launcher's environment, as every user of the host
+                can read a command line.
             binding: one of BINDINGS; "": this MPI's default, but none for Open MPI.
         """
         where = [self._hosts_option, hosts] if hosts else [self._hostfile_option, hostfile] if hostfile else []
-        sent = variables or {}
         if self.kind == OPEN_MPI:
-            options = list(self._open_mpi_options(not where, sent, binding or "none"))
-        else:
-            options = [word for name, value in sent.items() for word in ("-genv", name, value)]
-            options += self._hydra_binding(binding) if binding else []
+            options = list(self._open_mpi_options(not where, variables, binding or "none"))
+        else:  # Hydra passes its whole environment to all hosts
+            options = self._hydra_binding(binding) if binding else []
         return [self.path, *options, *where, "-n", str(ranks)]
 
     def environment(self) -> dict[str, str]:
@@ -78,7 +77,7 @@ class Mpiexec(NamedTuple):
         name, value = ("I_MPI_PIN", "0") if binding == "none" else ("I_MPI_PIN_DOMAIN", binding)
         return ["-genv", name, value]
 
-    def _open_mpi_options(self, on_this_host: bool, sent: Mapping[str, str], binding: str) -> Iterator[str]:
+    def _open_mpi_options(self, on_this_host: bool, sent: Collection[str], binding: str) -> Iterator[str]:
         """Yield options: by itself Open MPI binds a rank to one core, whatever threads it has."""
         yield from ("--bind-to", binding if binding == "none" else f"{binding}:overload-allowed")
         if on_this_host:

@@ -50,6 +50,27 @@ def read_regular(path: FilePath, most_bytes: int) -> bytes:
         return file.read(most_bytes)
 
 
+def open_own(name: FilePath, flags: int, directory: int | None = None) -> int:
+    """Return the descriptor of a file that no other user can have put there; OSError for anything else.
+
+    It is a regular file of this user's, or of any owner for root, without another name, and no link is followed.
+
+    Args:
+        directory: the descriptor of the folder that `name` is in; None: the current one.
+    """
+    descriptor = os.open(name, flags | _SAFE_FLAGS, 0o666, dir_fd=directory)
+    info = os.fstat(descriptor)
+    reason = "" if stat.S_ISREG(info.st_mode) else kind_of(info.st_mode)
+    if os.geteuid() not in (0, info.st_uid):
+        reason = "a file of another user"
+    elif info.st_nlink > 1:
+        reason = "a file with another name"
+    if reason:
+        os.close(descriptor)
+        raise OSError(errno.EPERM, reason, os.fspath(name))
+    return descriptor
+
+
 def kind_of(mode: int) -> str:
     """Return the kind of a file that is not regular, such as "a directory", by its st_mode."""
     return next((name for is_kind, name in _KINDS if is_kind(mode)), "not a regular file")

@@ -27,7 +27,10 @@ def choose(pid: int | None, command: str = "top") -> RunningJob:
 
     Raises NoJobError without a job, ArgumentError where there are several and none is chosen.
     """
-    jobs, problems = find_jobs()
+    try:
+        jobs, problems = find_jobs()
+    except OSError as error:
+        raise NoJobError(f"{command}: the processes here could not be looked at: {error.strerror}") from None
     own = [job for job in jobs if pid is None or pid == job.pid]
     if len(own) == 1:
         return own[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import subprocess
@@ -81,3 +82,60 @@ def test_stopped_and_dead_processes_are_known() -> None:
     assert becomes("dead")
     words[1], words[2] = os.getpid(), words[2] - 1
     assert becomes("dead"), "another process with its number is not it"
+
+
+#: Takes all descriptors, then looks at itself, at a child that runs, and at one that has ended and is collected.
+WITHOUT_DESCRIPTORS = """
+import os, resource, subprocess, sys
+from clcomm.job.exit_monitor_process import children_of, is_gone, launcher_of
+from clcomm.job.status_page import StatusPage
+from clcomm.job import worlds
+from clcomm.job.other_hosts import Address, StatusClient
+from clcomm.job.running_jobs import find_jobs
+from clcomm.top.watch import NoJobError, choose
+from pathlib import Path
+from tests.job.test_status_page import BYTES
+
+page = StatusPage(memoryview(bytearray(BYTES * 4)), [0, 1, 2], 0)
+children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
+for rank, child in enumerate(children, 1):
+    page._lines[rank][0][1], page._lines[rank][0][2] = child.pid, int(
+        Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
+children[1].kill()
+children[1].wait()
+folder = Path(sys.argv[1])
+os.mkfifo(worlds.pipe(folder))
+listening = os.open(worlds.pipe(folder), os.O_RDWR)
+client = StatusClient(bytes(16), [{3: Address(["127.0.0.1"], 9)}])
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+taken = []
+while True:
+    try:
+        taken.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        break
+found = [line.state for line in page.read()], [is_gone(os.getpid()), *(is_gone(each.pid) for each in children)]
+found += [line.state for line in client.ask()], launcher_of(os.getpid())
+said = []
+for what in (lambda: worlds.tell(folder, worlds.JOINED, 0), lambda: choose(None)):
+    try:
+        what()
+    except Exception as error:
+        said.append(f"{type(error).__name__}: {error}")
+told = worlds.tell(folder, worlds.COPIED, 0)
+for each in taken:
+    os.close(each)
+print([*found, *said, told])
+children[0].kill()
+"""
+
+
+def test_without_a_free_descriptor_no_process_is_taken_for_dead(tmp_path) -> None:
+    program = [sys.executable, "-c", WITHOUT_DESCRIPTORS, str(tmp_path)]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    states, gone, others, launcher, tells, looks, copied = ast.literal_eval(ended.stdout)
+    assert states == ["running", "running", "dead"] and gone == [False, False, True]
+    assert others == ["unknown"] and launcher == 0 and not copied
+    assert tells.startswith("ShortageError: ") and looks.startswith("NoJobError: ")
+    assert all("Too many open files" in each for each in (tells, looks))

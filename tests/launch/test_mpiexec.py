@@ -90,10 +90,10 @@ def test_variables_reach_all_hosts(kind, hosts, monkeypatch):
     for name in [name for name in os.environ if name.startswith(("CLCOMM_", "OMP_", "PYTHON"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    sent = {"DATA": "/a b", "OMP_NUM_THREADS": "1", "EMPTY": ""}
+    sent = ["DATA", "EMPTY", "OMP_NUM_THREADS"]
     command = Mpiexec("/opt/mpiexec", kind).command(2, hosts, "", variables=sent)
-    if kind != OPEN_MPI:
-        assert command[1:10] == ["-genv", "DATA", "/a b", "-genv", "OMP_NUM_THREADS", "1", "-genv", "EMPTY", ""]
+    if kind != OPEN_MPI:  # Hydra passes all by itself
+        assert not any(word.startswith("-genv") for word in command)
         return
     named = [word for before, word in pairwise(command) if before == "-x"]
     assert named == sorted(sent)  # once each

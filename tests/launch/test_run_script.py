@@ -220,6 +220,65 @@ def test_logs_have_each_ranks_output_and_the_terminal_how_it_ended(tmp_path, fai
         assert own[-1].endswith(f"all output is in {tmp_path / 'logs'}")
 
 
+@pytest.mark.parametrize("spelling", ["SECRET", "SECRET=drawn-{}"])
+def test_variables_reach_ranks_and_no_command_line(tmp_path, spelling):
+    """Every user reads /proc/PID/cmdline; only a variable's name, or nothing of it, is on those of the launcher."""
+    value = f"drawn-{os.getpid()}"
+    (tmp_path / "job.py").write_text(
+        "import os, pathlib\nprint(os.environ['SECRET'], flush=True)\npid, seen = os.getpid(), b''\n"
+        "while pid > 1:\n"
+        "    lines = pathlib.Path(f'/proc/{pid}/cmdline').read_bytes()\n"
+        "    if b'clcomm\\0run' in lines: break\n"
+        "    seen += lines\n"
+        "    pid = int(pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[1])\n"
+        "assert os.environ['SECRET'].encode() not in seen, seen\n"
+    )
+    code, out, err = run(tmp_path, ["-n", "2", "-x", spelling.format(os.getpid()), "job.py"], SECRET=value)
+    assert code == 0 and out.split() == [value, value], err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's link")
+def test_logs_go_through_no_link_of_another_user(tmp_path):
+    (tmp_path / "job.py").write_text("print('output')\n")
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "logs").symlink_to(tmp_path / "precious")
+    code, out, _ = run(tmp_path, ["-n", "1", "--log-dir", "logs", "job.py"])
+    assert code == 0 and out == "" and (tmp_path / "precious" / "rank-0.log").read_text() == "output\n"
+    os.chown(tmp_path / "logs", 12345, 12345, follow_symlinks=False)
+    code, out, err = run(tmp_path, ["-n", "1", "--log-dir", "logs", "job.py"])
+    assert code == 2 and out == "" and "--log-dir" in err and "a symbolic link of another user" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "hard link", "pipe", "folder", "linked folder"])
+def test_a_rank_writes_its_log_to_no_file_that_was_planted(tmp_path, kind):
+    """After the command has emptied the folder, to which others can write too."""
+    folder, victim = tmp_path / "logs", tmp_path / "victim"
+    folder.mkdir()
+    victim.write_text("precious")
+    plant = folder / "rank-0.log"
+    if kind == "linked folder":
+        folder.rename(tmp_path / "others")
+        folder.symlink_to(tmp_path / "others")
+    elif kind == "pipe":
+        os.mkfifo(plant)
+    elif kind == "folder":
+        plant.mkdir()
+    elif kind == "hard link":
+        plant.hardlink_to(victim)
+    else:
+        plant.symlink_to(victim if kind == "link" else tmp_path / "missing")
+    program = f"from clcomm.launch import rank_logs; rank_logs.redirect({str(folder)!r}); print('output')"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=clean_environment(), capture_output=True, text=True, timeout=HUNG_S,
+        check=False,
+    )  # fmt: skip
+    assert ended.returncode == 2 and ended.stdout == "" and ended.stderr.startswith("clcomm: --log-dir: "), ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert victim.read_text() == "precious" and not (tmp_path / "missing").exists()
+    assert not (tmp_path / "others" / "rank-0.log").exists()
+
+
 def test_ctrl_c_ends_all_ranks_with_one_line_and_code_130(tmp_path):
     """On a terminal, which sends SIGINT to everything in the foreground."""
     (tmp_path / "waits.py").write_text("import os, time\nos.write(1, b'pid %d\\n' % os.getpid())\ntime.sleep(600)\n")
