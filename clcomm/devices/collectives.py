@@ -63,6 +63,7 @@ def all_reduce_p2p(tensors: Sequence[Tensor], op: str = "sum") -> list[Tensor]:
             total = total / float(len(tensors))
     for tensor in tensors:
         tensor.device.copy(tensor.buffer, total.buffer, total.nbytes)
+        tensor.note_write()
     return tensors
 
 

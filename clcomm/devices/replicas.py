@@ -113,6 +113,7 @@ class Replicas(list[list[Parameter]]):
         self.devices[0].read(self.spaces[0].params, values)
         for device, space in zip(self.devices[1:], self.spaces[1:], strict=True):
             device.write(space.params, values)
+            space.note_write()
 
     @property
     def is_mixed(self) -> bool:

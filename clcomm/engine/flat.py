@@ -178,7 +178,9 @@ class FlatSpace(FlatBuffers):
         self.device.revision += 1
         for place, parameter, slot in zip(self.layout.ranges, self.parameters, self.slots, strict=True):
             if self.storage is None:
+                written_at = parameter.written_at
                 parameter.buffer = self.params.get_sub_region(place.start, place.nbytes)
+                parameter.buffer.written_at = written_at
             slot.local = slot.reduced = self._view(self.grads, place)
             if self.reduced is not self.grads:
                 slot.reduced = self._view(self.reduced, place)
@@ -206,6 +208,16 @@ class FlatSpace(FlatBuffers):
                 self.device.read(current.buffer, self.layout.view(gradients, place.name))
         self._bind(params, grads, reduced, gradients)
         self._attach()
+
+    def push_params(self) -> None:
+        """Make the host's `params` array the device's parameters, all of which that writes."""
+        super().push_params()
+        self.note_write()
+
+    def note_write(self) -> None:
+        """Note that all parameters have changed; see `Tensor.note_write`."""
+        for parameter in self.parameters:
+            parameter.note_write()
 
     # -- precision
 

@@ -20,8 +20,10 @@ class Recomputed(Op):
     """The result of a function, which backward runs again; the inputs are all that needs a gradient before it."""
 
     @staticmethod
-    def forward(ctx: Context, *inputs: Tensor, result: Tensor, again: Callable[[Tensor], None]) -> Tensor:
-        ctx.again = again
+    def forward(
+        ctx: Context, *inputs: Tensor, result: Tensor, again: Callable[[Tensor], None], given: list[Tensor]
+    ) -> Tensor:
+        ctx.again, ctx.given = again, given
         ctx.save(*inputs)
         return result.detach()
 
@@ -79,4 +81,4 @@ def checkpoint(
         with nullcontext() if states is None else RandomStream.as_at(states):
             backward_again(called_again, grad)
 
-    return Recomputed.apply(*before.values(), result=result, again=again)
+    return Recomputed.apply(*before.values(), result=result, again=again, given=tensors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from clcomm.engine.tensor import Tensor
@@ -10,6 +10,9 @@ from clcomm.errors import ArgumentError
 
 if TYPE_CHECKING:
     from clcomm.engine.device import Device
+
+#: A node's attributes of whose tensors backward reads no values; an operation keeps what it reads in others.
+_LOOKED_AT = frozenset({"inputs", "grad"})
 
 
 def nodes_since(order: int, result: Tensor) -> list[Any]:
@@ -71,10 +74,21 @@ def require_unwritten(nodes: Sequence[Any], device: Device) -> None:
     if device.written_at <= nodes[-1].order:
         return
     for node in nodes:
-        for kept in node.saved:
-            if isinstance(kept, Tensor) and kept.written_at > node.order:
+        for kept in _tensors(value for name, value in vars(node).items() if name not in _LOOKED_AT):
+            if kept.written_at > node.order:
                 name = node.op.__name__.removesuffix("Op")
                 raise ArgumentError(
                     f"backward: {name} kept a tensor of shape {kept.shape}, which was overwritten after it (by an "
-                    "optimizer's step, copy_from or an operation in place); run forward again"
+                    "optimizer's step, a synchronisation, copy_from or an operation in place); run forward again"
                 )
+
+
+def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
+    """Return the tensors among values, and those in tuples, lists and dicts."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())

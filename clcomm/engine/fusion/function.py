@@ -140,6 +140,8 @@ class FusedOp(Op):
         plan: Plan = ctx.plan
         before = {index: ctx.taken(index) for index in plan.repeated if ctx.needs[index]}
         stages, given, places = plan.backward, [*ctx.inputs, grad], dict[int, Tensor]()
+        for index, kept in zip(plan.reads, ctx.saved, strict=True):  # copies, where the input was overwritten
+            given[index] = kept
         if any(each is not None for each in before.values()):
             stages = plan.added
             for index in plan.repeated:
