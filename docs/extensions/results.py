@@ -98,28 +98,31 @@ def command_of(run: Run) -> str:
 def in_short(results: str) -> str:
     """Return the latest ratio of each line of IN_SHORT, as Markdown: a chart, and a table of the same numbers."""
     found = runs(results)
-    latest = [_latest(found, *where) for _, *where in IN_SHORT]
-    bars = [Bar(name, [ratio]) for (name, *_), ratio in zip(IN_SHORT, latest, strict=True)]
+    measured = [_ratio(latest(found, *where)) for _, *where in IN_SHORT]
+    shown = [(about, ratio) for about, ratio in zip(IN_SHORT, measured, strict=True) if ratio is not None]
+    bars = [Bar(name, [ratio]) for (name, *_), ratio in shown]
     drawn = drawings.inline(ratios(bars, ["clcomm to the other"]), "Chart of the ratios of some results")
     rows = [
         f"| {name} | {ratio:g}x | {low:g} to {high:g} | `benchmarks.{command}` |"
-        for (name, command, *_), (ratio, low, high) in zip(IN_SHORT, latest, strict=True)
+        for (name, command, *_), (ratio, low, high) in shown
     ]
     table = "\n".join(["| result | clcomm is | range | command |", "|---|---:|---:|---|", *rows])
     return f"```{{raw}} html\n{drawn}\n```\n\n{table}"
 
 
-def _latest(found: list[Run], command: str, caption: str, row: str, column: str) -> tuple[float, float, float]:
-    """Return a ratio and its range, of the latest run that has it; raises LookupError if none does."""
+def latest(found: list[Run], command: str, caption: str, row: str, column: str) -> str:
+    """Return a cell of the latest run that has it: command, start of the table's caption, row, column.
+
+    Raises LookupError if no run has it.
+    """
     for run in found:
         if f"benchmarks.{command}" not in command_of(run):
             continue
         for head, table in re.findall(r"^\*\*(.+?)\*\*\n\n((?:^\|.*\|\n?)+)", run.body, re.MULTILINE):
             names, _, *rows = [[cell.strip() for cell in each.strip("|").split("|")] for each in table.splitlines()]
             cells = next((cells for cells in rows if cells[0] == row), None) if column in names else None
-            ratio = _ratio(cells[names.index(column)]) if head.startswith(caption) and cells else None
-            if ratio is not None:
-                return ratio
+            if head.startswith(caption) and cells and cells[names.index(column)]:
+                return cells[names.index(column)]
     raise LookupError(f"{command}: no {row!r} with {column!r} in a table {caption!r}")
 
 
