@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 class ClcommError(Exception):
@@ -85,6 +86,25 @@ _OPTIONAL = {
 }  # fmt: skip
 
 
+def pip_install(extra: str) -> str:
+    """Return the command that installs an extra from this checkout, this wheel, or the index."""
+    import json  # these here, as they take long
+    import shlex
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote
+
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if os.path.isfile(os.path.join(root, "pyproject.toml")):
+        return f"pip install -e {shlex.quote(f'{root}[{extra}]')}"
+    with suppress(PackageNotFoundError, ValueError):
+        # PEP 610: pip writes it for whatever was not from an index.
+        url = str(json.loads(distribution("clcomm").read_text("direct_url.json") or "{}").get("url", ""))
+        place = unquote(url.removeprefix("file://"))
+        if url.startswith("file://") and os.path.exists(place):
+            return f"pip install {shlex.quote(f'{place}[{extra}]')}"
+    return f"pip install 'clcomm[{extra}]'"
+
+
 @contextmanager
 def needed(package: str) -> Iterator[None]:
     """Raise ArgumentError with the command that installs a package if the block's imports do not find it.
@@ -97,7 +117,7 @@ def needed(package: str) -> Iterator[None]:
         if error.name != package:
             raise
         name, extra = _OPTIONAL[package]
-        raise ArgumentError(f"{name} is not installed; do: pip install 'clcomm[{extra}]'") from None
+        raise ArgumentError(f"{name} is not installed; do: {pip_install(extra)}") from None
 
 
 def require_version(package: str, wanted: str) -> None:
@@ -110,9 +130,7 @@ def require_version(package: str, wanted: str) -> None:
         return  # a checkout on the path, whose version is unknown
     if found.split(".")[:2] != wanted.split("."):
         extra = _OPTIONAL[package][1]
-        raise ArgumentError(
-            f"{package}: expected version {wanted}, got {found}; do: pip install --upgrade 'clcomm[{extra}]'"
-        )
+        raise ArgumentError(f"{package}: expected version {wanted}, got {found}; do: {pip_install(extra)} --upgrade")
 
 
 def no_copy(kind: str, instead: str) -> ArgumentError:

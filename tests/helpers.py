@@ -7,6 +7,7 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,11 @@ def cpus_own() -> Device:
     if not device.is_cpu:
         pytest.skip("about CPUs alone")
     return device
+
+
+def installs(extra: str) -> str:
+    """Return the command that installs an extra here, in a checkout."""
+    return f"pip install -e '{Path(__file__).resolve().parents[1]}[{extra}]'"
 
 
 def one_line(caught) -> str:

@@ -82,7 +82,7 @@ class TorchCase:
     """A module of PyTorch's."""
 
     def __init__(self, _: str):
-        torch = pytest.importorskip("torch", reason="PyTorch is not installed; pip install 'clcomm[torch]'")
+        torch = pytest.importorskip("torch", reason="PyTorch is not installed; pip install -e '.[torch]'")
         self.torch, self.model = torch, torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
         self.parameters: dict[str, Any] = dict(self.model.named_parameters())
 

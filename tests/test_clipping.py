@@ -50,7 +50,7 @@ def test_norm_and_gradients_are_those_of_float64(comm, max_norm):
 
 @pytest.mark.parametrize("max_norm", [0.5, 1e9])
 def test_is_what_pytorch_does(comm, max_norm):
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed; pip install 'clcomm[torch]'")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed; pip install -e '.[torch]'")
     sync, model = Synchronizer(comm), torch.nn.Sequential(torch.nn.Linear(9, 33), torch.nn.Linear(33, 5))
     sync.broadcast_parameters(model)
     inputs = np.random.default_rng(comm.rank).standard_normal((6, 9)).astype(np.float32)

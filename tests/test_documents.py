@@ -63,7 +63,7 @@ PROGRAMS = [
 def test_a_page_s_program_runs(page: str, program: str, tmp_path: Path) -> None:
     for module, extra in EXTRAS.items():
         if module in imported_by(program) and find_spec(module) is None:
-            pytest.skip(f"{module} is not installed; pip install 'clcomm[{extra}]'")
+            pytest.skip(f"{module} is not installed; pip install -e '.[{extra}]'")
     (tmp_path / "program.py").write_text(program)
     launcher = ["-m", "clcomm", "run", "-n", "1"] if "init_process_group" in program else []
     done = subprocess.run(

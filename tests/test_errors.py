@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from clcomm.errors import ArgumentError, name_ranks, require_version
 from tests.faults.launch import ROOT, clean_environment
+from tests.helpers import installs
 
 
 @pytest.mark.parametrize(
@@ -47,6 +50,7 @@ NEED = {
 }  # fmt: skip
 TRY_ALL = """
 import sys
+from pathlib import Path
 class Absent:
     def find_spec(name, path, target=None):
         if {is_absent} and name.partition('.')[0] in {need!r}: raise ModuleNotFoundError(name, name=name)
@@ -74,7 +78,7 @@ def test_a_package_that_fails_to_import_is_not_said_to_be_missing(tmp_path, body
         extras = {"shtab": "completion"}
         expected = [
             f"ArgumentError {names.get(package, package)} is not installed; "
-            f"do: pip install 'clcomm[{extras.get(package, package)}]'"
+            f"do: {installs(extras.get(package, package))}"
             for package, statements in NEED.items()
             for _ in statements
         ]
@@ -96,5 +100,39 @@ def test_another_version_of_a_package_is_refused(monkeypatch, package, wanted, o
         with pytest.raises(ArgumentError) as caught:
             require_version(package, wanted)
         assert str(caught.value) == (
-            f"{package}: expected version {wanted}, got {found}; do: pip install --upgrade 'clcomm[{package}]'"
+            f"{package}: expected version {wanted}, got {found}; do: {installs(package)} --upgrade"
         )
+
+
+# --- how to install what is missing ---
+
+
+@pytest.mark.parametrize(
+    ("beside", "record", "expected"),
+    [
+        ("pyproject.toml", None, "pip install -e '{root}[torch]'"),
+        (None, None, "pip install 'clcomm[torch]'"),
+        (None, "{wheel}", "pip install '{wheel}[torch]'"),
+        (None, "/gone/clcomm-0.1.0-py3-none-any.whl", "pip install 'clcomm[torch]'"),
+    ],
+    ids=["checkout", "index", "wheel", "wheel that is gone"],
+)
+def test_what_installs_an_extra_fits_how_clcomm_was_installed(tmp_path, beside, record, expected):
+    root, wheel = tmp_path / "site packages", tmp_path / "clcomm-0.1.0-py3-none-any.whl"
+    (root / "clcomm").mkdir(parents=True)
+    wheel.touch()
+    (root / "clcomm" / "__init__.py").touch()
+    (root / "clcomm" / "errors.py").write_text((ROOT / "clcomm" / "errors.py").read_text())
+    if beside:
+        (root / beside).touch()
+    about = root / "clcomm-0.1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: clcomm\nVersion: 0.1.0\n")
+    if record:
+        path = record.format(wheel=wheel)
+        (about / "direct_url.json").write_text(json.dumps({"url": Path(path).as_uri(), "archive_info": {}}))
+    ended = subprocess.run(
+        [sys.executable, "-S", "-c", "from clcomm.errors import pip_install; print(pip_install('torch'))"],
+        capture_output=True, text=True, timeout=120, check=True, env=clean_environment(PYTHONPATH=str(root)), cwd=root,
+    )  # fmt: skip
+    assert ended.stdout.strip() == expected.format(root=root, wheel=wheel)

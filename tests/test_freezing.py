@@ -105,7 +105,7 @@ WAYS = [{}, {"by_parameters": True}, {"replayed": True}, {"whole": True}, {"by_p
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 @pytest.mark.parametrize(("ours", "theirs", "options"), CASES, ids=lambda v: v if isinstance(v, str) else "")
 def test_as_pytorch_over_drawn_courses(ours, theirs, options, kind):
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed; pip install 'clcomm[torch]'")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed; pip install -e '.[torch]'")
     for seed in range(COURSES):
         course, gradients = drawn_course(seed)
         way = WAYS[(seed + CASES.index((ours, theirs, options)) + (kind == "gpu")) % len(WAYS)]

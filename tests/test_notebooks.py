@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed; pip install 'clcomm[notebooks]'")
-pytest.importorskip("ipykernel", reason="ipykernel is not installed; pip install 'clcomm[notebooks]'")
-nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed; pip install 'clcomm[notebooks]'")
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed; pip install -e '.[notebooks]'")
+pytest.importorskip("ipykernel", reason="ipykernel is not installed; pip install -e '.[notebooks]'")
+nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed; pip install -e '.[notebooks]'")
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -30,7 +30,7 @@ def test_it_is_small_and_holds_no_outputs(path: Path) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install 'clcomm[plot]'")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install -e '.[plot]'")
     before = set(os.listdir(path.parent))
     for name, value in (("MPLBACKEND", "Agg"), ("IPYTHONDIR", str(tmp_path)), ("OMP_NUM_THREADS", "1")):
         monkeypatch.setenv(name, value)

@@ -26,9 +26,9 @@ LEFT_OUT = (
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a wheel built from a copy of the tree: older build products would otherwise get into it."""
     if importlib.util.find_spec("build") is None:
-        pytest.skip("the package `build` is not installed; pip install 'clcomm[test]'")
+        pytest.skip("the package `build` is not installed; pip install -e '.[test]'")
     if int(version("setuptools").split(".")[0]) < 77:
-        pytest.skip("setuptools is older than 77; pip install 'clcomm[test]'")
+        pytest.skip("setuptools is older than 77; pip install -e '.[test]'")
     place = tmp_path_factory.mktemp("wheel")
     shutil.copytree(ROOT, place / "tree", ignore=shutil.ignore_patterns(*LEFT_OUT))
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(place), str(place / "tree")]

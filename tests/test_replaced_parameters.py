@@ -38,7 +38,7 @@ def engine_model() -> tuple[Any, dict[str, Any]]:
 
 
 def torch_model() -> tuple[Any, dict[str, Any]]:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed; pip install 'clcomm[torch]'")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed; pip install -e '.[torch]'")
     nn = torch.nn
     model, body = nn.Module(), nn.Module()
     body.first, body.second = nn.Linear(4, 4), nn.Linear(4, 4)

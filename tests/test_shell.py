@@ -20,7 +20,7 @@ from clcomm.job import endings
 from clcomm.launch import supervisor
 from clcomm.top import watch
 from examples import mnist
-from tests.helpers import one_line
+from tests.helpers import installs, one_line
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = [each.load() for each in cli.COMMANDS if isinstance(each, cli.Listed)]
@@ -117,7 +117,7 @@ def test_completion_without_shtab_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "shtab", None)
     with pytest.raises(ArgumentError) as caught:
         cli.main(["completion", "bash"])
-    assert one_line(caught) == "shtab is not installed; do: pip install 'clcomm[completion]'"
+    assert one_line(caught) == f"shtab is not installed; do: {installs('completion')}"
 
 
 # --- exit codes ---

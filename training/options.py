@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from clcomm.compression import parse_compression
 from clcomm.compression.decoupled import DeMo
 from clcomm.console.option_types import number, whole_number
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, pip_install
 from clcomm.flat_space.precision import PRECISIONS
 from clcomm.sync.divergence import ON_DIVERGENCE
 from clcomm.trace.part_file import DEFAULT_LIMIT
@@ -267,7 +267,7 @@ class TrainingOptions(JobOptions):
         for option, (package, extra) in _EXPORTERS.items():
             if getattr(self, option) and importlib.util.find_spec(package) is None:
                 name = f"--{option.replace('_', '-')}"
-                raise ArgumentError(f"{name}: needs {package}, which is not installed; pip install 'clcomm[{extra}]'")
+                raise ArgumentError(f"{name}: needs {package}, which is not installed; {pip_install(extra)}")
         if self.resume == "" and not self.checkpoint:
             raise ArgumentError("--resume: expected a file, here or with --checkpoint")
         if self.checkpoint_every and not self.checkpoint:

@@ -46,8 +46,8 @@ def _mark_paths(parser: argparse.ArgumentParser, shtab: object) -> None:
 COMMAND = Command(
     "completion",
     "print the completion of this command's words for a shell",
-    "Print a script that lets a shell complete clcomm's commands, options and files. It needs shtab: "
-    "pip install 'clcomm[completion]'.",
+    "Print a script that lets a shell complete clcomm's commands, options and files. It needs "
+    "shtab, the extra `completion`.",
     add_arguments,
     run,
     (

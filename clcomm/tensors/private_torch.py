@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, pip_install
 
 #: Names here, their places in PyTorch, and their uses in this package.
 NAMES = {
@@ -59,7 +59,7 @@ def __getattr__(name: str) -> Any:
         hook_job()  # so that the error is one line: the program is still importing modules
         raise ArgumentError(
             f"PyTorch {torch.__version__}: expected {path}, to {purpose}, but this version has none; "
-            "pip install 'clcomm[torch]' brings one that was tested"
+            f"{pip_install('torch')} brings one that was tested"
         )
     globals()[name] = found = found.__get__ if isinstance(found, types.GetSetDescriptorType) else found
     return found

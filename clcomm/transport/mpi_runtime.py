@@ -9,7 +9,7 @@ from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from clcomm.errors import ArgumentError, LaunchError
+from clcomm.errors import ArgumentError, LaunchError, pip_install
 from clcomm.host.launcher import launched_ranks as launched_ranks
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def load_mpi() -> ModuleType:
             if launched_ranks() > 1:
                 raise LaunchError(
                     f"mpi4py: expected an MPI library for {launched_ranks()} ranks, found none ({reason}); run "
-                    f"`pip install 'clcomm[mpich]'` or see docs/mpi.md"
+                    f"`{pip_install('mpich')}` or see docs/mpi.md"
                 ) from None
             raise ImportError(reason) from None
     if not MPI.Is_initialized():

@@ -326,5 +326,5 @@ LIBRARIES = {
 def library(name: str) -> Library:
     """Return a library's row; the calling test is skipped where it is not installed."""
     if name != "dlpack" and find_spec(name) is None:
-        pytest.skip(f"{name} is not installed; pip install 'clcomm[{name}]'")
+        pytest.skip(f"{name} is not installed; pip install -e '.[{name}]'")
     return LIBRARIES[name]()

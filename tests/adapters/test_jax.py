@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-pytest.importorskip("jax", reason="JAX is not installed; pip install 'clcomm[jax]'")
+pytest.importorskip("jax", reason="JAX is not installed; pip install -e '.[jax]'")
 
 from clcomm.jax import Model, all_gather, all_reduce, broadcast, reduce_scatter, sync  # before JAX's first array  # isort: skip
 import jax

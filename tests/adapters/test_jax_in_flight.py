@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytest.importorskip("jax", reason="JAX is not installed; pip install 'clcomm[jax]'")
+pytest.importorskip("jax", reason="JAX is not installed; pip install -e '.[jax]'")
 
 from clcomm.jax import all_reduce, all_reduce_async  # before JAX's first array  # isort: skip
 import jax

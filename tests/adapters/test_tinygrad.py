@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-pytest.importorskip("tinygrad", reason="tinygrad is not installed; pip install 'clcomm[tinygrad]'")
+pytest.importorskip("tinygrad", reason="tinygrad is not installed; pip install -e '.[tinygrad]'")
 
 from clcomm.tinygrad import data_parallel  # before tinygrad opens its device  # isort: skip
 from tinygrad import Context, Device, Tensor, TinyJit, nn

@@ -41,7 +41,7 @@ def test_scripts_are_well_formed(path: Path) -> None:
         "shellcheck", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     )
     if shellcheck is None:
-        pytest.skip("shellcheck is not installed; pip install 'clcomm[test]'")
+        pytest.skip("shellcheck is not installed; pip install -e '.[test]'")
     said = subprocess.run([shellcheck, "--exclude", "SC1091", str(path)], capture_output=True, text=True)
     assert (said.returncode, said.stdout) == (0, "")  # SC1091: an environment's activate is not there to be read
 

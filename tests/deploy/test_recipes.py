@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.launch import ROOT
 
-yaml = pytest.importorskip("yaml", reason="PyYAML is not installed; pip install 'clcomm[test]'")
+yaml = pytest.importorskip("yaml", reason="PyYAML is not installed; pip install -e '.[test]'")
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 
 

@@ -194,7 +194,7 @@ def test_the_tutorial_runs_as_written(tmp_path: Path) -> None:
     beside = str(Path(sys.executable).parent)
     path = os.pathsep.join([beside, os.environ.get("PATH", "")])
     if shutil.which("mpiexec", path=path) is None or find_spec("sklearn") is None:
-        pytest.skip("mpiexec or scikit-learn is not installed; pip install 'clcomm[mnist]'")
+        pytest.skip("mpiexec or scikit-learn is not installed; pip install -e '.[mnist]'")
     blocks = re.findall(r"```(python|sh)\n(.*?)```", (DOCS / "tutorial.md").read_text(), re.DOTALL)
     environment = clean_environment(PATH=path)
     printed = ""

@@ -29,7 +29,7 @@ END = "dist.destroy_process_group()\n"
 @pytest.mark.parametrize(("name", "ranks"), [(name, 2) for name in PROGRAMS])  # two ranks' sums have one order on gloo
 def test_a_trainer_s_program(tmp_path, name, ranks):
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    pytest.importorskip(name.lower(), reason=f"{name} is not installed; pip install 'clcomm[trainers]'")
+    pytest.importorskip(name.lower(), reason=f"{name} is not installed; pip install -e '.[trainers]'")
     program, trained = PROGRAMS[name][1].replace(END, ""), {}
     for backend in ("clcomm", "gloo"):
         script = program.replace('"clcomm"', f'"{backend}"') + REPORT.format(backend=backend) + END

@@ -83,7 +83,7 @@ def test_without_a_platform(monkeypatch):
 
     for replacement in (none_found, list):
         monkeypatch.setattr(cl, "get_platforms", replacement)
-        with pytest.raises(DeviceError, match=r"no OpenCL platform found: run `pip install 'clcomm\[pocl\]'`"):
+        with pytest.raises(DeviceError, match=r"no OpenCL platform found: run `pip install -e '.*\[pocl\]'`"):
             Device.select()
 
 

@@ -19,7 +19,7 @@ from clcomm.engine import intel_runtime, program_cache, selection
 from clcomm.errors import DeviceError
 
 CPU = cl.device_type.CPU
-installed = pytest.mark.skipif(intel_runtime.library() is None, reason="Intel's runtime: pip install 'clcomm[intel]'")
+installed = pytest.mark.skipif(intel_runtime.library() is None, reason="Intel's runtime: pip install -e '.[intel]'")
 
 
 @pytest.fixture

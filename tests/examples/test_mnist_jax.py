@@ -7,7 +7,7 @@ import pytest
 from tests.examples.test_examples import launch, run
 
 for library in ("jax", "optax", "sklearn"):
-    pytest.importorskip(library, reason=f"{library} is not installed; pip install 'clcomm[jax,digits]'")
+    pytest.importorskip(library, reason=f"{library} is not installed; pip install -e '.[jax,digits]'")
 
 
 def test_the_network_learns_the_digits_with_the_same_accuracy_at_any_bucket_size() -> None:

@@ -72,7 +72,7 @@ def expressions() -> list[str]:
 
 
 def test_it_has_what_the_schema_requires() -> None:
-    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed; pip install 'clcomm[test]'")
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed; pip install -e '.[test]'")
     jsonschema.validate(DASHBOARD, SCHEMA)
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)

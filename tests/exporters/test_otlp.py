@@ -14,7 +14,7 @@ import pytest
 from clcomm.exporters.figures import EPOCH, STEPS, Labels, Point
 from tests.examples.test_examples import run
 
-NEEDED = "the OpenTelemetry SDK is not installed; pip install 'clcomm[otlp]'"
+NEEDED = "the OpenTelemetry SDK is not installed; pip install -e '.[otlp]'"
 metrics_service = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2", reason=NEEDED)
 trace_service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2", reason=NEEDED)
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason=NEEDED)

@@ -13,7 +13,7 @@ from clcomm.exporters.figures import EPOCH, EVALUATION, FIGURES, STEP, STEPS, La
 from tests.examples.test_examples import run
 from tests.helpers import one_line
 
-NEEDED = "prometheus_client is not installed; pip install 'clcomm[prometheus]'"
+NEEDED = "prometheus_client is not installed; pip install -e '.[prometheus]'"
 parser = pytest.importorskip("prometheus_client.parser", reason=NEEDED)
 LABELS = Labels(3, "node-1", "dp=1, tp=1")
 

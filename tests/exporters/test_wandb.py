@@ -49,7 +49,7 @@ def log_records(data: bytes) -> Iterator[bytes]:
 
 def test_weights_and_biases_reads_a_run(tmp_path: Path) -> None:
     if find_spec("wandb") is None:
-        pytest.skip("wandb is not installed; pip install 'clcomm[wandb]'")
+        pytest.skip("wandb is not installed; pip install -e '.[wandb]'")
     train("--wandb", str(tmp_path))
     from wandb.proto.wandb_internal_pb2 import Record
 

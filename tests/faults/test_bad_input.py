@@ -69,7 +69,7 @@ def test_unknown_device(ranks: int) -> None:
 
 def test_no_opencl_platform(tmp_path: Path) -> None:
     ended = run(*QUICK, OCL_ICD_VENDORS=str(tmp_path / "nowhere"))
-    assert_one_line(ended, r"no OpenCL platform found: run `pip install 'clcomm\[pocl\]'` .*")
+    assert_one_line(ended, r"no OpenCL platform found: run `pip install -e '.*\[pocl\]'` .*")
 
 
 def test_mpiexec_of_another_mpi() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.faults.elastic_runs import find_mpiexec
 from tests.faults.launch import HUNG_S, clean_environment, mpiexec
+from tests.helpers import installs
 
 WITHOUT_TORCH = """
 import sys
@@ -26,7 +27,7 @@ except clcomm.ClcommError as error:
 def test_without_pytorch_nothing_of_it_is_imported_and_the_error_is_one_line():
     ended = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=HUNG_S,
                            env=clean_environment(), check=False)  # fmt: skip
-    assert ended.stdout == "PyTorch is not installed; do: pip install 'clcomm[torch]'\n", ended.stderr
+    assert ended.stdout == f"PyTorch is not installed; do: {installs('torch')}\n", ended.stderr
 
 
 def test_before_init_every_call_says_what_is_missing():

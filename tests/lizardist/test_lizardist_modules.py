@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from clcomm.lizardist.distributed.communicator import Communicator  # noqa: E402
 from clcomm.lizardist.distributed.sync import Synchronizer  # noqa: E402
 from clcomm.lizardist.engine.model import MLP, ConvNet  # noqa: E402
+from tests.helpers import installs  # noqa: E402
 
 #: Model, and what the Communicator, the Synchronizer, an assignment to that later and the call say; None: nothing.
 SETTINGS = [*itertools.product([ConvNet, MLP], *[[None, True, False]] * 4)]
@@ -108,5 +109,5 @@ def test_pytorch_is_imported_with_the_models_alone():
     hidden = "import sys; sys.modules['torch'] = None; import clcomm.lizardist.engine.model"
     ended = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False)
     assert ended.stderr.splitlines()[-1] == (
-        "clcomm.errors.ArgumentError: PyTorch is not installed; do: pip install 'clcomm[torch]'"
+        f"clcomm.errors.ArgumentError: PyTorch is not installed; do: {installs('torch')}"
     )

@@ -17,7 +17,7 @@ from clcomm.measure import bench
 from clcomm.measure.bench_report import average_busbw
 from clcomm.measure.collective_cases import CASES
 from clcomm.measure.timing import BenchRow
-from tests.helpers import one_line
+from tests.helpers import installs, one_line
 
 
 def options(*words: str) -> argparse.Namespace:
@@ -112,12 +112,12 @@ def test_without_matplotlib_a_plot_is_refused_before_anything_is_measured(monkey
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else real(name))
     with pytest.raises(ArgumentError) as caught:
         bench.run(options("--plot", "rows.png"))
-    assert one_line(caught) == "--plot: needs matplotlib, which is not installed; pip install 'clcomm[plot]'"
+    assert one_line(caught) == f"--plot: needs matplotlib, which is not installed; {installs('plot')}"
     assert capsys.readouterr().out == ""
 
 
 def test_a_plot_is_a_png_and_needs_no_display(tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install 'clcomm[plot]'")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install -e '.[plot]'")
     file = tmp_path / "rows.png"
     assert bench.run(options("--transport", "solo", "--max", "64KiB", "--plot", str(file))) == 0
     assert file.read_bytes().startswith(b"\x89PNG")

@@ -46,7 +46,7 @@ def test_one_size_has_plain_numbers_at_its_axes():
 
 
 def test_the_picture_has_everything_and_no_texts_on_each_other(tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install 'clcomm[plot]'")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install -e '.[plot]'")
     rows = [row("all_reduce", each, 4**power, 1.0) for each in TRANSPORTS for power in range(4, 13)]
     figure = png.figure_of(scenes(rows), "4 ranks, 4 a host", 1300)
     figure.draw_without_rendering()

@@ -123,7 +123,7 @@ class One(Module):
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(8))
 def test_the_scale_is_pytorchs_on_the_same_overflows(comm, seed):
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed; pip install 'clcomm[torch]'")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed; pip install -e '.[torch]'")
     rng = np.random.default_rng(seed)
     scaling = {
         "init_scale": float(2.0 ** rng.integers(-3, 126)), "growth_factor": float(rng.choice([2.0, 1.7, 8.0])),

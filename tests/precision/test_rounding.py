@@ -27,7 +27,7 @@ class One(Module):
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_stored_values_are_pytorchs(comm, precision):
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed; pip install 'clcomm[torch]'")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed; pip install -e '.[torch]'")
     kept = parse_precision(precision)
     values = special_values(np.random.default_rng(comm.rank), 1 << 17, kept)
     bits = Storage(cpu_device("cpu"), kept).narrowed(values)

@@ -63,7 +63,7 @@ def test_a_picture(tmp_path):
     (name,) = written(tmp_path, [document(2)])
     with pytest.raises(ArgumentError, match=r"--format png: needs -o"):
         cli.main(["report", name, "--format", "png"])
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install 'clcomm[plot]'")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install -e '.[plot]'")
     assert cli.main(["report", name, "-o", str(tmp_path / "charts.png")]) == 0
     assert (tmp_path / "charts.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ArgumentError, match=r"-o: expected a file to write"):

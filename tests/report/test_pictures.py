@@ -16,7 +16,7 @@ from clcomm.drawing.scene import Scene, Text
 from clcomm.report.chart_kinds import Bars, Curve, Curves, Timeline
 from tests.report.families import KINDS, Kind, reported
 
-pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install 'clcomm[plot]'")
+pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install -e '.[plot]'")
 from clcomm.drawing import png
 
 WIDTH = 1300

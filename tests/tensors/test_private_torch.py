@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from tests.faults.launch import ROOT, clean_environment
+from tests.helpers import installs
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed; pip install 'clcomm[torch]'")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed; pip install -e '.[torch]'")
 
 from clcomm.tensors import private_torch  # noqa: E402
 
@@ -45,5 +46,5 @@ def test_a_release_without_one_is_named(module):
                            env=clean_environment(), cwd=ROOT)  # fmt: skip
     assert ended.stderr.splitlines()[-1] == (
         "clcomm: PyTorch 9.8.7: expected torch._C._storage_Use_Count, to count what uses a "
-        "tensor's memory, but this version has none; pip install 'clcomm[torch]' brings one that was tested"
+        f"tensor's memory, but this version has none; {installs('torch')} brings one that was tested"
     )

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch.distributed as dist  # noqa: E402
 
 from clcomm.errors import ArgumentError, MismatchError  # noqa: E402
-from tests.helpers import one_line  # noqa: E402
+from tests.helpers import installs, one_line  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = "import torch, clcomm.torch, torch.distributed as dist; dist.init_process_group('clcomm'); "
@@ -66,7 +66,7 @@ def test_the_users_own_variables_stay():
 
 def test_without_pytorch_there_is_one_line():
     code = "import sys; sys.modules['torch'] = None; import clcomm.torch"
-    assert run(code).stderr.splitlines()[-1].endswith("PyTorch is not installed; do: pip install 'clcomm[torch]'")
+    assert run(code).stderr.splitlines()[-1].endswith(f"PyTorch is not installed; do: {installs('torch')}")
     assert run("import sys, clcomm, clcomm.communicator; print('torch' in sys.modules)").stdout == "False\n"
 
 

@@ -17,7 +17,7 @@ from training.comparison.outcome import Outcome
 from training.comparison.plot import alone_curves, scenes
 from training.comparison.variants import Variant
 
-pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install 'clcomm[plot]'")
+pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install -e '.[plot]'")
 
 TENSORS = (40, 5120, 512, 802_816)
 COSTS = {name: Fit(Cost(alpha, 1e-9), 0.0, 0.0, ()) for name, alpha in (("auto", 1e-5), ("mpi", 1e-4))}

@@ -165,7 +165,7 @@ def test_a_disk_that_fills_up_ends_a_logger_and_not_the_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, option: str, nbytes: int
 ) -> None:
     if option == "tensorboard":
-        pytest.importorskip("tensorboardX", reason="tensorboardX is not installed; pip install 'clcomm[tensorboard]'")
+        pytest.importorskip("tensorboardX", reason="tensorboardX is not installed; pip install -e '.[tensorboard]'")
     comm, place = Communicator(transport="solo"), str(tmp_path / "log")
     options = TrainingOptions(quiet=True, **{option: place})
     watching = run_callbacks(options, comm, make_console(comm), 10_000)

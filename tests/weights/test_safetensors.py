@@ -149,5 +149,5 @@ def test_without_safetensors_the_error_says_what_to_install(monkeypatch, tmp_pat
     import sys
 
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(ArgumentError, match=r"pip install 'clcomm\[safetensors\]'"):
+    with pytest.raises(ArgumentError, match=r"pip install -e '.*\[safetensors\]'"):
         save(tmp_path / "weights", model())
