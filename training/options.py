@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from clcomm.compression import parse_compression
 from clcomm.compression.decoupled import DeMo
-from clcomm.console.option_types import number, whole_number
+from clcomm.console.option_types import number, place, whole_number
 from clcomm.errors import ArgumentError, pip_install
 from clcomm.flat_space.precision import PRECISIONS
 from clcomm.sync.divergence import ON_DIVERGENCE
@@ -23,7 +23,6 @@ ENGINES = ("native", "netcl", "torch")
 MODELS = ("convnet", "mlp", "lenet", "resnet")
 _OF_NETCL = ("convnet", "mlp")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
-MOST_PORT = 65535
 #: The largest seed that all random generators accept.
 MOST_SEED = 2**63 - 1
 #: Learning rates that train the two models well at the default batch size.
@@ -217,9 +216,9 @@ class TrainingOptions(JobOptions):
     summary: bool = _log(False, "show the model's layers, their cost, their buckets")
     log_csv: str | None = _log(None, "write a row for each step: loss, times, images/s, accuracy", metavar="FILE")
     tensorboard: str | None = _log(None, "write the same for TensorBoard (needs clcomm[tensorboard])", metavar="DIR")
-    metrics_port: int | None = _log(
-        None, "serve each rank's figures to Prometheus, at this port and those after it (needs clcomm[prometheus])",
-        whole_number(1, most=MOST_PORT), metavar="PORT",
+    metrics_port: str | None = _log(
+        None, "serve each rank's figures to Prometheus, at this port and those after it, to this host alone without an "
+        "address (needs clcomm[prometheus])", place, metavar="[ADDRESS:]PORT",
     )  # fmt: skip
     metrics_textfile: str | None = _log(
         None, "write them for node exporter's textfile collector (needs clcomm[prometheus])", metavar="DIR"

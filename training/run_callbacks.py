@@ -120,9 +120,10 @@ def _exporters(
     if options.metrics_port or options.metrics_textfile:
         from clcomm.exporters.prometheus import Prometheus
 
-        port = options.metrics_port and options.metrics_port + comm.local_rank
+        address, _, first = (options.metrics_port or "").rpartition(":")
+        port = int(first) + comm.local_rank if first else None
         name, where = ("--metrics-port", port) if port else ("--metrics-textfile", options.metrics_textfile)
-        add(name, where, Prometheus(labels, port, options.metrics_textfile))
+        add(name, where, Prometheus(labels, port, options.metrics_textfile, address))
     if options.otlp:
         from clcomm.exporters.otlp import Otlp
 

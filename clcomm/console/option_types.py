@@ -46,6 +46,12 @@ def whole_number(least: int = 0, most: int = MOST_COUNT) -> Callable[[object], i
     return parse
 
 
+def place(given: object) -> str:
+    """Convert [ADDRESS:]PORT, for argparse, to ADDRESS:PORT; without an address it is this host's own, 127.0.0.1."""
+    address, _, port = str(given).rpartition(":")
+    return f"{address.strip('[]') or '127.0.0.1'}:{whole_number(1, 65535)(port)}"
+
+
 def number(least: float = 0.0, *, above: bool = False, most: float = 1e300) -> Callable[[object], float]:
     """Return a type for argparse, which converts a number or its text to a finite number within bounds.
 

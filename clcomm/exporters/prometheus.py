@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from clcomm.errors import ArgumentError
 from clcomm.exporters.figures import EPOCH, FIGURES, STEP, Figure, Labels, Point
+from clcomm.exporters.server import TextServer
 from clcomm.storage.files import replacing
 
 #: The least time between two versions of the file, each of which takes some milliseconds.
@@ -18,32 +19,39 @@ class Prometheus:
     """This rank's figures as gauges.
 
     Args:
-        port: where `/metrics` is served from a thread, on all of the host's addresses; None: nowhere.
+        port: where `/metrics` is served from a thread; None: nowhere.
         directory: that of node exporter's `--collector.textfile.directory`, which gets a file of the rank at each
             point; it stays when the run ends. None: no file.
+        address: of this host, at which the port is; "0.0.0.0": all.
 
-    Needs prometheus_client, the extra `prometheus`. Raises ArgumentError if the port is taken.
+    Needs prometheus_client, the extra `prometheus`. Raises ArgumentError if the port is taken or the
+    address is another's.
     """
 
     every_s = 1.0
 
-    def __init__(self, labels: Labels, port: int | None = None, directory: str | os.PathLike[str] | None = None):
-        from prometheus_client import CollectorRegistry, start_http_server
+    def __init__(
+        self, labels: Labels, port: int | None = None, directory: str | os.PathLike[str] | None = None,
+        address: str = "127.0.0.1",
+    ):  # fmt: skip
+        from prometheus_client import CollectorRegistry
 
         self._registry, self._labels = CollectorRegistry(), labels
         self._gauges: dict[str, Any] = {}
         self._file = None if directory is None else Path(directory) / f"clcomm-rank-{labels.rank}.prom"
-        self._server: Any = None
+        self._server: TextServer | None = None
         if directory is not None:
             self.every_s = FILE_EVERY_S
         if port is not None:
-            try:
-                self._server, self._thread = start_http_server(port, registry=self._registry)
-            except OSError as error:
-                raise ArgumentError(
-                    f"--metrics-port: expected a free port for each rank of a host, got {port} for rank "
-                    f"{labels.rank}: {error.strerror}; choose another"
-                ) from None
+            got = f"got {address}:{port} for rank {labels.rank}"
+            expected = f"--metrics-port: expected a free port for each rank of a host, {got}", "choose another"
+            self._server = TextServer((address, port), self._answer, expected)
+            self._server.serve()
+
+    def _answer(self, path: str) -> tuple[HTTPStatus, str, str]:
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+        return HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self._registry).decode()
 
     def write(self, point: Point) -> None:
         for figure in FIGURES:
@@ -59,9 +67,7 @@ class Prometheus:
 
     def close(self) -> None:
         if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._thread.join()
+            self._server.close()
 
     def _gauge(self, figure: Figure) -> Any:
         """Return a figure's gauge, made when it has its first value: none of 0 before that."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 import urllib.request
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
 
+from clcomm.console.option_types import place
 from clcomm.errors import ArgumentError
 from clcomm.exporters.figures import EPOCH, EVALUATION, FIGURES, STEP, STEPS, Labels, Point
 from tests.examples.test_examples import run
@@ -69,15 +71,41 @@ def test_a_taken_port_is_one_line() -> None:
     from clcomm.exporters.prometheus import Prometheus
 
     with socket.socket() as taken:
-        taken.bind(("", 0))
+        taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ArgumentError) as caught:
             Prometheus(LABELS, port)
     assert one_line(caught) == (
-        f"--metrics-port: expected a free port for each rank of a host, got {port} for rank 3: Address already in use; "
-        "choose another"
+        f"--metrics-port: expected a free port for each rank of a host, got 127.0.0.1:{port} for rank 3: Address "
+        "already in use; choose another"
     )
+
+
+@pytest.mark.parametrize(("address", "others"), [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_other_addresses_of_the_host_answer_where_they_were_asked_for(address: str, others: bool) -> None:
+    from clcomm.exporters.prometheus import Prometheus
+
+    port = free_ports()
+    exporter = Prometheus(LABELS, port, address=address)
+    try:
+        with socket.socket() as asking:
+            assert (asking.connect_ex(("127.0.0.2", port)) == 0) == others
+    finally:
+        exporter.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("9400", "127.0.0.1:9400"), (9400, "127.0.0.1:9400"), ("0.0.0.0:80", "0.0.0.0:80"), ("[::]:9400", ":::9400"),
+     (":::9400", ":::9400"), ("node-1:1", "node-1:1"), ("node-1", None), ("0", None), ("a:65536", None), ("a:", None)],
+)  # fmt: skip
+def test_a_port_has_an_address(given: object, expected: str | None) -> None:
+    if expected is None:
+        with pytest.raises(ArgumentTypeError):
+            place(given)
+    else:
+        assert place(given) == expected
 
 
 def test_each_rank_of_a_job_has_its_figures(tmp_path: Path) -> None:
