@@ -1,0 +1,71 @@
+"""What is different from PyTorch on purpose: the list of docs/ported.md.
+
+`python -m tests.snippets.differences` writes it there. A test runs each example, which has to differ; drawn snippets
+may differ in the same way.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+PAGE = Path(__file__).parents[2] / "docs" / "ported.md"
+_HEADING = "## What is different on purpose"
+_HEAD = """\
+
+A script that needs none of these has PyTorch's values, or an error in one line. Drawn programs are run with both
+(`make snippets`), and every example below is run to be different.
+
+| the engine | example |
+|---|---|
+"""
+
+
+class Difference(NamedTuple):
+    """A difference: its text on the page, an example, and what drawn snippets that differ so have in common.
+
+    pattern: of the shortest snippet; "": none is drawn. said: of what `sides.compared` says.
+    """
+
+    text: str
+    example: str
+    pattern: str = ""
+    said: str = ""
+
+
+DIFFERENCES = (
+    Difference("`int64` means int32: larger values are refused", "n = str(torch.tensor([1]).dtype)", r"dtype\)"),
+    Difference("`dtype` is NumPy's", "n = str(torch.ones(1).dtype)", r"dtype\)"),
+    Difference("`state_dict` has arrays, which do not follow the parameters",
+               "m = nn.Linear(2, 1)\nkept = m.state_dict()\nm.weight.data.zero_()", r"state_dict"),
+    Difference("dropout, `bernoulli`, `multinomial` and `Categorical` draw other numbers",
+               "a = F.dropout(torch.ones(40))", r"dropout|bernoulli|multinomial|gumbel"),
+    Difference("`copy.copy` copies the values", "a = torch.ones(2)\nb = copy.copy(a)\nb.add_(1)", r"copy\.copy\("),
+    Difference("an element of every type has four bytes", "n = torch.tensor([True]).element_size()", r"element_size"),
+    Difference("texts of tensors and modules are others", "n = repr(torch.ones(1))", r"repr|str\("),
+    Difference("`param_groups` has objects that are read and written as dictionaries",
+               "n = isinstance(optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1).param_groups[0], dict)"),
+)  # fmt: skip
+
+
+def is_meant(text: str, said: str) -> bool:
+    """Return whether a shortest snippet differs in one of these ways."""
+    return any(each.pattern and re.search(each.pattern, text) and re.search(each.said, said) for each in DIFFERENCES)
+
+
+def section() -> str:
+    """Return the list as the page has it."""
+    rows = [f"| {each.text} | `{each.example.replace(chr(10), '; ')}` |" for each in DIFFERENCES]
+    return f"{_HEADING}\n{_HEAD}" + "\n".join(rows) + "\n"
+
+
+def with_section(page: str) -> str:
+    """Return a page with the list in place of the one that it has."""
+    before, heading, rest = page.partition(_HEADING)
+    after = rest.partition("\n## ")
+    return before + section() + ("\n## " + after[2] if heading and after[1] else "")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
