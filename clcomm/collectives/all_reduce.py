@@ -15,7 +15,7 @@ from clcomm.collectives.prepared import PreparedBackgroundCollective, PreparedCo
 from clcomm.collectives.runner import KEPT_CALLS, CollectiveRunner
 from clcomm.collectives.world import World
 from clcomm.errors import ArgumentError
-from clcomm.host.arrays import host_array
+from clcomm.host.arrays import host_array, is_plain
 from clcomm.stats.call import Call
 from clcomm.stats.comm_stats import Collective, Phase
 from clcomm.transport import Transport
@@ -326,8 +326,8 @@ class AllReduces:
     def _key_of(self, array: np.ndarray, into: np.ndarray, op: str, *others: object) -> tuple[object, ...] | None:
         """Return a key for the arguments; None where they are invalid or need copies."""
         if (
-            isinstance(array, np.ndarray)
-            and isinstance(into, np.ndarray)
+            is_plain(array)
+            and is_plain(into)
             and isinstance(op, str)
             and array.flags.c_contiguous
             and into.flags.carray

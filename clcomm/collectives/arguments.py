@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 
 from clcomm.errors import ArgumentError, MismatchError
+from clcomm.host.arrays import is_plain
 from clcomm.host.bfloat16 import BFLOAT16, dtype_name
 from clcomm.transport.reduction import FOLDS, OF_INTEGERS
 from clcomm.units import parse_size
@@ -55,12 +56,38 @@ def writable(array: np.ndarray, name: str) -> tuple[np.ndarray, Callable[[], np.
         raise ArgumentError(f"{name}: expected a writable array, got a read-only one")
     if array.flags.c_contiguous:
         return flattened, lambda: array
+    if _overlaps_itself(array):
+        raise ArgumentError(
+            f"{name}: expected elements with memory of their own, got shape {array.shape} with strides "
+            f"{array.strides}; write to a copy, as of array.copy()"
+        )
 
     def copy_back() -> np.ndarray:
         array[...] = flattened.reshape(array.shape)
         return array
 
     return flattened, copy_back
+
+
+def _overlaps_itself(array: np.ndarray) -> bool:
+    """Return whether elements may have memory in common: where a step is shorter than what lies within it."""
+    nbytes = array.itemsize
+    for stride, length in sorted((abs(each), length) for each, length in zip(array.strides, array.shape, strict=True)):
+        if length > 1 and stride < nbytes:
+            return array.size > 0
+        nbytes += stride * (length - 1)
+    return False
+
+
+def check_separate(arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Raise ArgumentError for a contiguous array called "out", or of "receives", that overlaps another one."""
+    ends = -1, ""
+    for start, end, name in sorted((start, start + each.nbytes, name) for name, each in arrays if each.size
+                                   for start in [address_of(each)]):  # fmt: skip
+        if start < ends[0] and {name, ends[1]} & {"out", "receives"}:
+            name = name if name in ("out", "receives") else ends[1]
+            raise ArgumentError(f"{name}: expected separate memory, got memory that overlaps what is sent or received")
+        ends = max(ends, (end, name))
 
 
 def check_root(root: int, world_size: int) -> None:
@@ -90,9 +117,9 @@ def agreed_size(asked: list[int | ArgumentError]) -> int:
     return asked[0]  # type: ignore[return-value]
 
 
-def shape_and_dtype(data: object) -> tuple[tuple[int, ...], str] | None:
-    """Return (shape, dtype) of a numeric array, None for anything else."""
-    return (data.shape, data.dtype.str) if isinstance(data, np.ndarray) and not data.dtype.hasobject else None
+def shape_and_dtype(data: Any) -> tuple[tuple[int, ...], str] | None:
+    """Return (shape, dtype) of a numeric array, None for anything else, such as an array with a mask."""
+    return (data.shape, data.dtype.str) if is_plain(data) and not data.dtype.hasobject else None
 
 
 def scatter_header(data: Any, size: int) -> tuple[tuple[int, ...] | None, str | None, str]:

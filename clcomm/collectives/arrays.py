@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.collectives.arguments import check_op, check_root, flat, scatter_header, shape_and_dtype, writable
+from clcomm.collectives.arguments import (
+    address_of,
+    check_op,
+    check_root,
+    check_separate,
+    flat,
+    scatter_header,
+    shape_and_dtype,
+    writable,
+)
 from clcomm.collectives.in_flight import Handle, T
 from clcomm.collectives.prepared import GatherInPlace, MeetAndReduce, PreparedCollective
 from clcomm.collectives.runner import CollectiveRunner
@@ -80,15 +89,23 @@ class OtherCollectives:
         source = flat(array, "array")
         given = out = np.empty((self.size, *array.shape), array.dtype) if out is None else out
         out = host_array(out, "out")
-        if out.size != self.size * array.size or out.dtype != array.dtype or not out.flags.carray:
-            raise ArgumentError(
-                f"out: expected a C-contiguous array of {self.size * array.size:,} {array.dtype}, "
-                f"got {out.size:,} {out.dtype}"
-            )
+        source = self._to_gather(source, out)
         chosen = self.world.mover_for(source)
         call = self.runner.call(operation, chosen, label, array=array, nbytes=out.nbytes, bucket=bucket)
         self.runner.run(call, chosen.all_gather, source, out.reshape(-1))
         return given
+
+    def _to_gather(self, source: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Return what to send: a copy where it lies in its place of `out`. ArgumentError if `out` does not fit."""
+        if out.size != self.size * source.size or out.dtype != source.dtype or not out.flags.carray:
+            raise ArgumentError(
+                f"out: expected a C-contiguous array of {self.size * source.size:,} {source.dtype}, "
+                f"got {out.size:,} {out.dtype}"
+            )
+        if address_of(source) == address_of(out) + self.rank * source.nbytes:
+            return source.copy()  # MPI takes no common memory
+        check_separate([("array", source), ("out", out)])
+        return source
 
     def all_gather_async(self, array: np.ndarray, *, out: np.ndarray, label: str = "", bucket: int = -1) -> Handle:
         """Start an `all_gather` in the background, through MPI; arguments as there, both contiguous, up to 1 GiB.
@@ -99,11 +116,7 @@ class OtherCollectives:
         self.runner.require_open()
         given, array, out = out, host_array(array, "array"), host_array(out, "out")
         source = flat(array, "array")
-        if out.size != self.size * array.size or out.dtype != array.dtype or not out.flags.carray:
-            raise ArgumentError(
-                f"out: expected a C-contiguous array of {self.size * array.size:,} {array.dtype}, "
-                f"got {out.size:,} {out.dtype}"
-            )
+        source = self._to_gather(source, out)
         call = self.runner.call("all_gather", self.world.base, label, array=array, nbytes=out.nbytes, bucket=bucket)
         start = partial(self.world.base.start_all_gather, source, out.reshape(-1))
         return self.runner.start(call, start, given, keeps=self)
@@ -194,6 +207,7 @@ class OtherCollectives:
                 f"got {out.shape} and {out.dtype}"
             )
         target, finish = writable(out, "out")
+        check_separate([("array", source), ("out", target)])
         chosen = self.world.mover_for(source)
         call = self.runner.call("reduce_scatter", chosen, label, array=array, nbytes=nbytes, op=op, bucket=bucket)
         self.runner.run(call, chosen.reduce_scatter, source, target, op)
@@ -251,6 +265,12 @@ class OtherCollectives:
                 raise ArgumentError(f"{name}: expected {self.size} arrays, one for each rank, got {len(arrays)}")
             if not all(array.flags.c_contiguous for array in arrays):
                 raise ArgumentError(f"{name}: expected C-contiguous arrays, got strided ones")
+            for array in arrays:
+                host_array(array, name)
+        for array in receives:
+            if array.size:
+                writable(array, "receives")
+        check_separate([*(("sends", each) for each in sends), *(("receives", each) for each in receives)])
         nbytes = sum(array.nbytes for array in receives)
         dtypes = {array.dtype for array in (*sends, *receives)}
         dtype = dtypes.pop() if len(dtypes) == 1 else None

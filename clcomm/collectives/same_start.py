@@ -30,7 +30,9 @@ from clcomm.transport.mpi_runtime import Intracomm
 #: Options that may differ: each rank computes on a device of its own.
 OF_EACH_RANK = ("device",)
 #: Variables that each rank reads, and whose difference is not detected later.
-_VARIABLES = ("CLCOMM_CHECKS", "CLCOMM_STALL_WARNING_S", "CLCOMM_TIMEOUT_S")
+_VARIABLES = (
+    "CLCOMM_CHECKS", "CLCOMM_STALL_WARNING_S", "CLCOMM_TIMEOUT_S", "PYOPENCL_BUILD_OPTIONS", "POCL_EXTRA_BUILD_FLAGS",
+)  # fmt: skip
 #: How many different values a message names.
 _MOST_VALUES = 4
 #: The characters of a long value that a message shows before the first difference, and from it on.

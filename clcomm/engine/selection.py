@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from clcomm.engine import intel_runtime, pocl_cache
 from clcomm.errors import ClcommError, DeviceError, pip_install
 from clcomm.host import usable_cores, variables
+from clcomm.host.launcher import launched_rank
 from clcomm.host.launcher import local_place as local_place
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
 KINDS = ("gpu", "cpu", "accelerator")
+_log = logging.getLogger("clcomm")
 #: Platforms that are used only when named.
 SIMULATORS = ("Oclgrind",)
+#: Variables with compiler options for all kernels of a process, such as -cl-fast-relaxed-math.
+_BUILD_OPTIONS = ("PYOPENCL_BUILD_OPTIONS", "POCL_EXTRA_BUILD_FLAGS")
 #: The name of a kind, or of the first device of one.
 _KIND_OR_FIRST = re.compile(rf"\s*({'|'.join(KINDS)})(:0*)?\s*", re.IGNORECASE)
 
@@ -59,6 +65,7 @@ def prepare_environment(cores: int, spec: str | None = None, *, every: bool = Fa
     CLCOMM_DEVICE, is a name or a number other than 0, where `every` device is asked for, or where PyPI's PoCL is not
     installed. Raises what `pocl_cache.prepare` raises.
     """
+    _warn_of_options()
     pocl_cache.prepare()
     intel_runtime.limit(cores)
     is_first = _KIND_OR_FIRST.fullmatch(_asked(spec)[0] or "cpu") is not None
@@ -70,6 +77,15 @@ def prepare_environment(cores: int, spec: str | None = None, *, every: bool = Fa
     os.environ.setdefault("POCL_CPU_MAX_CU_COUNT", str(max(cores, 1)))
     # PyOpenCL's own cache is one database that all ranks would lock; PoCL and GPU drivers cache programs themselves.
     os.environ.setdefault("PYOPENCL_NO_CACHE", "1")
+
+
+@cache  # so that it warns only once
+def _warn_of_options() -> None:
+    """Log which variables of the environment change what kernels compute, if any is set."""
+    found = [f"{name}={os.environ[name]!r}" for name in _BUILD_OPTIONS if os.environ.get(name, "").strip()]
+    if found and not launched_rank():
+        given = ", ".join(found)
+        _log.warning("%s: kernels are built with options that may change the bits of results; unset it", given)
 
 
 def load_platforms(cores: int, spec: str | None = None) -> None:

@@ -29,6 +29,15 @@ def aligned_zeros(nbytes: int) -> np.ndarray:
     return array
 
 
+def is_plain(value: object) -> bool:
+    """Return whether an object is an array, also of a subclass, with nothing beside its numbers, such as a mask."""
+    kind = type(value)
+    return kind is np.ndarray or (
+        isinstance(value, np.ndarray)
+        and (kind.__array_finalize__ is np.ndarray.__array_finalize__ or kind in (np.memmap, np.matrix, np.recarray))
+    )
+
+
 def host_array(value: Any, name: str, *, may_copy: bool = False) -> np.ndarray:
     """Return an array itself, and an object with `__dlpack__` as an array on its memory (https://dmlc.github.io/dlpack).
 
@@ -39,11 +48,17 @@ def host_array(value: Any, name: str, *, may_copy: bool = False) -> np.ndarray:
         name: what messages call it.
         may_copy: whether a library may copy what it does not share.
 
-    Raises ArgumentError for other objects, for memory of another device, and for what the library does not hand out,
-    such as PyTorch's tensors that require a gradient.
+    Raises ArgumentError for other objects, for arrays with more than their numbers, for memory of another device, and
+    for what the library does not hand out, such as PyTorch's tensors that require a gradient.
     """
     if isinstance(value, np.ndarray):
-        return value
+        if is_plain(value):
+            return value
+        what = "mask" if isinstance(value, np.ma.MaskedArray) else f"state of a {type(value).__name__}"
+        raise ArgumentError(
+            f"{name}: expected a plain array, got one whose {what} would be lost; give np.asarray({name}), and the "
+            f"{what} apart"
+        )
     if not hasattr(value, "__dlpack__"):
         raise ArgumentError(f"{name}: expected a NumPy array, got {type(value).__name__}")
     try:

@@ -181,3 +181,92 @@ def test_transports_that_there_are_not(given):
     with pytest.raises(ArgumentError) as caught:
         Communicator(transport=given)
     assert one_line(caught) == f"transport: expected one of auto, shared, mpi, solo, got {given!r}"
+
+
+def overlapping(kind: str, dtype: str) -> np.ndarray:
+    """Return a writable array of which elements lie on one another."""
+    base = np.zeros(64, dtype)
+    shape, strides = {
+        "one element": ((6,), (0,)), "rows": ((4, 3), (0, 1)), "columns": ((4, 3), (1, 0)), "windows": ((5, 4), (2, 1)),
+        "backwards": ((4, 3), (-2, 1)), "halves": ((6,), (0.5,)), "a batch": ((2, 3, 4), (4, 4, 1)),
+    }[kind]  # fmt: skip
+    steps = tuple(int(each * base.itemsize) for each in strides)
+    return np.lib.stride_tricks.as_strided(base[16:], shape, steps)
+
+
+@pytest.mark.parametrize("kind", ["one element", "rows", "columns", "windows", "backwards", "halves", "a batch"])
+def test_results_with_common_elements_are_refused(comm, kind):
+    array = overlapping(kind, "float32")
+    plain = np.ones(array.shape, np.float32)
+    for collective in (
+        lambda: comm.all_reduce(array), lambda: comm.all_reduce(plain, out=array), lambda: comm.broadcast(array),
+        lambda: comm.all_reduce(array, algorithm="ring"),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError) as caught:
+            collective()
+        assert "expected elements with memory of their own" in one_line(caught)
+        assert f"strides {array.strides}" in one_line(caught)
+    for parts in (plain[::-1], plain.T, plain[..., ::2], plain.reshape(-1)[::-3]):
+        apart = parts.copy()
+        expected = apart * comm.size
+        assert (comm.all_reduce(parts.copy(), out=parts) == expected).all()  # strides alone are no overlap
+        plain[...] = 1
+
+
+def test_results_in_memory_that_is_sent_are_refused(comm):
+    base = np.zeros(8 * comm.size + 8, np.float32)
+    shift = base[1 : 1 + 4 * comm.size]
+    for collective in (
+        lambda: comm.all_reduce(base[:8], out=base[1:9]),
+        lambda: comm.all_gather(base[2 + 4 * comm.rank :][:4], out=shift),
+        lambda: comm.all_gather_async(base[2 + 4 * comm.rank :][:4], out=shift),
+        lambda: comm.reduce_scatter(base[: 4 * comm.size], out=base[4 * comm.rank :][1:5]),
+        lambda: comm.all_to_all([base[:4]] * comm.size, [base[3 + 4 * each :][:4] for each in range(comm.size)]),
+        lambda: comm.all_to_all([np.zeros(4, np.float32)] * comm.size, [base[each:][:4] for each in range(comm.size)])
+        if comm.size > 1 else comm.all_to_all([base[:4]], [base[:4]]),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError) as caught:
+            collective()
+        assert "overlap" in one_line(caught)
+    own = base[4 * comm.rank : 4 * comm.rank + 4]
+    own[...] = comm.rank + 1
+    gathered = comm.all_gather(own, out=base[: 4 * comm.size])  # a rank's own block may lie where it will be
+    assert (gathered.reshape(comm.size, 4) == np.arange(1, comm.size + 1)[:, None]).all()
+
+
+class Quantity(np.ndarray):
+    """Numbers with a unit, which a collective would drop."""
+
+    def __array_finalize__(self, other):
+        self.unit = getattr(other, "unit", "")
+
+
+class Named(np.ndarray):
+    """Numbers alone."""
+
+
+@pytest.mark.parametrize("lost", ["mask", "state of a Quantity"])
+def test_arrays_with_more_than_numbers_are_refused_or_come_whole(comm, lost):
+    plain, shape = np.ones((comm.size, 2), np.float32), (comm.size, 2)
+    comm.all_reduce(plain)  # a plan of the same memory is no way around
+    array = np.ma.MaskedArray(plain, mask=np.eye(*shape), copy=False) if lost == "mask" else plain.view(Quantity)
+    for collective in (
+        lambda: comm.all_reduce(array), lambda: comm.all_reduce(np.ones(shape, np.float32), out=array),
+        lambda: comm.all_reduce_async(array), lambda: comm.all_reduce_init(array), lambda: comm.broadcast(array),
+        lambda: comm.all_gather(array), lambda: comm.reduce_scatter(array), lambda: comm.all_gather_in_place(array),
+        lambda: comm.all_to_all([*array], [*array.copy()]),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError) as caught:
+            collective()
+        assert f"expected a plain array, got one whose {lost} would be lost" in one_line(caught)
+    if lost == "mask":
+        gathered = comm.gather(array)
+        for each in gathered or ():
+            assert (np.ma.getmaskarray(each) == np.eye(*shape)).all()
+        assert (np.ma.getmaskarray(comm.broadcast_object(array)) == np.eye(*shape)).all()
+
+
+@pytest.mark.parametrize("kind", [np.matrix, np.recarray, Named])
+def test_other_kinds_of_arrays_are_their_numbers(comm, kind):
+    array = np.full((2, 2), comm.rank, np.float32).view(kind)
+    assert (np.asarray(comm.all_reduce(array)) == comm.size * (comm.size - 1) / 2).all() and type(array) is kind

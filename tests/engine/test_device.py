@@ -149,6 +149,17 @@ def test_a_fresh_process_selects_and_computes(cores):
         assert done.stdout.split()[1] == ("basic" if cores == "1" else "pthread")
 
 
+@pytest.mark.parametrize("name", ["PYOPENCL_BUILD_OPTIONS", "POCL_EXTRA_BUILD_FLAGS", None])
+def test_options_of_the_environment_for_kernels_are_named_once(monkeypatch, caplog, name):
+    for each in selection._BUILD_OPTIONS:
+        monkeypatch.setenv(each, " -cl-fast-relaxed-math" if each == name else " ")
+    selection._warn_of_options.cache_clear()
+    for _ in range(2):
+        selection.prepare_environment(1)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (name is not None) and all(name in each and "fast-relaxed" in each for each in said)
+
+
 def test_default_device_can_be_set(device):
     before = device_module.process_devices().default
     try:
