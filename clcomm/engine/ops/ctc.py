@@ -81,10 +81,9 @@ def ctc_loss(
             f"ctc_loss: expected {samples} lengths and targets [{samples}, longest], got {counts.shape}, "
             f"{lengths.shape} and {labels.shape}"
         )
-    known, stride = lengths.known_values, labels.shape[1] if labels.ndim == 2 else 0
-    longest = labels.shape[-1] if stride or not known.size else max(int(known.max()), 1)
-    if not stride and x.device.recorder is not None:  # another call's longest may be longer
-        x.device.recorder.refuse("its ctc_loss has targets one after the other; give it [samples, longest]")
+    stride, longest = labels.shape[1] if labels.ndim == 2 else 0, labels.shape[-1]
+    if not stride:
+        longest = lengths.decided(lambda known: max(*known, 1) if known else labels.shape[-1])
     sizes = stride, labels.numel(), blank, steps, samples, classes, 2 * longest + 1
     losses = Ctc.apply(x, integers=(labels, counts, lengths), sizes=sizes, zeroes=bool(zero_infinity))
     if zero_infinity:
@@ -99,9 +98,12 @@ def _integers(name: str, given: Any, like: Tensor, least: int, most: int) -> Ten
     tensor = given if isinstance(given, Tensor) else Tensor(np.atleast_1d(np.asarray(given)), like.device)
     if tensor.dtype != INT32 or tensor.device is not like.device:
         raise ArgumentError(f"ctc_loss: {name}: expected integers on {like.device.name}, got {tensor.dtype}")
-    known = tensor.known_values
-    if known.size and not least <= known.min() <= known.max() <= most:
-        raise ArgumentError(
-            f"ctc_loss: {name}: expected integers from {least} to {most}, got {known.min()} to {known.max()}"
-        )
+
+    def rule(known: tuple[int, ...]) -> None:
+        if known and not least <= known[0] <= known[-1] <= most:
+            raise ArgumentError(
+                f"ctc_loss: {name}: expected integers from {least} to {most}, got {known[0]} to {known[-1]}"
+            )
+
+    tensor.decided(rule)
     return reshape(tensor, (1,)) if tensor.ndim == 0 else tensor
