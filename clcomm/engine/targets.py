@@ -26,7 +26,8 @@ def note_of(device: Device) -> cl.Buffer:
     """Return the buffer of invalid indices seen by a device's kernels: their number, one of them, and the classes."""
     if device.outside is None:
         device.outside = device.keep("outside", lambda: np.zeros(3, np.int32))
-    return device.outside
+    buffer: cl.Buffer = device.outside
+    return buffer
 
 
 def require_below(said: str, given: Any, count: int, ignored: int | None = None, *, scores: Any = None) -> bool:
