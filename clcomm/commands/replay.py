@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Characters of a hash that are printed.
 _SHOWN = 16
+#: Packages that a file without a signature may name: clcomm's own programs.
+_KNOWN = ("training", "examples")
 #: Yields steps and their values: arrays by (what, shard, name).
 Replayed = Callable[[dict[str, Any], Path | None, int, int], Iterator[tuple[int, Mapping[Any, "np.ndarray"]]]]
 
@@ -31,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_file", metavar="FILE", help="the run's --checkpoint; earlier ones lie beside it")
     parser.add_argument("--step", type=whole_number(1), metavar="N", help="the step, from 1 on")
     parser.add_argument("--rank", type=whole_number(), default=0, metavar="R", help="whose step; default: %(default)s")
+    parser.add_argument("--trust", action="append", metavar="PACKAGE",
+                        help="import this package's modules, too, if a file without a signature names one")  # fmt: skip
     parser.add_argument("--against", metavar="FILE", help="another run's --checkpoint: find the step where they part")
 
 
@@ -40,10 +44,11 @@ def run(options: argparse.Namespace) -> None:
         raise ArgumentError("replay: expected --step N for a step's hashes, or --against FILE for a difference")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # the run's modules, as for `python -m`
+    trusted = {*_KNOWN, *(options.trust or ())}
     if options.against is None:
-        _print_step(Saved.of(options.run_file), options.step, options.rank)
+        _print_step(Saved.of(options.run_file, trusted), options.step, options.rank)
     else:
-        _print_difference(Saved.of(options.run_file), Saved.of(options.against))
+        _print_difference(Saved.of(options.run_file, trusted), Saved.of(options.against, trusted))
 
 
 class Saved(NamedTuple):
@@ -53,13 +58,16 @@ class Saved(NamedTuple):
     steps: dict[int, tuple[Path, Checkpoint]]
 
     @classmethod
-    def of(cls, path: str) -> Saved:
-        """Read a series; CheckpointError where none of it is undamaged or one was not written by a Session."""
+    def of(cls, path: str, trusted: Collection[str] = _KNOWN) -> Saved:
+        """Read a series; CheckpointError where none of it is undamaged or one was not written by a Session.
+
+        trusted: packages that a file without a signature may name.
+        """
         from clcomm.checkpoint.series import undamaged
 
         steps = {}
         for source, checkpoint in undamaged(Path(path)):
-            _check_program(source, checkpoint.facts)
+            _check_program(source, checkpoint.facts, trusted)
             steps[int(checkpoint.facts["training"]["progress"]["step"])] = source, checkpoint
         return cls(Path(path), dict(sorted(steps.items())))
 
@@ -97,7 +105,9 @@ class Saved(NamedTuple):
         return again(facts, source, first, last)
 
 
-def _check_program(source: Path, facts: dict[str, Any]) -> None:
+def _check_program(source: Path, facts: dict[str, Any], trusted: Collection[str]) -> None:
+    from clcomm.checkpoint.manifest import signing_key
+
     program = facts.get("program")
     if not isinstance(program, dict):
         raise CheckpointError(
@@ -109,6 +119,13 @@ def _check_program(source: Path, facts: dict[str, Any]) -> None:
             f"checkpoint {source}: expected one of clcomm {__version__}, found {program['version']}; replay with the "
             f"release that computed it"
         )
+    for name in (program["module"], program["session"], program["options"]):
+        package = str(name).partition(":")[0].partition(".")[0]
+        if package not in trusted and signing_key() is None:
+            raise CheckpointError(
+                f"checkpoint {source}: expected a program of {', '.join(_KNOWN)}, found {name!r}, which anybody can "
+                f"have written, as the file has no signature; if {package} is your own, add --trust {package}"
+            )
 
 
 def _print_step(saved: Saved, step: int, rank: int) -> None:
@@ -209,7 +226,8 @@ COMMAND = Command(
     "Compute a step of a run again, in this process, from the last of the run's checkpoints before it, and print a "
     "hash of each layer's result, gradient, mean and parameter: the bits are the run's own. --against compares two "
     "runs' checkpoints step by step, and replays both from the last equal one. It runs the program that the checkpoint "
-    "names. docs/robustness.md says which runs it can repeat.",
+    "names: clcomm's own, one that --trust names, or any that CLCOMM_CHECKPOINT_KEY signed. "
+    "docs/robustness.md says which runs it can repeat.",
     add_arguments,
     run,
     (

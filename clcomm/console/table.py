@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from clcomm.console.terminal import output_width
+from clcomm.console.terminal import escaped, output_width
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -63,7 +63,7 @@ class TextTable:
         styles: Sequence[str] = (),
         width: int | None = None,
     ):
-        self.columns, self.title, self.note, self.dropped_first = columns, title, note, dropped_first
+        self.columns, self.title, self.note, self.dropped_first = columns, escaped(title), escaped(note), dropped_first
         self.rows = [[_plain(cell) for cell in row] for row in rows]
         self.styles, self._width = styles or [""] * len(rows), width
 
@@ -191,8 +191,8 @@ def _longest_prefix(text: str, width: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text with unprintable characters, which could move a terminal's cursor, as spaces."""
-    return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
+    """Return text for one line: control characters escaped, others that are not printable, as ends of lines, spaces."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in escaped(text))
 
 
 def _display_width(text: str) -> int:

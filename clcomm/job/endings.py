@@ -20,6 +20,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import NoReturn, TextIO
 
+from clcomm.console.terminal import escaped
 from clcomm.errors import ClcommError
 from clcomm.host import variables
 from clcomm.job.exit_monitor_process import FAILING, STOPPING
@@ -230,7 +231,7 @@ def _placed(message: str, ranks: list[int], size: int) -> str:
 
 
 def print_line(line: str) -> None:
-    """Write a line, unless it is empty, to stderr in one piece, so that ranks' lines do not mix.
+    """Write a line, unless it is empty, to stderr in one piece, so that ranks' lines do not mix; it is `escaped`.
 
     Errors of a stream that is closed, full or None are ignored, so that the job can end.
     """
@@ -238,7 +239,7 @@ def print_line(line: str) -> None:
         _flush(sys.stdout)
         stream = _error_stream()
         with contextlib.suppress(Exception):
-            stream.write(line.encode(errors="backslashreplace").decode() + "\n")  # type: ignore[union-attr]
+            stream.write(escaped(line).encode(errors="backslashreplace").decode() + "\n")  # type: ignore[union-attr]
         _flush(stream)
 
 

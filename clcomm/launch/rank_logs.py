@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from clcomm.console.terminal import escaped
 from clcomm.errors import ArgumentError
 from clcomm.host.launcher import launched_rank
 from clcomm.storage.files import open_own
@@ -71,5 +72,5 @@ def _first_own_line(directory: str) -> str:
         with suppress(OSError), open(_opened(directory, path.name, os.O_RDONLY), errors="replace") as file:
             found = _OWN.search(file.read())
             if found:
-                return found[0].removesuffix(":")
+                return escaped(found[0].removesuffix(":"))
     return ""

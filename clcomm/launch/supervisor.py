@@ -11,6 +11,7 @@ import threading
 import time
 from typing import NamedTuple
 
+from clcomm.console.terminal import escaped
 from clcomm.job import restarts
 from clcomm.job.endings import FAILURE, USER_ERROR
 from clcomm.storage.scratch import remove_stale, scratch_file
@@ -147,5 +148,5 @@ def at(end: End) -> str:
 
 
 def print_notice(line: str) -> None:
-    sys.stderr.write(f"clcomm run: {line}\n")
+    sys.stderr.write(f"clcomm run: {escaped(line)}\n")
     sys.stderr.flush()

@@ -10,6 +10,7 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from clcomm.console.table import TextColumn, TextTable
+from clcomm.console.terminal import escaped
 from clcomm.job.running_jobs import RunningJob
 from clcomm.job.stall_message import LEFT, SILENT_S, UNKNOWN
 from clcomm.job.status_page import RankStatus
@@ -143,7 +144,7 @@ def title(job: RunningJob, rows: Sequence[RankRow]) -> str:
     hosts = int(job.about.get("hosts", 1))
     where = f" on {hosts} hosts" if hosts > 1 else ""
     parts = [
-        f"{job.program}: process {job.pid}, {job.size} ranks{where}",
+        f"{escaped(job.program)}: process {job.pid}, {job.size} ranks{where}",
         f"for {_duration(time.time() - job.started_s)}",
     ]
     step, samples = max((row.step for row in rows), default=0), sum(row.samples_per_s for row in rows)

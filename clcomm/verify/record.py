@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
+import re
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,9 @@ import numpy as np
 SKETCH, SAMPLES = 1024, 512
 #: What a rank does, in order, as far as it is known: events of a step.
 FORWARD, BACKWARD, SYNC, CLIP, STEP = "forward", "backward", "sync", "clip", "step"
+
+#: The one key of an array in a record's file.
+_FLOAT64 = "<f8"
 
 Hashes = dict[str, str]
 Sketches = dict[str, np.ndarray]
@@ -111,13 +115,13 @@ class RankRecord:
 
     def write(self, folder: Path) -> None:
         """Replace this rank's file in a folder."""
-        _replace(folder / f"rank-{self.rank}", pickle.dumps(self))
+        _replace(folder / f"rank-{self.rank}", self)
 
     def write_progress(self, folder: Path) -> None:
         """Replace this rank's file of progress, which is small; its time says when the rank went on last."""
         has_begun = bool(self.start or self.steps)
         progress = Progress(has_begun, self.ended, len(self.complete), bool(self.error))
-        _replace(folder / f"progress-{self.rank}", pickle.dumps(progress))
+        _replace(folder / f"progress-{self.rank}", progress)
 
 
 class Progress(NamedTuple):
@@ -129,17 +133,37 @@ class Progress(NamedTuple):
     failed: bool = False
 
 
-def _replace(path: Path, content: bytes) -> None:
-    path.with_suffix(".new").write_bytes(content)
+def _replace(path: Path, content: object) -> None:
+    path.with_suffix(".new").write_text(json.dumps(content, default=_plain))
     os.replace(path.with_suffix(".new"), path)
 
 
 def read_progress(folder: Path, ranks: int) -> list[Progress]:
     paths = [folder / f"progress-{rank}" for rank in range(ranks)]
-    return [pickle.loads(path.read_bytes()) if path.exists() else Progress() for path in paths]
+    return [Progress(*json.loads(path.read_text())) if path.exists() else Progress() for path in paths]
 
 
 def read(folder: Path, ranks: int) -> list[RankRecord]:
     """Return the ranks' records; an empty one for a rank that wrote none."""
     paths = [folder / f"rank-{rank}" for rank in range(ranks)]
-    return [pickle.loads(path.read_bytes()) if path.exists() else RankRecord(rank) for rank, path in enumerate(paths)]
+    return [_record(path.read_text()) if path.exists() else RankRecord(rank) for rank, path in enumerate(paths)]
+
+
+def _record(text: str) -> RankRecord:
+    record = RankRecord(**json.loads(text, object_hook=_array))
+    for step in (steps := [Step(**each) for each in record.steps]):  # type: ignore[arg-type]
+        step.batches = [Batch(each["hash"], each["size"], tuple(each["samples"])) for each in step.batches]  # type: ignore[index]
+    record.steps = steps
+    return record
+
+
+def _plain(value: object) -> object:
+    """Return what JSON has of a record, of an array's float64 and, in words, of an optimizer's other options."""
+    if isinstance(value, np.ndarray):
+        return {_FLOAT64: np.asarray(value, np.float64).tobytes().hex()}
+    is_record = isinstance(value, (RankRecord, Step, Batch))
+    return vars(value) if is_record else re.sub(r" at 0x[0-9a-f]+", "", repr(value))  # addresses differ between ranks
+
+
+def _array(found: dict[str, Any]) -> object:
+    return np.frombuffer(bytes.fromhex(found[_FLOAT64]), np.float64).copy() if found.keys() == {_FLOAT64} else found

@@ -112,3 +112,32 @@ def test_a_training_run_behind_mpiexec_repaints_one_line_and_prints_lines_into_a
     piped = (tmp_path / "piped").read_text()
     assert "\r" not in piped and "\x1b" not in piped
     assert re.findall(r"^step (\d+)/1500", piped, re.MULTILINE)[-1] == "1500"
+
+
+@pytest.mark.parametrize("planted", ["\x1b[2J\x07", "\x9b31m", "a\rb", "\u202ertl", "\x00\x08\x7f"])
+def test_what_others_say_moves_no_cursor_and_rings_no_bell(planted, capfd, tmp_path):
+    """In lines, tables, their titles and notes, and what `clcomm top` and `run` say of a job."""
+    from types import SimpleNamespace
+
+    from clcomm.console.table import TextColumn, TextTable
+    from clcomm.console.terminal import escaped
+    from clcomm.job.endings import print_line
+    from clcomm.launch import rank_logs
+    from clcomm.launch.supervisor import print_notice
+    from clcomm.top import view
+
+    said = f"before {planted} after"
+    (tmp_path / "rank-0.log").write_text(f"clcomm: {said}\n", newline="")
+    job = SimpleNamespace(program=said, pid=1, size=2, about={}, started_s=0.0)
+    rows = [view.RankRow(0, "running", said, (), 1, 1.0, 1, 1.0, 0.1, 0.1, 1, 1.0, 1, 0.1, said)]
+    table = TextTable([TextColumn("what", right=False)], [[said]], title=said, note=said)
+    texts = [str(table), str(view.table(job, rows)), view.as_json(job, rows), view.title(job, rows), escaped(said)]
+    print_line(said)
+    print_notice(said)
+    rank_logs.tell(str(tmp_path), 1)
+    texts.append(capfd.readouterr().err)
+    assert texts[-1].count("after") >= 2
+    for text in texts:
+        assert "before" in text and "after" in text
+        assert all(each.isprintable() or each == "\n" for each in text), text
+    assert escaped("a\tb\nc é 漢") == "a\tb\nc é 漢"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -139,7 +141,7 @@ def make_saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    assert cli.main(["replay", *map(str, words)]) == 0
+    assert cli.main(["replay", "--trust", "tests", *map(str, words)]) == 0
     return capsys.readouterr().out
 
 
@@ -226,8 +228,41 @@ def test_one_line_says_what_cannot_be_replayed(
 ) -> None:
     path = spoilt(saved, tmp_path / "run.npz", **change)
     with pytest.raises(ClcommError, match=reason) as caught:
-        cli.main(["replay", str(path), *map(str, words)])
+        cli.main(["replay", "--trust", "nowhere", str(path), *map(str, words)])
     one_line(caught)
+
+
+@pytest.mark.parametrize("field", ["module", "session", "options"])
+@pytest.mark.parametrize("place", ["run_file", "--against"])
+def test_no_module_is_imported_that_a_file_without_a_signature_names(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, place: str
+) -> None:
+    name = f"planted_{os.getpid()}_{field}_{place.strip('-')}"
+    (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Session: pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    path = spoilt(saved, tmp_path / "run.npz", **{field: name if field == "module" else f"{name}:Session"})
+    words = [str(path), "--step", "1"] if place == "run_file" else [str(saved), "--against", str(path)]
+    with pytest.raises(
+        ClcommError, match=f"found '{name}.*which anybody can have written.*add --trust {name}"
+    ) as caught:
+        cli.main(["replay", *words])
+    one_line(caught)
+    assert not (tmp_path / "ran").exists() and name not in sys.modules
+    key = tmp_path / "key"
+    key.write_bytes(os.urandom(32))
+    monkeypatch.setenv("CLCOMM_CHECKPOINT_KEY", str(key))
+    checkpoint.save(tmp_path / "signed.npz", checkpoint_of(path, monkeypatch))
+    with pytest.raises(ClcommError, match="replay: expected the run's"):  # it is imported, and is no Session
+        cli.main(["replay", str(tmp_path / "signed.npz"), "--step", "1"])
+    assert (tmp_path / "ran").exists()
+
+
+def checkpoint_of(path: Path, monkeypatch: pytest.MonkeyPatch) -> checkpoint.Checkpoint:
+    """Return a checkpoint that was written without a key."""
+    with monkeypatch.context() as patched:
+        patched.delenv("CLCOMM_CHECKPOINT_KEY")
+        return checkpoint.load(path)
 
 
 @pytest.mark.parametrize(

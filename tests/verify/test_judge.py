@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +12,21 @@ from clcomm.console.finding import NOTE, PROBLEM
 from clcomm.verify.causes import CAUSES
 from clcomm.verify.job_record import JobRecord
 from clcomm.verify.judge import judge, refusal
-from clcomm.verify.record import BACKWARD, FORWARD, SKETCH, STEP, SYNC, Batch, RankRecord, Step, hash_of, sketch_of
+from clcomm.verify.record import (
+    BACKWARD,
+    FORWARD,
+    SKETCH,
+    STEP,
+    SYNC,
+    Batch,
+    Progress,
+    RankRecord,
+    Step,
+    hash_of,
+    read,
+    read_progress,
+    sketch_of,
+)
 
 NAMES = {"first.weight": 6, "first.bias": 3, "last.weight": 4}
 RANKS, STEPS = 3, 4
@@ -43,6 +58,29 @@ def reduce(ranks: list[RankRecord], of: Callable[[list[np.ndarray], int], np.nda
         for name in names or NAMES:
             for rank, step in enumerate(steps):
                 step.seen[name] = of([each.local[name] for each in steps], rank)
+
+
+def test_records_come_whole_from_their_files_without_a_pickle(tmp_path) -> None:
+    made = records(3)
+    made[1].steps[0].options = {"betas": (0.9, 0.999), "lr": float("inf"), "fused": None, "foreach": np.float32(1)}
+    made[1].steps[0].clipped = {"first.bias": np.array([np.nan, -0.0, np.inf])}
+    for record in made[:2]:
+        record.write(tmp_path)
+        record.write_progress(tmp_path)
+    assert all(json.loads(path.read_text()) for path in tmp_path.iterdir())
+    found, options = read(tmp_path, 3), {"betas": [0.9, 0.999], "lr": float("inf"), "fused": None}
+    assert found[1].steps[0].options.items() >= options.items() and found[2] == RankRecord(2)
+    for ours, theirs in zip(made[:2], found, strict=False):
+        for step, other in zip(ours.steps, theirs.steps, strict=True):
+            for arrays in ("local", "seen", "clipped"):
+                sent, came = ({name: each.tobytes() for name, each in getattr(whose, arrays).items()}
+                                  for whose in (step, other))  # fmt: skip
+                assert sent == came
+                setattr(step, arrays, {})
+                setattr(other, arrays, {})
+            step.options = other.options = {}
+        assert ours == theirs
+    assert read_progress(tmp_path, 3) == [Progress(True, "steps", STEPS, False)] * 2 + [Progress()]
 
 
 def own(gradients: list[np.ndarray], rank: int) -> np.ndarray:
