@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -136,6 +137,15 @@ def require_version(package: str, wanted: str) -> None:
 def no_copy(kind: str, instead: str) -> ArgumentError:
     """Return the error for an object that cannot be copied or pickled."""
     return ArgumentError(f"{kind}: expected to stay in its process, got one to be copied or pickled; {instead}")
+
+
+#: What could move a terminal's cursor, ring its bell or turn its text around; lines and tabs stay.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def escaped(text: str) -> str:
+    """Return text of any origin, such as another process, with control characters as in "\\x1b"."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def name_ranks(ranks: Sequence[int], most: int = 8) -> str:

@@ -6,7 +6,8 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from clcomm.console.terminal import escaped, output_width
+from clcomm.console.terminal import output_width
+from clcomm.errors import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions

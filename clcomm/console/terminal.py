@@ -7,7 +7,6 @@ the launcher among the rank's ancestors, and where its own output goes.
 from __future__ import annotations
 
 import os
-import re
 import termios
 from collections.abc import Callable
 from typing import NamedTuple, TextIO, TypeVar
@@ -20,15 +19,6 @@ PLAIN_WIDTH, _UNKNOWN_WIDTH = 120, 80
 LEAST_WIDTH = 40
 #: Prefixes of the names of launchers, which forward their ranks' output: MPICH's and Open MPI's.
 _LAUNCHERS = ("mpiexec", "mpirun", "orterun", "prterun")
-
-
-#: What could move a terminal's cursor, ring its bell or turn its text around; lines and tabs stay.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-
-
-def escaped(text: str) -> str:
-    """Return text of any origin, such as another process, with control characters as in "\\x1b"."""
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class _ProcessStat(NamedTuple):

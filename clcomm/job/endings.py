@@ -20,8 +20,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import NoReturn, TextIO
 
-from clcomm.console.terminal import escaped
-from clcomm.errors import ClcommError
+from clcomm.errors import ClcommError, escaped
 from clcomm.host import variables
 from clcomm.job.exit_monitor_process import FAILING, STOPPING
 from clcomm.job.job import this_job

@@ -8,8 +8,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from clcomm.console.terminal import escaped
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, escaped
 from clcomm.host.launcher import launched_rank
 from clcomm.storage.files import open_own
 

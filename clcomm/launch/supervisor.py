@@ -11,7 +11,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from clcomm.console.terminal import escaped
+from clcomm.errors import escaped
 from clcomm.job import restarts
 from clcomm.job.endings import FAILURE, USER_ERROR
 from clcomm.storage.scratch import remove_stale, scratch_file

@@ -10,7 +10,7 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from clcomm.console.table import TextColumn, TextTable
-from clcomm.console.terminal import escaped
+from clcomm.errors import escaped
 from clcomm.job.running_jobs import RunningJob
 from clcomm.job.stall_message import LEFT, SILENT_S, UNKNOWN
 from clcomm.job.status_page import RankStatus

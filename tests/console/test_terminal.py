@@ -120,7 +120,7 @@ def test_what_others_say_moves_no_cursor_and_rings_no_bell(planted, capfd, tmp_p
     from types import SimpleNamespace
 
     from clcomm.console.table import TextColumn, TextTable
-    from clcomm.console.terminal import escaped
+    from clcomm.errors import escaped
     from clcomm.job.endings import print_line
     from clcomm.launch import rank_logs
     from clcomm.launch.supervisor import print_notice
