@@ -65,7 +65,7 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
 
 .DELETE_ON_ERROR:
 .PHONY: ulfm options help mnist test test-all test-torch test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
-.PHONY: causes model-check pairs orders snippets families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
+.PHONY: causes killed-jobs model-check pairs orders snippets families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
 .PHONY: faults clean examples notebooks deploy matrix release newcomer hosts debian-packages unpack-debian docs
 .PHONY: docs-check drawings exporters
 
@@ -160,6 +160,9 @@ orders: $(FOR_TEST) ## 1,200 rounds of waiting in random orders, 3,000 dropped C
 
 families: $(FOR_TEST) ## every specialised kernel over 3,000 cases of its family: about an hour
 	CLCOMM_FAMILY_CASES=3000 $(BIN)/python -m pytest tests/families -v
+
+killed-jobs: $(FOR_TEST) ## kill a drawn process of 200 drawn jobs and see that nothing is left: half an hour
+	CLCOMM_ALL_CASES=1 CLCOMM_KILLED_JOBS=200 $(BIN)/python -m pytest tests/faults/test_killed_jobs.py -v
 
 oclgrind: $(FOR_TEST) | $(OCLGRIND) ## every kernel under Oclgrind, 100 cases of each family: some 20 minutes
 	CLCOMM_ALL_CASES=1 CLCOMM_OCLGRIND_CASES=100 $(BIN)/python -m pytest tests/oclgrind -v

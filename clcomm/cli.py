@@ -6,6 +6,9 @@ Only the sub-command in use is imported, so that `clcomm --version` and `--help`
 from __future__ import annotations
 
 import argparse
+import atexit
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
@@ -14,6 +17,7 @@ from clcomm._version import __version__
 from clcomm.commands.listing import COMMANDS, DESCRIPTION, EPILOG, Listed, add
 from clcomm.console.option_types import OneLineParser
 from clcomm.host.launcher import launched_rank
+from clcomm.host.signals import ENDED_BY, handle_signals, say_ended
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -63,9 +67,30 @@ def entry() -> NoReturn:
         sys.exit(main())  # these need no slow imports
     if sys.argv[1:2] == [DOCTOR] and _lacks_numpy():
         sys.exit(main())
+    if launched_rank() is not None:
+        from clcomm.job import endings
+
+        endings.run(main)
+    handle_signals(_end_at_once)
+    atexit.register(handle_signals, signal.SIG_IGN)  # Python's own end would let one more signal decide the exit code
     from clcomm.job import endings
 
+    def end_in_order(number: int, frame: object) -> None:
+        if endings.is_reported():
+            return
+        handle_signals(lambda *_: None)  # one end is enough, and it removes what the command has made
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise endings.Exit(128 + number, ENDED_BY[signal.Signals(number)])
+
+    handle_signals(end_in_order)
     endings.run(main)
+
+
+def _end_at_once(number: int, frame: object) -> NoReturn:
+    """End while modules are loaded, and nothing is started yet."""
+    say_ended(number)
+    os._exit(128 + number)
 
 
 def _lacks_numpy() -> bool:

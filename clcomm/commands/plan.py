@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -157,6 +156,7 @@ def try_way(program: Sequence[str], way: Way, ranks_per_host: int, steps: int, m
     As many cores are used for each rank as on the planned host, if that has as many as this one. A first trial builds
     kernels, which takes memory that a run with built ones does not need.
     """
+    from clcomm.launch.keeper import kept_job
     from clcomm.launch.trial import try_job
     from clcomm.report.analysis import Analysis
     from clcomm.report.planning import Tried
@@ -168,13 +168,13 @@ def try_way(program: Sequence[str], way: Way, ranks_per_host: int, steps: int, m
 
     def attempt(number: int) -> Tried | str:
         asked = [*program, *way.options_for(number), "--max-steps", str(number), "--report", report]
-        trial = try_job(asked, ranks, used, _LIMIT_S)
+        trial = try_job(keeper, asked, ranks, used, _LIMIT_S)
         if trial.problem:
             return trial.problem.removeprefix("clcomm: ")
         return Tried(Analysis(read_runs([report])), trial.peak, slowdown, ranks > used)
 
-    with tempfile.TemporaryDirectory(prefix="clcomm-plan-") as folder:
-        report = str(Path(folder, "report.json"))
+    with kept_job() as keeper:
+        report = str(keeper.folder / "report.json")
         first = attempt(max(_BUILDING_STEPS, way.least_steps))
         if isinstance(first, str):
             return first

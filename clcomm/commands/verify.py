@@ -34,15 +34,16 @@ def run(options: argparse.Namespace) -> int:
         raise ArgumentError("verify: expected to be outside mpiexec, as in clcomm verify -n 2 train.py, got a rank")
     require_script("verify", options.job, options.module)
     from clcomm.console import finding
-    from clcomm.storage.scratch import remove_stale, scratch_directory
+    from clcomm.launch.keeper import kept_job
+    from clcomm.storage.scratch import remove_stale
     from clcomm.verify import job as watched
     from clcomm.verify.judge import judge, refusal
 
     remove_stale()
-    with scratch_directory("run") as folder:
-        output = folder / "output"
+    with kept_job() as keeper:
+        output = keeper.folder / "output"
         words = [*["-m"] * options.module, *options.job]
-        record = watched.watch(words, options.ranks, options.steps, options.timeout, folder, output)
+        record = watched.watch(words, options.ranks, options.steps, options.timeout, keeper, output)
         printed = output.read_text(errors="replace")
     if options.show_output:
         sys.stdout.write(printed)

@@ -10,6 +10,7 @@ import fcntl
 import gc
 import io
 import os
+import signal
 import stat
 import struct
 import sys
@@ -24,7 +25,7 @@ from clcomm.errors import ClcommError, escaped
 from clcomm.host import variables
 from clcomm.job.exit_monitor_process import FAILING, STOPPING
 from clcomm.job.job import this_job
-from clcomm.job.restarts import SAVED, STEP
+from clcomm.job.restarts import SAVED, SIGNAL, STEP
 from clcomm.stats import now
 from clcomm.transport import mpi_failures, mpi_runtime
 
@@ -92,6 +93,13 @@ def note_saved(step: int) -> None:
         job.progress.note(SAVED, step)
 
 
+def note_signal(number: int) -> None:
+    """Note a signal that ends this process's program, for its end and for `clcomm run`."""
+    job = this_job()
+    job.is_signalled = True
+    job.progress.note(SIGNAL, number)
+
+
 def is_reported() -> bool:
     """Return whether `fail` or `abort` has handled this process's end."""
     return this_job().is_reported
@@ -145,6 +153,7 @@ def _report(error: BaseException) -> int:
     if isinstance(error, ClcommError) and not variables.seems_on("CLCOMM_TRACEBACK"):
         return _report_together(f"clcomm: {{where}}{error}", error.exit_code)
     if isinstance(error, KeyboardInterrupt):
+        note_signal(signal.SIGINT)
         text = "clcomm: {where}interrupted"
         return _report_together(text, INTERRUPTED, alone=text + job.record.at_step())
     trace = "".join(traceback.format_exception(error)).rstrip()

@@ -126,8 +126,11 @@ class ExitHooks:
     def _fail(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         # Python then exits with code 1 through the ordinary exit handlers, including MPI's.
         if os.getpid() == self._pid:
-            end_by_force_later(endings.FAILURE)
-            endings.fail(error)
+            is_interrupt = isinstance(error, KeyboardInterrupt)
+            end_by_force_later(endings.INTERRUPTED if is_interrupt else endings.FAILURE)
+            code = endings.fail(error)
+            if is_interrupt:
+                raise SystemExit(code)  # else Python would end itself by SIGINT, which MPICH's launcher returns as 2
         else:
             self._excepthook(kind, error, trace)
 
@@ -144,6 +147,8 @@ class ExitHooks:
         self._job.record.note(LEAVING)
         if not self._job.is_reported:
             self._leave_job()
+        if self._job.is_reported or self._job.is_signalled:
+            termination_signals.ignore_repeated()
         mpi_failures.finalize_after_python()
 
     def _leave_job(self) -> None:

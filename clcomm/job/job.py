@@ -117,6 +117,7 @@ class Job:
         warned: the warnings of that comparison that were logged.
         copies: numbers the states that are copied to memory (`clcomm/checkpoint/memory.py`).
         is_reported: whether this process's end has been reported.
+        is_signalled: whether a signal has ended its program.
         wrapped: the last error that another library may have wrapped in its own, behind its text.
     """
 
@@ -129,7 +130,7 @@ class Job:
         self.declared: tuple[Any, ...] = ()
         self.warned: set[str] = set()
         self.copies = itertools.count()
-        self.is_reported = False
+        self.is_reported = self.is_signalled = False
         self.wrapped: tuple[str, BaseException] | None = None
 
     @cached_property

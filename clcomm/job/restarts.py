@@ -16,10 +16,10 @@ from clcomm.host import variables
 
 RESTART, PROGRESS = "CLCOMM_RESTART", "CLCOMM_PROGRESS"
 #: The file's words (int64): the current step; the newest saved step; whether a rank has started; whether one has
-#: completed; the number of the last planted fault (chaos.py).
-STEP, SAVED, STARTED, COMPLETED, FAULTS = range(5)
+#: completed; the number of the last planted fault (chaos.py); the signal that ends a rank.
+STEP, SAVED, STARTED, COMPLETED, FAULTS, SIGNAL = range(6)
 _WORD_BYTES = 8
-FILE_BYTES = 5 * _WORD_BYTES
+FILE_BYTES = 6 * _WORD_BYTES
 
 
 class ProgressFile:

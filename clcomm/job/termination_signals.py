@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from clcomm.job import endings
 
@@ -23,6 +24,20 @@ ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def terminated() -> endings.Exit:
     """Return the exception that SIGTERM raises in the main thread."""
     return endings.Exit(endings.TERMINATED, "ended by SIGTERM")
+
+
+def ignore_repeated() -> None:
+    """Ignore further signals in exit handlers: Python's end would give them their default action."""
+    if threading.current_thread() is threading.main_thread():
+        for number in ENDING_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _program_s(number: int) -> Any:
+    """Return a signal's handler; under one that ignores repetitions, the program's."""
+    handler = signal.getsignal(number)
+    owner = getattr(handler, "__self__", None)
+    return owner._before[number] if isinstance(owner, SignalHandlers) else handler
 
 
 class SignalHandlers:
@@ -43,7 +58,7 @@ class SignalHandlers:
         self._held = threading.local()
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        self._before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+        self._before: dict[int, Any] = {number: _program_s(number) for number in ENDING_SIGNALS}
         signal.signal(signal.SIGTERM, self._terminate)
         signal.signal(signal.SIGINT, self._interrupt)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
@@ -54,7 +69,7 @@ class SignalHandlers:
         """Return handlers in place of Python's own; None if the program has others, or outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return None
-        found = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+        found = tuple(map(_program_s, ENDING_SIGNALS))
         if found != (signal.SIG_DFL, signal.default_int_handler):
             return None
         wakeup = signal.set_wakeup_fd(-1)
@@ -68,13 +83,13 @@ class SignalHandlers:
         return self._terminated_at is not None and self._terminated_at == self._progress()
 
     def restore(self) -> None:
-        """Restore the former handlers, unless the program has replaced these."""
+        """Restore the former handlers, unless the program has replaced these; but let a signal not be repeated."""
         if threading.current_thread() is not threading.main_thread():
             return
         signal.set_wakeup_fd(-1)
         for number, handler in ((signal.SIGTERM, self._terminate), (signal.SIGINT, self._interrupt)):
             if signal.getsignal(number) == handler:
-                signal.signal(number, self._before[number])
+                signal.signal(number, self._repeat if self._is_repeated() else self._before[number])
         os.close(self._writer)  # ends the thread
 
     # --- forks ---
@@ -98,22 +113,31 @@ class SignalHandlers:
     # --- handlers ---
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
-        if self._is_first():
+        if self._is_first(number):
             self._terminated_at = self._progress()
             raise terminated()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self._is_first():
+        if self._is_first(number):
             raise KeyboardInterrupt
 
-    def _is_first(self) -> bool:
+    def _repeat(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal after the Communicator was closed as one more of those that ended the program, or as new."""
+        if not self._is_repeated():
+            signal.signal(number, self._before[number])
+            os.kill(os.getpid(), number)
+
+    def _is_first(self, number: int) -> bool:
         """Return whether to raise for a signal: not while an earlier signal's end is under way."""
         self._reacted.set()
-        now = time.monotonic()
-        if endings.is_reported() or now - self._raised_s < REPEATED_S:
+        if self._is_repeated():
             return False
-        self._raised_s = now
+        self._raised_s = time.monotonic()
+        endings.note_signal(number)
         return True
+
+    def _is_repeated(self) -> bool:
+        return endings.is_reported() or time.monotonic() - self._raised_s < REPEATED_S
 
     def _wait_for_signals(self) -> None:
         while True:

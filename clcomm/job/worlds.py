@@ -13,6 +13,7 @@ import errno
 import glob
 import json
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ _NAMES, _ABOUT = f"{SHARED_MEMORY}/clcomm-memory-*", "about.json"
 #: Words to `clcomm run`: a rank is at its world's gate (value: its process); a copy is complete (value: its step); the
 #: world ends as it was asked to; another number of ranks is wanted (from `clcomm run --resize`, without a world).
 JOINED, COPIED, STOPPED, RESIZE = "joined", "copied", "stopped", "resize"
+_LINE = re.compile(rb"([a-z]{1,9}) (\d{1,18}) (\d{1,18})")
 
 
 def pipe(folder: Path) -> Path:
@@ -91,6 +93,12 @@ def tell(folder: Path, word: str, world: int, value: int = 0) -> bool:
         if error.errno in (errno.EMFILE, errno.ENFILE) and word != COPIED:
             raise ShortageError(f"clcomm run could not be told: {error.strerror}; raise `ulimit -n`") from None
     return False
+
+
+def read(line: bytes) -> tuple[str, int, int] | None:
+    """Return word, world and value of what was told; None for a line that `tell` has not written."""
+    found = _LINE.fullmatch(line)
+    return found and (found[1].decode(), int(found[2]), int(found[3]))
 
 
 class ThisWorld:

@@ -7,6 +7,7 @@ import os
 
 from clcomm.errors import ArgumentError
 from clcomm.job.chaos import CHAOS, LOG, Schedule, read_log
+from clcomm.launch.keeper import kept_job
 from clcomm.launch.supervisor import Supervisor, print_notice
 from clcomm.storage.scratch import scratch_file
 
@@ -21,12 +22,13 @@ def schedule(text: str) -> Schedule:
 
 def run(supervisor: Supervisor, faults: Schedule | None) -> int:
     """Run a supervisor's job, with faults if there are any, and return its exit code."""
-    if faults is None:
-        return supervisor.run()
-    with scratch_file("chaos", b"") as file:
-        os.environ.update({CHAOS: faults.text(), LOG: file.name})
-        code = supervisor.run()
-        planted = read_log(file.name)
+    with kept_job() as keeper:
+        if faults is None:
+            return supervisor.run(keeper)
+        log = scratch_file(keeper.folder / "chaos", b"")
+        os.environ.update({CHAOS: faults.text(), LOG: log})
+        code = supervisor.run(keeper)
+        planted = read_log(log)
     said = f"{len(planted)} fault{'s' * (len(planted) != 1)}" if planted else "no fault came to pass on this host"
     steps = tuple(each.step for each in planted)
     if not faults.in_steps and steps and all(steps) and not faults.at:

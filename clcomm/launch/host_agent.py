@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 from clcomm.errors import LaunchError
-from clcomm.job import worlds
-from clcomm.launch.rank_processes import kill_ranks
+from clcomm.job import restarts, worlds
+from clcomm.launch.keeper_process import end_processes
 
 #: What it is told: answer; end a world's ranks; let them end after a copy; the job has ended. It repeats the first two.
 ANSWER, KILL, STOP, END = "answer", "kill", "stop", "end"
@@ -60,8 +60,7 @@ class HostAgent:
             if not found or (0 in found and not read):
                 return
             *lines, rest = (rest + read).split(b"\n")
-            for line in lines:
-                word, number = line.decode().split()
+            for word, number in (line.decode().split() for line in lines):
                 if word == END:
                     self._end()
                     return
@@ -72,7 +71,8 @@ class HostAgent:
             worlds.stop_sign(self._folder, number).touch()
             return
         if word == KILL and self._is_guest:
-            kill_ranks(self._folder, None if number == ALL else number)
+            ours = f"{worlds.MEMORY}={self._folder}"
+            end_processes([ours] if number == ALL else [ours, f"{restarts.RESTART}={number}"])
             worlds.stop_sign(self._folder, number).unlink(missing_ok=True)
         os.write(1, f"{word} {number}\n".encode())
 

@@ -14,12 +14,13 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+from clcomm.job import worlds
 from clcomm.launch.host_agent import ALL, ANSWER, END, KILL, STOP
 from clcomm.launch.host_list import HostList
-from clcomm.launch.rank_processes import kill_launcher
+from clcomm.launch.keeper_process import kill_children
 from clcomm.launch.supervisor import print_notice
 
 #: Seconds between two questions, until an answer, and until the first one of a process that is started.
@@ -42,11 +43,11 @@ class Agent:
         reason: why, in words.
     """
 
-    def __init__(self, host: str, command: list[str]):
+    def __init__(self, host: str, command: list[str], environment: Mapping[str, str]):
         self.host, self.reason = host, ""
         self.answers = self.is_lost = self.was_lost = False
         self.back_s = math.inf
-        self._command = command
+        self._command, self._environment = command, environment
         self._until_s = 0.0  # when the answer has to be there; inf: nothing is asked
         self._asked = ""
         self.start(START_S)
@@ -56,7 +57,7 @@ class Agent:
         self._rest, self._said, self.is_lost, self._is_new = b"", "", False, True
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
-            start_new_session=True,  # Ctrl-C is not its affair
+            start_new_session=True, env=self._environment,  # Ctrl-C is not its affair
         )  # fmt: skip
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self.output = self._process.stdin.fileno(), self._process.stdout.fileno()
@@ -85,7 +86,7 @@ class Agent:
         """Seconds since the last question."""
         return time.monotonic() - self._asked_s
 
-    def hear(self) -> list[str]:
+    def hear(self) -> list[bytes]:
         """Return what ranks of the host told; note the answer, or the end of the process."""
         try:
             read = os.read(self.output, 1 << 16)
@@ -96,11 +97,12 @@ class Agent:
             return []
         *lines, self._rest = (self._rest + read).split(b"\n")
         told = []
-        for line in (each.decode(errors="replace").strip() for each in lines):
+        for each in lines:
+            line = each.decode(errors="replace").strip()
             if line == self._asked:
                 self._asked, self.answers, self._is_new = "", True, False
-            elif len(line.split()) == 3 and all(word.isdecimal() for word in line.split()[1:]):
-                told.append(line)
+            elif worlds.read(each):
+                told.append(each)
             elif line and line.split()[0] not in (ANSWER, KILL):
                 self._said = self._said or line
         return told
@@ -131,7 +133,10 @@ class Agent:
         """End the process, with the launcher's; not at once where it needs this time to do what it was told."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(within_s)
-        kill_launcher(self._process)
+        if self._process.poll() is None:
+            kill_children(self._process.pid)  # they connect it with the host, and would wait for a silent one for ever
+            self._process.kill()
+            self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
             stream.close()
@@ -155,14 +160,14 @@ class Hosts:
         self._listed, self._command = listed, command
         self._agents: dict[str, Agent] = {}
         self.names, self._folder = listed.names, Path()
-        self._told: list[str] = []
+        self._told: list[bytes] = []
 
-    def open(self, folder: Path) -> None:
-        """Start a process on each, and wait until all answer or are lost."""
+    def open(self, folder: Path, environment: Mapping[str, str]) -> None:
+        """Start a process on each, in this environment, and wait until all answer or are lost."""
         self._folder = folder
         for name in self._listed.names:
             agent = [*self._start(1, [name]), sys.executable, "-m", "clcomm.launch.host_agent", str(folder)]
-            self._agents[name] = Agent(name, agent)
+            self._agents[name] = Agent(name, agent, environment)
         self._settle(list(self._agents.values()))
 
     def close(self) -> None:
@@ -210,7 +215,7 @@ class Hosts:
         """Return the hosts on which the launcher starts ranks now."""
         return {name for name, count in self._listed.dealt(ranks, self.left).items() if count}
 
-    def attend(self) -> list[str]:
+    def attend(self) -> list[bytes]:
         """Return what ranks told; ask again where it is time, and give up those that are silent."""
         found, _, _ = select.select(self.descriptors, [], [], 0.0)
         for agent in self._agents.values():
@@ -236,7 +241,7 @@ class Hosts:
             if agent.answers:
                 agent.tell(STOP, world)
 
-    def end(self, world: int, kills: bool) -> list[str]:
+    def end(self, world: int, kills: bool) -> list[bytes]:
         """Wait until it is known which hosts still answer; return what ranks told until a world's end.
 
         kills: whether to end what is left of the world on all of them.

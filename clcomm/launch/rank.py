@@ -10,12 +10,15 @@ import contextlib
 import importlib.util
 import os
 import runpy
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import NoReturn
 
+from clcomm.host.signals import handle_signals, leave_to_python, say_ended
+from clcomm.job import restarts
 from clcomm.launch import rank_logs
 from clcomm.launch.threads import share_cores
 
@@ -25,6 +28,7 @@ CHOSEN = "-"
 
 def main() -> None:
     """Run this process's command line; a failure ends the job."""
+    handle_signals(_end_at_once)
     address, port, logs, *job = sys.argv[1:]
     start(job, address, port, logs)
 
@@ -45,6 +49,7 @@ def start(
 
     for name in ("RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)  # of the shell: another program's
+    leave_to_python()
     if mpi_runtime.launched_ranks() > 1:
         exits.hook_job()
 
@@ -56,6 +61,14 @@ def start(
         script() if around is None else around(script)
 
     endings.run(run, tidy=_without_own_frames)
+
+
+def _end_at_once(number: int, frame: object) -> None:
+    """End while modules are loaded: by the signal, as launchers ignore a rank that exits before MPI has started."""
+    restarts.ProgressFile().note(restarts.SIGNAL, number)
+    say_ended(number)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _set_variables(address: str, port: str) -> None:

@@ -14,12 +14,15 @@ from typing import NamedTuple
 from clcomm.errors import escaped
 from clcomm.job import restarts
 from clcomm.job.endings import FAILURE, USER_ERROR
+from clcomm.launch.keeper import Keeper
 from clcomm.storage.scratch import remove_stale, scratch_file
 
 #: The longest pause before a restart, and how long a job may take to end after a forwarded signal; in seconds.
 LONGEST_PAUSE_S, GRACE_S = 300.0, 10.0
-#: A shell's exit codes for a command that can't be started, and for one that Ctrl-C ended.
-NOT_FOUND, INTERRUPTED = 127, 128 + signal.SIGINT
+#: How often it is looked whether the job and its keeper live.
+LOOK_S = 1.0
+#: A shell's exit code for a command that can't be started.
+NOT_FOUND = 127
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -61,16 +64,19 @@ class Supervisor:
         self._unsent = 0  # a signal that came while the job was being started
         self._was_signalled = threading.Event()
 
-    def run(self) -> int:
+    def run(self, keeper: Keeper) -> int:
+        """Run the job until it succeeds or a restart would not help; return its last exit code."""
+        self._keeper = keeper
         for each in FORWARDED:
-            signal.signal(each, self._forward)
+            if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN:  # nohup's
+                signal.signal(each, self._forward)
         ends: list[End] = []
         remove_stale()
         while True:
             ends.append(self._start(len(ends)))
             code = ends[-1].code
             if code == 0 or self._signal:
-                return INTERRUPTED if code and self._signal == signal.SIGINT else code
+                return code
             reason = self._reason(ends)
             if reason:
                 if self._allowed:  # else nobody asked for more than the job's own message
@@ -81,18 +87,21 @@ class Supervisor:
                 return 128 + self._signal
 
     def _start(self, number: int) -> End:
-        with scratch_file("run", bytes(restarts.FILE_BYTES)) as file:
-            environment = {**os.environ, restarts.RESTART: str(number), restarts.PROGRESS: file.name}
-            try:
-                process = self._process = subprocess.Popen(self._command, env=environment)
-            except OSError as error:
-                print_notice(f"{self._command[0]}: {error.strerror}")
-                return End(NOT_FOUND, 0, 0)
-            if self._unsent:
-                process.send_signal(self._unsent)
-            code = self._ended(process)
-            self._process = None
-            return end_of(code, restarts.read_progress(file.name))
+        file = scratch_file(self._keeper.folder / f"progress-{number}", bytes(restarts.FILE_BYTES))
+        environment = {**self._keeper.environment(number), restarts.PROGRESS: file}
+        try:
+            process = self._process = subprocess.Popen(self._command, env=environment)
+        except OSError as error:
+            print_notice(f"{self._command[0]}: {error.strerror}")
+            return End(NOT_FOUND, 0, 0)
+        if self._unsent:
+            process.send_signal(self._unsent)
+        code = self._ended(process)
+        self._process = None
+        end = end_of(code, restarts.read_progress(file), self._signal)
+        if end.code:
+            self._keeper.end(number)
+        return end
 
     def _reason(self, ends: list[End]) -> str:
         """Return the reason to give up; "": none."""
@@ -101,15 +110,18 @@ class Supervisor:
     def _ended(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for the job and return its exit code; kill it GRACE_S after the first signal if it still runs."""
         while not self._signal or time.monotonic() < self._signalled_s + GRACE_S:
-            left_s = self._signalled_s + GRACE_S - time.monotonic() if self._signal else GRACE_S
+            left_s = self._signalled_s + GRACE_S - time.monotonic() if self._signal else LOOK_S
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return _exit_code(process.wait(max(0.0, left_s)))
+                return _exit_code(process.wait(max(0.0, min(LOOK_S, left_s))))
+            self._keeper.look()
         process.kill()
         return _exit_code(process.wait())
 
     def _forward(self, number: int, frame: object) -> None:
-        if not self._signal:
-            self._signalled_s = time.monotonic()
+        """Send the first signal on: a launcher that gets a second one ends ranks at once, without their code."""
+        if self._signal:
+            return
+        self._signalled_s = time.monotonic()
         self._signal = number
         self._was_signalled.set()
         if self._process is None:
@@ -129,11 +141,17 @@ class Supervisor:
         self._was_signalled.wait(pause_s)
 
 
-def end_of(code: int, progress: list[int]) -> End:
-    """Return the end of a job by its exit code and its progress file."""
+def end_of(code: int, progress: list[int], signalled: int = 0) -> End:
+    """Return the end of a job by its exit code and its progress file.
+
+    A launcher's code for a signal, which `clcomm run` (signalled) or a rank got, is its own; 2 is MPICH's for SIGINT.
+    """
     if code == 0 and progress[restarts.STARTED] and not progress[restarts.COMPLETED]:
         print_notice("exit code 0, but no rank has completed: treated as a failure")
         code = FAILURE
+    ended_by = signalled or progress[restarts.SIGNAL]
+    if code and ended_by:
+        code = 128 + ended_by
     return End(code, *(progress[word] for word in (restarts.STEP, restarts.SAVED, restarts.FAULTS)))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from clcomm.launch.keeper import Keeper
 from clcomm.launch.mpiexec import find_mpiexec
 
 #: How often processes are looked at, and how often their common memory, for which the kernel walks their pages.
@@ -51,7 +51,7 @@ class Trial(NamedTuple):
     problem: str
 
 
-def try_job(program: Sequence[str], ranks: int, cores: int, limit_s: float) -> Trial:
+def try_job(keeper: Keeper, program: Sequence[str], ranks: int, cores: int, limit_s: float) -> Trial:
     """Run `python` with these arguments on some ranks of this host, all on so many of its cores.
 
     Counted is what the system cannot take back: memory of each process's own, memory that processes share once, and
@@ -60,7 +60,7 @@ def try_job(program: Sequence[str], ranks: int, cores: int, limit_s: float) -> T
     Source: proc_pid_status(5), proc_pid_smaps(5).
     """
     with tempfile.TemporaryFile() as errors:
-        process = _start(program, ranks, cores, errors)
+        process = _start(keeper, program, ranks, cores, errors)
         watch, end_s = _Watch(process.pid, ranks), time.monotonic() + limit_s
         try:
             while process.poll() is None and time.monotonic() < end_s:
@@ -68,8 +68,8 @@ def try_job(program: Sequence[str], ranks: int, cores: int, limit_s: float) -> T
                 time.sleep(_LOOK_S)
             problem = "" if process.poll() is not None else f"took longer than {limit_s:g} s"
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            keeper.end(patience_s=0.0)
             process.wait()
         errors.seek(0)
         lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
@@ -79,12 +79,15 @@ def try_job(program: Sequence[str], ranks: int, cores: int, limit_s: float) -> T
     return Trial(watch.peak, problem)
 
 
-def _start(program: Sequence[str], ranks: int, cores: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(
+    keeper: Keeper, program: Sequence[str], ranks: int, cores: int, errors: IO[bytes]
+) -> subprocess.Popen[bytes]:
     mpiexec, own = find_mpiexec(), os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(own)[:cores])  # the job's processes inherit it
     try:
         return subprocess.Popen(
-            [*mpiexec.command(ranks, "", ""), sys.executable, *program], env={**os.environ, **mpiexec.environment()},
+            [*mpiexec.command(ranks, "", ""), sys.executable, *program],
+            env={**keeper.environment(), **mpiexec.environment()},
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True,
         )  # fmt: skip
     finally:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from clcomm.job import restarts, worlds
-from clcomm.launch.rank_processes import kill_launcher, kill_ranks
+from clcomm.launch.keeper import Keeper
 from clcomm.storage.scratch import scratch_file
 
 
@@ -27,18 +27,19 @@ class World:
     Raises OSError where the launcher cannot be started.
     """
 
-    def __init__(self, command: list[str], ranks: int, number: int, folder: Path, hosts: set[str]):
-        self.ranks, self.number, self._folder = ranks, number, folder
+    def __init__(self, command: list[str], ranks: int, number: int, keeper: Keeper, hosts: set[str]):
+        self.ranks, self.number, self._folder, self._keeper = ranks, number, keeper.memory, keeper
         self.hosts, self.is_asked, self.is_stopped, self.copied = hosts, False, False, 0
         self._at_gate: set[int] = set()
         with ExitStack() as stack:
-            self._progress = stack.enter_context(scratch_file("run", bytes(restarts.FILE_BYTES))).name
+            self._progress = scratch_file(keeper.folder / f"progress-{number}", bytes(restarts.FILE_BYTES))
+            stack.callback(Path(self._progress).unlink, missing_ok=True)
             os.mkfifo(self._gate, 0o600)
             stack.callback(self._gate.unlink, missing_ok=True)
             self._opened = os.open(self._gate, os.O_RDWR | os.O_CLOEXEC)  # both ends: opening it never blocks
             stack.callback(os.close, self._opened)
-            environment = {restarts.RESTART: str(number), restarts.PROGRESS: self._progress}
-            self.process = subprocess.Popen(command, env={**os.environ, **environment, worlds.MEMORY: str(folder)})
+            environment = {restarts.PROGRESS: self._progress, worlds.MEMORY: str(self._folder)}
+            self.process = subprocess.Popen(command, env={**keeper.environment(number), **environment})
             self.handle = os.pidfd_open(self.process.pid)
             stack.callback(os.close, self.handle)
             self._resources = stack.pop_all()
@@ -75,10 +76,10 @@ class World:
         worlds.stop_sign(self._folder, self.number).touch()
 
     def end(self) -> None:
-        """End what is left of it, with the memory that MPI leaves where a rank is killed within MPI_Init."""
+        """End what is left of it: a launcher that was killed leaves ranks for some seconds."""
         if self.process.poll() is None:
-            kill_launcher(self.process)
-        if self.process.returncode:
-            kill_ranks(self._folder, self.number)  # a launcher that was killed leaves them for some seconds
+            self.process.kill()
+        if self.process.wait():
+            self._keeper.end(self.number, 0.0)
         worlds.stop_sign(self._folder, self.number).unlink(missing_ok=True)
         self._resources.close()

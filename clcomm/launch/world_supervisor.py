@@ -19,17 +19,25 @@ from clcomm.errors import ArgumentError
 from clcomm.job import restarts, worlds
 from clcomm.job.endings import FAILURE
 from clcomm.launch.hosts import STEADY_S, Hosts
-from clcomm.launch.rank_processes import kill_launcher
-from clcomm.launch.supervisor import GRACE_S, NOT_FOUND, End, Supervisor, at, end_of, print_notice, reason_to_stop
+from clcomm.launch.keeper import Keeper
+from clcomm.launch.supervisor import (
+    GRACE_S,
+    LOOK_S,
+    NOT_FOUND,
+    End,
+    Supervisor,
+    at,
+    end_of,
+    print_notice,
+    reason_to_stop,
+)
 from clcomm.launch.world import World
-from clcomm.storage.scratch import SHARED_MEMORY, scratch_directory
+from clcomm.storage.scratch import scratch_directory
 
 #: Ends of a world at the same step, and starts that come to no step, after which something has to change.
 SAME_STEP, NO_STEP = 3, 2
 #: How often a next world that ends while it waits is started again.
 MOST_WAITING = 3
-#: How often signals that need more than forwarding are looked for.
-LOOK_S = 1.0
 
 
 class Sizes(NamedTuple):
@@ -69,19 +77,18 @@ class WorldSupervisor(Supervisor):
         self._world: World | None = None
         self._next: World | None = None
         self._waiting_ended = 0
-        self._folder, self._words = Path(), -1
+        self._words = -1
 
-    def run(self) -> int:
-        with memory_directory(self._sizes) as folder:
-            self._folder = folder
+    def run(self, keeper: Keeper) -> int:
+        with memory_directory(self._sizes, keeper) as folder:
             self._words = os.open(worlds.pipe(folder), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
-                self._hosts.open(folder)
+                self._hosts.open(folder, keeper.environment())
                 too_few = self._fit()
                 if too_few:
                     print_notice(f"not started: {too_few}")
                     return FAILURE
-                return super().run()
+                return super().run(keeper)
             finally:
                 os.close(self._words)
                 if self._next is not None:
@@ -111,13 +118,13 @@ class WorldSupervisor(Supervisor):
             code = self._watched(world)
             self._process = self._world = None
             for line in self._hosts.end(world.number, kills=code != 0):
-                self._hear(world, *line.split())
+                self._hear(world, line)
             progress = world.progress
             world.end()
             if not (code or world.is_stopped or progress[restarts.COMPLETED] or self._has_its_hosts(world)):
                 code = FAILURE  # launchers return 0 where a connection is lost
             if not world.is_stopped or code:
-                return end_of(code, progress)
+                return end_of(code, progress, self._signal)
             if self._signal:
                 return end_of(128 + self._signal, progress)
             self._ranks = self._wanted
@@ -128,7 +135,7 @@ class WorldSupervisor(Supervisor):
     def _new(self, ranks: int) -> World:
         self._started += 1
         command = [*self._hosts.launch(ranks), *self._job]
-        return World(command, ranks, self._started - 1, self._folder, self._hosts.used(ranks))
+        return World(command, ranks, self._started - 1, self._keeper, self._hosts.used(ranks))
 
     def _watched(self, world: World) -> int:
         """Return the exit code of a world when it has ended; meanwhile listen to ranks and users."""
@@ -136,18 +143,19 @@ class WorldSupervisor(Supervisor):
             handles = [world.handle, self._words, *([self._next.handle] if self._next else [])]
             found, _, _ = select.select([*handles, *self._hosts.descriptors], [], [], LOOK_S)
             if self._words in found:
-                for line in os.read(self._words, 1 << 16).decode().splitlines():
-                    self._hear(world, *line.split())
+                for line in os.read(self._words, 1 << 16).splitlines():
+                    self._hear(world, line)
             for line in self._hosts.attend():
-                self._hear(world, *line.split())
+                self._hear(world, line)
             if world.handle in found:
                 return self._ended(world.process)
             if not self._has_its_hosts(world):
-                kill_launcher(world.process)  # it would wait for a silent host for ever
+                self._keeper.end(world.number, 0.0)  # the launcher would wait for a silent host for ever
                 return self._ended(world.process)
             if self._next is not None and self._next.handle in found:
                 self._waiting_has_ended(world)
             self._take_back(world)
+            self._keeper.look()
             if self._signal and time.monotonic() >= self._signalled_s + GRACE_S:
                 world.process.kill()
 
@@ -163,20 +171,23 @@ class WorldSupervisor(Supervisor):
     def _has_its_hosts(self, world: World) -> bool:
         return world.hosts <= set(self._hosts.left)
 
-    def _hear(self, world: World, word: str, number: str, value: str) -> None:
-        ours = {each.number: each for each in (world, self._next) if each is not None}
-        spoken = ours.get(int(number))
+    def _hear(self, world: World, line: bytes) -> None:
+        said = worlds.read(line)
+        if said is None:
+            return  # any process of this user can write to the pipe
+        word, number, value = said
+        spoken = {each.number: each for each in (world, self._next) if each is not None}.get(number)
         if word == worlds.JOINED and spoken is not None:
-            spoken.joined(int(value))
+            spoken.joined(value)
             if spoken is self._next and spoken.waits and spoken.ranks != world.ranks:
                 self._ask_to_stop(world)
         elif word == worlds.COPIED and spoken is world:
-            world.copied = max(world.copied, int(value))
+            world.copied = max(world.copied, value)
             self._start_next(self._wanted)
         elif word == worlds.STOPPED and spoken is world:
             world.is_stopped = True
-        elif word == worlds.RESIZE and self._sizes.least <= int(value) <= self._sizes.most:
-            self._resize(world, int(value))
+        elif word == worlds.RESIZE and self._sizes.least <= value <= self._sizes.most:
+            self._resize(world, value)
 
     def _start_next(self, ranks: int) -> None:
         if self._keeps_next and self._next is None and not self._signal and self._waiting_ended < MOST_WAITING:
@@ -239,9 +250,9 @@ class WorldSupervisor(Supervisor):
 
 
 @contextmanager
-def memory_directory(sizes: Sizes) -> Iterator[Path]:
+def memory_directory(sizes: Sizes, keeper: Keeper) -> Iterator[Path]:
     """Make the directory of a job in /dev/shm, and remove it at the end."""
-    with scratch_directory("memory", SHARED_MEMORY) as folder:
+    with scratch_directory("memory", keeper.memory) as folder:
         os.mkfifo(worlds.pipe(folder), 0o600)
         worlds.describe(folder, *sizes)
         yield folder

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -16,14 +17,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from clcomm.errors import ArgumentError
+from clcomm.host import variables
 from clcomm.storage.files import remove_tree, unwritable
 
 #: The purposes of the files, which are part of their names.
-KINDS = ("build", "chaos", "memory", "run")
+KINDS = ("build", "memory", "run")
 _NAME = re.compile(rf"clcomm-({'|'.join(KINDS)})-\w+")
+#: The variable with the folder of the job that `clcomm run`, `verify` or `plan` started: the mark of its processes.
+JOB = "CLCOMM_JOB"
 #: A file system in memory that the processes of a host share.
 SHARED_MEMORY = "/dev/shm"
 #: A younger file may not be locked yet.
@@ -39,17 +42,33 @@ def temporary_directory() -> str:
         raise ArgumentError(f"TMPDIR: expected a directory that can be written to: {error.strerror}") from None
 
 
-@contextmanager
-def scratch_directory(kind: str, place: str = "") -> Iterator[Path]:
-    """Create a private directory of one of KINDS and remove it at the end; errors as `scratch_file`.
+def path_of(kind: str, name: str = "", place: str = "") -> Path:
+    """Return the path of a scratch directory of one of KINDS that is not there yet.
 
-    place: SHARED_MEMORY; "": the temporary directory.
+    Args:
+        name: the last part; "": drawn.
+        place: SHARED_MEMORY; "": the folder of the job that this process belongs to, if there is one on this host, else
+            the temporary directory.
     """
-    name, where = (place, place) if place else ("TMPDIR", temporary_directory())
+    job = variables.text(JOB)
+    where = place or (job if not name and os.path.isdir(job) else temporary_directory())
+    return Path(where, f"clcomm-{kind}-{name or secrets.token_hex(8)}")
+
+
+@contextmanager
+def scratch_directory(kind: str, path: Path | None = None) -> Iterator[Path]:
+    """Create a private directory of one of KINDS and remove it at the end.
+
+    path: from `path_of`; None: its default.
+
+    Raises ArgumentError where it cannot be created, OutputError where there is no space.
+    """
+    path = path or path_of(kind)
     try:
-        path = Path(tempfile.mkdtemp(prefix=f"clcomm-{kind}-", dir=where))
+        path.mkdir(0o700)
     except OSError as error:
-        raise unwritable(name, where, error) from None
+        in_memory = path.parent == Path(SHARED_MEMORY)
+        raise unwritable(SHARED_MEMORY if in_memory else "TMPDIR", path.parent, error) from None
     descriptor = os.open(path, _FLAGS)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -59,25 +78,13 @@ def scratch_directory(kind: str, place: str = "") -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-@contextmanager
-def scratch_file(kind: str, content: bytes) -> Iterator[IO[bytes]]:
-    """Create a private file of one of KINDS with this content and remove it at the end.
-
-    Raises ArgumentError where it cannot be created, OutputError where there is no space.
-    """
-    directory = temporary_directory()
+def scratch_file(path: Path, content: bytes) -> str:
+    """Write a file of a scratch directory and return its path; errors as `scratch_directory`."""
     try:
-        file = tempfile.NamedTemporaryFile(prefix=f"clcomm-{kind}-", dir=directory)  # noqa: SIM115
+        path.write_bytes(content)
     except OSError as error:
-        raise unwritable("TMPDIR", directory, error) from None
-    with file:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX)
-        try:
-            file.write(content)
-            file.flush()
-        except OSError as error:
-            raise unwritable("TMPDIR", directory, error) from None
-        yield file
+        raise unwritable("TMPDIR", path.parent, error) from None
+    return str(path)
 
 
 def remove_stale() -> None:

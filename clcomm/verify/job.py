@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from clcomm.launch.keeper import Keeper
 from clcomm.launch.mpiexec import find_mpiexec
 from clcomm.verify.job_record import JobRecord
 from clcomm.verify.rank import ABORT, GO, LOOK_S
@@ -22,7 +21,7 @@ START_S = 180.0
 GRACE_S, LEAVE_S = 3.0, 10.0
 
 
-def watch(job: Sequence[str], ranks: int, steps: int, limit_s: float, folder: Path, output: Path) -> JobRecord:
+def watch(job: Sequence[str], ranks: int, steps: int, limit_s: float, keeper: Keeper, output: Path) -> JobRecord:
     """Run a script's ranks and return their records.
 
     Args:
@@ -30,10 +29,10 @@ def watch(job: Sequence[str], ranks: int, steps: int, limit_s: float, folder: Pa
         ranks: how many of them.
         steps: of each optimizer.
         limit_s: how long all ranks may be silent once they train.
-        folder: for the records.
+        keeper: of the job, with the folder for the records.
         output: the file for what the ranks print.
     """
-    mpiexec = find_mpiexec()
+    mpiexec, folder = find_mpiexec(), keeper.folder
     command = [
         *mpiexec.command(ranks, "", ""),
         sys.executable,
@@ -45,14 +44,14 @@ def watch(job: Sequence[str], ranks: int, steps: int, limit_s: float, folder: Pa
     ]
     with output.open("wb") as file:
         process = subprocess.Popen(
-            command, env={**os.environ, **mpiexec.environment()}, stdin=subprocess.DEVNULL, stdout=file,
+            command, env={**keeper.environment(), **mpiexec.environment()}, stdin=subprocess.DEVNULL, stdout=file,
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         try:
             is_stuck = _follow(process, folder, ranks, limit_s)
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            keeper.end(patience_s=0.0)
             process.wait()
     return JobRecord(read(folder, ranks), is_stuck)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -116,6 +117,7 @@ class Job:
         self.now_s, self.ends_s, self.killed_s = 0.0, lasts_s, None
         self.launcher = launcher.Supervisor(["job"], 0, 0.0)
         self.launcher._process = self
+        self.launcher._keeper = SimpleNamespace(look=lambda: None)
         self._signals = sorted(signals)
         monkeypatch.setattr(launcher.time, "monotonic", lambda: self.now_s)
 
@@ -171,7 +173,7 @@ def test_within_mpiexec_it_is_refused():
     assert said == ["clcomm: run: expected to be outside mpiexec, as in clcomm run -- mpiexec ..., got a rank"]
 
 
-@pytest.mark.parametrize("length", range(0, 48, 4))
+@pytest.mark.parametrize("length", range(0, 56, 4))
 def test_a_progress_file_that_is_cut_short_ends_no_rank(tmp_path: Path, monkeypatch, length: int):
     path = tmp_path / "progress"
     path.write_bytes(bytes(restarts.FILE_BYTES))
@@ -179,14 +181,14 @@ def test_a_progress_file_that_is_cut_short_ends_no_rank(tmp_path: Path, monkeypa
     progress = restarts.ProgressFile()
     progress.note_started()
     progress.note(restarts.STEP, 7)
-    assert restarts.read_progress(str(path)) == [7, 0, 1, 0, 0]
+    assert restarts.read_progress(str(path)) == [7, 0, 1, 0, 0, 0]
     os.truncate(path, length)
     began = np.frombuffer(path.read_bytes()[: restarts.FILE_BYTES].ljust(restarts.FILE_BYTES, b"\0"), np.int64).tolist()
     assert restarts.read_progress(str(path)) == began
     progress.note(restarts.SAVED, 5)  # a mapped file that is truncated ends its process by SIGBUS
     progress.note(restarts.STEP, 8)
     progress.note_completed()
-    assert restarts.read_progress(str(path)) == [8, 5, began[2], 1, began[4]]
+    assert restarts.read_progress(str(path)) == [8, 5, began[2], 1, *began[4:]]
     path.unlink()
     assert not any(restarts.read_progress(str(path)))
     os.close(progress._descriptor)

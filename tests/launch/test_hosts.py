@@ -32,7 +32,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
     monkeypatch.setattr(module, "RETRY_S", 0.1)
     (tmp_path / "way").write_text(REACHED)
     made = Hosts(HostList("far:2", ""), lambda ranks, hosts, file: ["sh", str(tmp_path / "way")])
-    made.open(tmp_path / "job")
+    made.open(tmp_path / "job", os.environ)
     yield made
     made.close()
 
@@ -48,7 +48,7 @@ def rank(folder: Path, world: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(sleeps, env={**os.environ, **told})
 
 
-def attend(hosts: Hosts, told: list[str]) -> bool:
+def attend(hosts: Hosts, told: list[bytes]) -> bool:
     told += hosts.attend()
     return bool(told)
 
@@ -58,12 +58,12 @@ def test_it_passes_on_what_ranks_tell_and_stops_and_ends_them(hosts: Hosts, tmp_
     assert hosts.left == ["far"] and hosts.room(2) == 2 and hosts.used(1) == {"far"}
     assert worlds.tell(folder, worlds.COPIED, 0, 17)
     until(lambda: attend(hosts, told))
-    assert told == ["copied 0 17"]
+    assert told == [b"copied 0 17"]
     hosts.ask_to_stop(3)
     until(worlds.stop_sign(folder, 3).exists)
     ranks = [rank(folder, number) for number in ("3", "4")]
     assert worlds.tell(folder, worlds.STOPPED, 3)
-    assert hosts.end(3, kills=True) == ["stopped 3 0"]  # what was told before the end comes before the answer
+    assert hosts.end(3, kills=True) == [b"stopped 3 0"]  # what was told before the end comes before the answer
     assert ranks[0].wait() == -signal.SIGKILL and ranks[1].poll() is None
     assert not worlds.stop_sign(folder, 3).exists()
     hosts.close()
@@ -75,7 +75,7 @@ def test_it_passes_on_what_ranks_tell_and_stops_and_ends_them(hosts: Hosts, tmp_
 def test_where_clcomm_run_is_it_leaves_all_to_it(tmp_path: Path):
     worlds.describe(tmp_path, 1, 2)
     made = Hosts(HostList("here", ""), lambda ranks, hosts, file: ["env"])
-    made.open(tmp_path)
+    made.open(tmp_path, os.environ)
     assert made.left == ["here"] and not worlds.pipe(tmp_path).exists()
     made.close()
     assert worlds.is_described(tmp_path)
@@ -138,7 +138,7 @@ def test_one_that_asks_late_does_not_blame_the_host(hosts: Hosts, monkeypatch):
 
 def test_no_named_hosts_are_no_limit():
     none = Hosts(HostList("", ""), lambda ranks, hosts, file: ["mpiexec", str(ranks), hosts, file])
-    none.open(Path("/nonexistent"))
+    none.open(Path("/nonexistent"), os.environ)
     assert none.room(7) == 7 and none.used(7) == set() and none.launch(7) == ["mpiexec", "7", "", ""]
     assert none.end(0, kills=True) == none.attend() == none.descriptors == []
     none.close()

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -325,7 +326,7 @@ def test_a_signal_ends_the_job(tmp_path, number, with_communicator):
         time.sleep(0.05)
 
 
-def test_a_signal_that_comes_while_the_job_is_started_reaches_it(monkeypatch):
+def test_a_signal_that_comes_while_the_job_is_started_reaches_it(monkeypatch, tmp_path):
     sent: list[int] = []
 
     class Started:
@@ -340,6 +341,8 @@ def test_a_signal_that_comes_while_the_job_is_started_reaches_it(monkeypatch):
 
     each = launcher.Supervisor(["job"], 0, 0.0)
     monkeypatch.setattr(launcher.subprocess, "Popen", Started)
+    nothing = lambda *_: None  # noqa: E731
+    each._keeper = SimpleNamespace(folder=tmp_path, environment=lambda _: {}, look=nothing, end=nothing)
     assert each._start(0).code == 128 + signal.SIGTERM
     assert sent == [signal.SIGTERM]
 

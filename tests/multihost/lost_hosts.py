@@ -97,7 +97,7 @@ class LostRun:
 
     def _worlds(self) -> set[str]:
         """Return the names of the progress files, of which each start of the ranks has its own."""
-        return {path.name for path in self._progress.glob("clcomm-run-*")}
+        return {str(path.relative_to(self._progress)) for path in self._progress.glob("clcomm-run-*/progress-*")}
 
     def step(self) -> int:
         """Return the step in which the ranks are, 0 where it is not seen."""

@@ -13,7 +13,8 @@ from clcomm.commands.plan import enough_steps, program_of, try_way
 from clcomm.costs.jobs import Job
 from clcomm.costs.model import Cost
 from clcomm.errors import ArgumentError
-from clcomm.launch.trial import Held, try_job
+from clcomm.launch.keeper import kept_job
+from clcomm.launch.trial import Held, Trial, try_job
 from clcomm.report.analysis import Analysis, mean_step
 from clcomm.report.planning import MARGIN, NO, PERHAPS, YES, Tried, most_ranks, parse_way, peak_of, plan_of, rows_of
 from clcomm.report.reading import read_runs
@@ -187,16 +188,21 @@ def test_a_program_is_found_in_the_working_directory(tmp_path, monkeypatch):
     assert program_of("mlp:width=3")[:2] == ["-m", "examples.mnist"]
 
 
+def tried(*words: object) -> Trial:
+    with kept_job() as keeper:
+        return try_job(keeper, *words)
+
+
 def test_a_trial_counts_what_processes_hold_and_share():
     hold = f"import time; held = bytearray({64 * MIB}); time.sleep(0.5)"
-    empty, full = (try_job(["-c", text], 2, 2, 60.0) for text in ("import time; time.sleep(0.5)", hold))
+    empty, full = (tried(["-c", text], 2, 2, 60.0) for text in ("import time; time.sleep(0.5)", hold))
     assert not full.problem and full.peak.own - empty.peak.own == pytest.approx(2 * 64 * MIB, rel=0.03)
     common = (
         "import mmap, os, time; from mpi4py import MPI; comm = MPI.COMM_WORLD\n"
         f"window = MPI.Win.Allocate_shared({64 * MIB} if comm.rank == 0 else 0, 1, comm=comm)\n"
         "memory = window.Shared_query(0)[0]; memory[:] = bytes(len(memory)); time.sleep(0.5); comm.Barrier()"
     )
-    shared = try_job(["-c", common], 2, 2, 60.0)
+    shared = tried(["-c", common], 2, 2, 60.0)
     assert not shared.problem and 64 * MIB <= shared.peak.common < 100 * MIB  # once, and what MPI has
 
 
@@ -211,8 +217,8 @@ def test_a_trial_of_short_epochs_has_as_many_steps_of_whole_batches(asked):
 
 
 def test_a_trial_that_fails_says_why():
-    assert try_job(["-c", "import sys; sys.exit('clcomm: no file')"], 1, 1, 60.0).problem == "clcomm: no file"
-    assert try_job(["-c", "import time; time.sleep(60)"], 1, 1, 0.2).problem == "took longer than 0.2 s"
+    assert tried(["-c", "import sys; sys.exit('clcomm: no file')"], 1, 1, 60.0).problem == "clcomm: no file"
+    assert tried(["-c", "import time; time.sleep(60)"], 1, 1, 0.2).problem == "took longer than 0.2 s"
 
 
 def test_a_model_is_planned_and_its_run_holds_that(capsys, tmp_path):

@@ -1,0 +1,160 @@
+"""Nothing of a job outlives whoever started it, and whoever ends a job removes what its processes have made.
+
+CLCOMM_KILLED_JOBS is how many drawn cases to run, CLCOMM_KILLED_JOBS_SEED where the draw begins; `make killed-jobs`
+runs 200.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clcomm.job import worlds
+from clcomm.launch.keeper import kept_job
+from clcomm.launch.keeper_process import Made, end_processes
+from tests.faults.killed_jobs import KilledJob, draw, run, until
+
+CASES, SEED = int(os.environ.get("CLCOMM_KILLED_JOBS", "3")), os.environ.get("CLCOMM_KILLED_JOBS_SEED", "1")
+MEMORY = Path("/dev/shm")
+#: A program that makes the files that it is told in shared memory, maps them, says so, and waits.
+HOLDS = """
+import mmap, sys, time
+held = []
+for path in sys.argv[1:]:
+    with open(path, "a+b") as file:
+        file.truncate(4096)
+        held.append(mmap.mmap(file.fileno(), 4096))
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.sampled(CASES)
+@pytest.mark.parametrize("number", range(CASES))
+def test_a_drawn_process_is_killed_and_nothing_is_left(tmp_path: Path, number: int):
+    case = draw(random.Random(f"{SEED} {number}"))
+    found = run(case, tmp_path)
+    assert not found.problem, f"{case}: {found.problem}"
+
+
+def started(environment: dict[str, str], *paths: Path) -> subprocess.Popen:
+    command = [sys.executable, "-c", HOLDS, *map(str, paths)]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    return process
+
+
+def named(kind: str) -> Path:
+    return MEMORY / f"{kind}{secrets.token_hex(6)}"
+
+
+def end(process: subprocess.Popen) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_an_exception_of_whoever_started_a_job_ends_it():
+    with pytest.raises(ZeroDivisionError), kept_job() as keeper:
+        process = started(keeper.environment())
+        raise ZeroDivisionError
+    try:
+        assert process.wait(60) == -9 and not keeper.folder.exists()
+    finally:
+        end(process)
+
+
+def test_what_a_killed_process_made_goes_too():
+    mine, theirs, setting = named("mpich_shm_"), named("mpich_shm_"), f"TESTS_JOB={secrets.token_hex(6)}"
+    made = Made(setting)
+    name, _, value = setting.partition("=")
+    processes = [started({**os.environ, name: value}, mine), started(dict(os.environ), theirs)]
+    try:
+        made.note()
+        for process in processes:
+            end(process)
+        assert made.names == {mine.name} and end_processes([setting], 0.0, made.names) == 0
+        assert [mine.exists(), theirs.exists()] == [False, True]
+    finally:
+        for process, path in zip(processes, (mine, theirs), strict=True):
+            end(process)
+            path.unlink(missing_ok=True)
+
+
+def test_what_a_job_made_in_shared_memory_goes_with_it_and_nothing_else():
+    """Not what others use, what others made, or other names."""
+    mine, theirs = named("mpich_shm_"), named("psm_")
+    shared, other = named("psm_"), named("mine_")
+    outside = started(dict(os.environ), theirs, shared)
+    processes = [outside]
+    try:
+        with kept_job() as keeper:
+            processes.append(started(keeper.environment(), mine, shared, other))
+            keeper.end(patience_s=0.0)
+        assert [path.exists() for path in (mine, theirs, shared, other)] == [False, True, True, True]
+        assert outside.poll() is None and processes[1].wait(60) == -9
+    finally:
+        for process in processes:
+            end(process)
+        for path in (mine, theirs, shared, other):
+            path.unlink(missing_ok=True)
+
+
+def test_only_the_start_that_is_meant_is_ended():
+    with kept_job() as keeper, kept_job() as another:
+        processes = [started(keeper.environment(0)), started(keeper.environment(1)), started(another.environment(0))]
+        try:
+            keeper.end(0, patience_s=0.0)
+            assert processes[0].wait(60) == -9 and [each.poll() for each in processes[1:]] == [None, None]
+            keeper._process.kill()  # another takes its place
+            keeper._process.wait()
+            keeper.end(1, patience_s=0.0)
+            assert processes[1].wait(60) == -9 and processes[2].poll() is None
+        finally:
+            for process in processes:
+                end(process)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_word_that_no_rank_wrote_is_none(seed: int):
+    rng = random.Random(seed)
+    good = [worlds.JOINED, worlds.COPIED, worlds.STOPPED, worlds.RESIZE]
+    for _ in range(200):
+        line = f"{rng.choice(good)} {rng.randrange(9)} {rng.randrange(10**6)}".encode()
+        word, world, value = line.split()
+        assert worlds.read(line) == (word.decode(), int(world), int(value))
+        place = rng.randrange(len(line))
+        junk = rng.choice([b"\xff", b" ", b"-", "²".encode(), b"\0", b"9" * 5000, b"x x"])
+        changed = worlds.read(line[:place] + junk + line[place:])
+        assert changed is None or (len(changed) == 3 and changed[0].isalpha())
+        assert worlds.read(line[:place] + b"\xff" + line[place + 1 :]) is None
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_clcomm_run_survives_any_words_on_its_pipe(tmp_path: Path, seed: int):
+    rng = random.Random(seed)
+    job = KilledJob("min-ranks", tmp_path, 60)
+    try:
+        place = MEMORY if job.memory < 0 else Path(f"/proc/self/fd/{job.memory}")
+        folders: list[Path] = []
+
+        def is_open() -> bool:
+            folders[:] = place.glob("clcomm-memory-*/words")
+            return bool(folders) or job.process.poll() is not None
+
+        assert until(is_open) and folders
+        lines = b"\xff\xfe", b"joined", b"copied 0 x", b"resize 0 " + b"9" * 5000, b"", b" ", rng.randbytes(500)
+        for junk in (line + b"\n" for line in lines):
+            with folders[0].open("wb", buffering=0) as words:
+                words.write(junk)
+        assert job.process.wait(120) == 0, job.text()
+        assert until(lambda: not job.left()), job.left()
+    finally:
+        job.close()
