@@ -19,6 +19,7 @@ from clcomm.engine.grad_moves import GradMoves
 from clcomm.engine.grad_slot import LOCAL, NONE, REDUCED, SENT, GradSlot
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.stored_parameters import Storage, StoredParameter
+from clcomm.engine.targets import require_none_noted
 from clcomm.engine.tensor import Tensor, copy_into, empty, wrap
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.layout import FlatLayout
@@ -325,6 +326,11 @@ class FlatSpace(FlatBuffers):
             for slot in slots:
                 slot.make_own()
         return self.grads
+
+    def require_classes(self) -> None:
+        """Raise ArgumentError for gradients of a target outside the classes; waits where only the device knows."""
+        if self.device.in_doubt:
+            require_none_noted(self.device)
 
     def zero_grad(self) -> None:
         """Drop all gradients, without writing to their memory."""

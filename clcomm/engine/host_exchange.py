@@ -82,6 +82,7 @@ class HostExchange:
             copied = self.numpy()
             copied.flags.writeable = False
             return copied
+        self.buffer.known = None, ()  # what others write there is not noted
         address = self.device.host_address(self.buffer, max(math.prod(self.shape), 1) * self.dtype.itemsize)
         return np.asarray(_Memory(self.buffer, address, self.shape, self.dtype))
 

@@ -38,6 +38,11 @@ class LaunchQueue:
         queue_properties: OpenCL's properties of each queue of the device.
     """
 
+    #: Where kernels note targets that are no classes, once one does, and whether gradients may be of such ones, see
+    #: targets.py.
+    outside: Any = None
+    in_doubt = False
+
     def __init__(
         self, context: cl.Context, name: str, *, is_cpu: bool, runs_in_caller: bool, takes_addresses: bool = False,
         queue_properties: int = 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from clcomm.engine.memory import Memory
 from clcomm.engine.program import Kernel, Size
@@ -75,9 +75,13 @@ class Recorder:
     def __init__(self, memory: Memory, revision: int, inputs: dict[int, int]):
         self.revision, self.inputs = revision, inputs
         self.refusal: str | None = None  # why the run can't be replayed
+        self.in_doubt = False  # see LaunchQueue
         self.segments = [Segment()]
         self.before: dict[Slots, list[int]] = {}  # states before the run
         self.allocations: dict[int, Allocation] = {}  # by address, as long as their memory is in use
+        #: What the run has decided by values that the host knows: the number of an input or another tensor, the rule,
+        #: and what it returned.
+        self.decisions: list[tuple[Any, Callable[[Any], object], object]] = []
         self._memory = memory
         self._latest: dict[Slots, list[int]] = {}
         self._count = 0
@@ -108,6 +112,12 @@ class Recorder:
                 noted.append(arg)
         self.segments[-1].launches.append(RecordedLaunch(kernel, sizes, noted))
         self._count += 1
+
+    def note_decision(self, tensor: Any, rule: Callable[[Any], object], outcome: object) -> None:
+        """Note what a rule returned of a tensor's known values: others in a later run may be decided otherwise."""
+        address = tensor.buffer.int_ptr
+        if address not in self.allocations:  # of which the host knows none
+            self.decisions.append((self.inputs.get(address, tensor), rule, outcome))
 
     def note_states(self, slots: Slots) -> None:
         """Save the states of a flat space's slots before their first change."""

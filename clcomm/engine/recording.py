@@ -18,6 +18,7 @@ from clcomm.engine.program import Size
 from clcomm.engine.recorder import Allocation, InputIndex, Recorder
 from clcomm.engine.result_memory import ResultMemory
 from clcomm.engine.tensor import Tensor, wrap
+from clcomm.errors import ArgumentError
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -78,7 +79,9 @@ def record(device: Device, function: Callable[..., Any], args: Sequence[object])
 def _duplicate(tensor: Tensor) -> Tensor:
     device, buffer = tensor.device, tensor.device.allocate(tensor.nbytes)
     device.copy(buffer, tensor.buffer, tensor.nbytes)
-    return wrap(device, buffer, tensor.shape, tensor.dtype)
+    copied = wrap(device, buffer, tensor.shape, tensor.dtype)
+    copied.buffer.known = copied.written_at, tensor.known_values
+    return copied
 
 
 def _end(recorder: Recorder, revision: int, results: object) -> None:
@@ -128,6 +131,7 @@ class LaunchRecording:
         self.runs = self.next_check = 0
         self._revision = recorder.revision
         self._before = list(recorder.before.items())
+        self._decisions, self._in_doubt = recorder.decisions, recorder.in_doubt
         self.segments = recorder.segments
         self._bound: list[tuple[list[Any], Any, Any, Any]] = []
         self._is_tuple, tensors = isinstance(results, tuple), as_tensors(results) or ()
@@ -202,9 +206,20 @@ class LaunchRecording:
         """Whether memory, hooks and requires_grad are still those of the recorded run."""
         return self._revision == self.device.revision
 
-    def fits(self) -> bool:
-        """Return whether the guards and the gradients' states are those at the start of the recorded run."""
+    def fits(self, inputs: Sequence[Tensor]) -> bool:
+        """Return whether the guards and the gradients' states are those at the start of the recorded run.
+
+        So has to be what it decided by values that the host knows, such as that all labels are classes: for inputs of
+        which that is an error the function runs, and raises it.
+        """
         if not self.is_valid or not (self.guards is None or self.guards.are_same()):
+            return False
+        try:
+            for source, rule, outcome in self._decisions:
+                tensor = inputs[source] if isinstance(source, int) else source
+                if rule(tensor.known_values) != outcome:
+                    return False
+        except ArgumentError:
             return False
         return all([slot.state for slot in slots] == states for slots, states in self._before)
 
@@ -212,6 +227,7 @@ class LaunchRecording:
         """Queue the launches of a bound recording on these inputs; return the results in new memory."""
         self.runs += 1
         device = self.device
+        device.in_doubt |= self._in_doubt
         for number, uses in self._inputs.items():
             buffer = inputs[number].buffer
             argument = host_addresses.kept_argument(device, buffer)

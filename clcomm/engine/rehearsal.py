@@ -58,7 +58,7 @@ class Rehearsal(Device):
         self.__dict__.update(vars(device))
         self.device = device
         self._peak_bytes = device.memory.peak_bytes
-        self.kept = {}
+        self.kept, self.outside = {}, None
         self.random_stream = None
         self._wanted: dict[object, _UnbuiltKernel] = {}
         self._launches: dict[object, _FirstLaunch] = {}
@@ -97,7 +97,7 @@ class Rehearsal(Device):
     def close(self) -> None:
         """Release unreferenced memory, and subtract the rehearsal from the device's peak."""
         self._launches.clear()
-        self.kept = {}
+        self.kept, self.outside = {}, None
         gc.collect()  # models hold reference cycles, which keep memory
         memory = self.device.memory
         memory.release_unused()

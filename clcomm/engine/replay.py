@@ -61,7 +61,7 @@ class _Latest(NamedTuple):
     arguments: list[object]
     is_recording: bool
 
-    def serves(self, args: tuple[object, ...]) -> bool:
+    def serves(self, args: tuple[object, ...], inputs: list[Tensor]) -> bool:
         """Return whether a call with these is like the last one, of which no run is due and nothing has changed."""
         recording, tape = self.recording, is_recording()
         if tape != self.is_recording or len(args) != len(self.arguments) or recording.device.recorder is not None:
@@ -72,7 +72,7 @@ class _Latest(NamedTuple):
                     return False
             elif type(arg) is not type(known) or arg != known:
                 return False
-        return recording.is_bound and recording.runs != recording.next_check and recording.fits()
+        return recording.is_bound and recording.runs != recording.next_check and recording.fits(inputs)
 
 
 class Replay:
@@ -80,8 +80,9 @@ class Replay:
 
     The first call with new shapes and values runs the function, the second records it, later ones replay it. Gradients,
     hooks and optimizer steps have the same results as without a Replay, bit for bit. The function is recorded again for
-    other states of the gradients (none, own, averaged), after hooks or `requires_grad` changed, and when Python values
-    that its code can name (attributes of modules, globals, ...) have changed.
+    other states of the gradients (none, own, averaged), after hooks or `requires_grad` changed, when Python values that
+    its code can name (attributes of modules, globals, ...) have changed, and for labels, indices or lengths of which an
+    operation decides otherwise, as of an ignored label; it runs, and raises the operation's error, for one outside.
 
     A function that copies values to or from the host, synchronises with other ranks, keeps tensors that it does not
     return, changes such Python values, or draws random numbers is never replayed; `refusal` is the reason. Before a
@@ -122,7 +123,7 @@ class Replay:
         """Run the function, or queue its recorded launches; raises the function's exceptions."""
         inputs = [arg for arg in args if isinstance(arg, Tensor)]
         latest = self._latest
-        if latest is not None and self.enabled and not self._busy and latest.serves(args):
+        if latest is not None and self.enabled and not self._busy and latest.serves(args, inputs):
             latest.signature.calls += 1
             return self._run(latest.recording, inputs)
         device = self._device(inputs)
@@ -150,7 +151,7 @@ class Replay:
         if signature.failures >= _MOST_FAILURES:
             return without_tape(self.function(*args))
         for recording in signature.recordings:
-            if recording.fits():
+            if recording.fits(inputs):
                 if recording.runs == recording.next_check:
                     return self._check(device, signature, recording, args)
                 if not recording.is_bound:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -24,9 +24,9 @@ INT32 = np.dtype(np.int32)
 BOOL = np.dtype(np.bool_)
 _ELEMENT_BYTES = 4  # in the memory of a device, of all types
 _MOST_ELEMENTS = 2**31 - 1
-_NONE_KNOWN = np.empty(0, np.int32)
 
 Shape = tuple[int, ...]
+Outcome = TypeVar("Outcome")
 
 #: Numbers operations on the tape and writes to tensors in the order in which the program makes them.
 orders = itertools.count()
@@ -62,7 +62,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
     """
 
     __slots__ = (
-        "__weakref__", "_bounds", "_grad", "_hooks", "_node", "_requires_grad", "buffer", "device", "dtype", "shape",
+        "__weakref__", "_grad", "_hooks", "_node", "_requires_grad", "buffer", "device", "dtype", "shape",
         "whole_columns",
     )  # fmt: skip
 
@@ -75,7 +75,6 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
     _grad: Tensor | None
     _node: Node | None
     _hooks: list[tuple[Callable[[Tensor], Any], bool | None]] | None  # (hook, planned), of a gradient hook None
-    _bounds: np.ndarray  # see known_values; not set where it is empty
 
     def __init__(
         self,
@@ -93,8 +92,8 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         self.buffer = self.device.upload(held, copy=copy) if held.size else empty(self.device, ()).buffer
         self._grad = self._node = self._hooks = None
         self._requires_grad = False
-        if copy and array.dtype == INT32 and array.size:
-            self._bounds = np.array([array.min(), array.max()])
+        if copy:
+            self._note_known(array)
         self.whole_columns = 0
         if requires_grad:
             self.requires_grad = True
@@ -157,8 +156,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
             return
         self.device.write(self.buffer, array.astype(INT32) if self.dtype == BOOL else array)
         self.note_write()
-        if self.dtype == INT32:
-            self._bounds = np.array([array.min(), array.max()])
+        self._note_known(array)
 
     @property
     def written_at(self) -> int:
@@ -169,10 +167,28 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         """Note that the values change: operations before it that kept them have no backward any more."""
         self.device.written_at = self.buffer.written_at = next(orders)
 
+    def _note_known(self, array: np.ndarray) -> None:
+        if array.dtype == INT32 and array.size:
+            least, most = int(array.min()), int(array.max())
+            above = [int(array[array != least].min())] if least < 0 and most > least else []
+            self.buffer.known = self.written_at, (least, *above, most)
+
     @property
-    def known_values(self) -> np.ndarray:
-        """The smallest and the largest of integers that were copied from the host; empty for all other tensors."""
-        return getattr(self, "_bounds", _NONE_KNOWN)
+    def known_values(self) -> tuple[int, ...]:
+        """The smallest and the largest of integers that were copied from the host; empty for all other tensors.
+
+        If the smallest is negative, as a label to be ignored is, the next one is between them. An operation that
+        decides something by these does so through `decided`.
+        """
+        version, values = getattr(self.buffer, "known", (None, ()))
+        return values if version == self.written_at else ()
+
+    def decided(self, rule: Callable[[tuple[int, ...]], Outcome]) -> Outcome:
+        """Return rule(known_values); a recording is replayed only where the rule returns the same of other values."""
+        outcome = rule(self.known_values)
+        if self.device.recorder is not None:
+            self.device.recorder.note_decision(self, rule, outcome)
+        return outcome
 
     # -- copies
 
@@ -290,10 +306,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
 
     def alias(self, shape: Shape) -> Tensor:
         """Return a tensor of another shape and as many elements, on the same memory, that is not on the tape."""
-        tensor = wrap(self.device, self.buffer, shape, self.dtype)
-        if self.dtype == INT32:
-            tensor._bounds = self.known_values
-        return tensor
+        return wrap(self.device, self.buffer, shape, self.dtype)
 
 
 def from_dlpack(exporter: object, device: Device | str | None = None, *, copy: bool | None = None) -> Tensor:

@@ -153,6 +153,7 @@ class Optimizer:
         self.space.device.on_host(self._step_trained)  # its arguments change from step to step
 
     def _step_trained(self) -> None:
+        self.space.require_classes()
         self._find_trained()
         if [slot.state for slot in self._trained].count(NONE) < len(self._trained):
             self.update_range(self.space.complete_grads(self._trained))

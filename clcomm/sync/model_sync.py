@@ -120,6 +120,16 @@ class ModelSync:
             if self._overlap is not None:
                 raise
             self.comm.runner.refuse(str(error))
+        if self._overlap is None:
+            self._require_classes()
+
+    def _require_classes(self) -> None:
+        """Raise ArgumentError, on every rank, where a loss of any rank's had a target that is no class."""
+        if self.space.flat_space is not None:
+            try:
+                self.space.flat_space.require_classes()
+            except ArgumentError as error:
+                self.comm.runner.refuse(str(error))
 
     def average(self, use_bucketing: bool | None, weight: float) -> None:
         """Replace each gradient by its mean over the ranks; collective.
@@ -137,6 +147,7 @@ class ModelSync:
         if average is None:
             average = self._prepare(use_bucketing)
         average(weight)
+        self._require_classes()  # after all buckets where some began in backward
 
     @property
     def shard_mean(self) -> ShardMean | None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from clcomm.engine import CrossEntropyLoss, Linear, MSELoss, Replay, Tensor
 from clcomm.engine import functional as F
 from clcomm.errors import ArgumentError
+from clcomm.optim import SGD
 
 REDUCTIONS = ["mean", "sum", "none"]
 
@@ -114,12 +115,13 @@ def test_a_replayed_loss_tells_of_a_target_outside_the_classes(device):
         return loss
 
     replay, x = Replay(step), Tensor(np.ones((2, 4)), device)
+    good, bad = (Tensor(np.int32(each), device, copy=False) for each in ([1, 2], [1, 5]))
     for _ in range(4):
-        replay(x, Tensor([1, 2], device))
+        replay(x, good)
         layer.zero_grad()
     replayed = replay.replayed
     with pytest.raises(ArgumentError, match="targets must be 0 to 2, got 5"):
-        replay(x, Tensor([1, 5], device)).item()
+        replay(x, bad).item()
     assert replay.replayed == replayed + 1
 
 
@@ -149,3 +151,46 @@ def test_mse_of_one_tensor_with_itself(device):
     x = Tensor(np.arange(5.0), device, requires_grad=True)
     F.mse_loss(x, x).backward()
     assert np.array_equal(x.grad.numpy(), np.zeros(5))
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "smoothed", "nll", "hidden by an ignored one"])
+@pytest.mark.parametrize("way", ["plain", "replayed", "step in a replay"])
+def test_a_target_that_only_the_device_knows_is_an_error_where_its_gradients_are_used(device, loss, way):
+    layer = Linear(4, 3, device=device)
+    optimizer = SGD(layer, 0.1)
+    named = {"smoothed": {"label_smoothing": 0.1}, "hidden by an ignored one": {"ignore_index": 9}}.get(loss, {})
+    function = F.nll_loss if loss == "nll" else F.cross_entropy
+
+    def step(x, targets):
+        function(layer(x), targets, **named).backward()
+        if way == "step in a replay":
+            optimizer.step()
+
+    run, x = step if way == "plain" else Replay(step), Tensor(np.ones((3, 4)), device)
+    good, bad = [1, 2, 0], [1, 7, 0]
+    if loss == "hidden by an ignored one":
+        good, bad = [1, 2, 9], [1, 7, 9]
+    targets = [Tensor(np.int32(each), device, copy=loss == "hidden by an ignored one") for each in (good, bad)]
+    for number in range(6):
+        if number == 4:
+            before = layer.weight.numpy()
+            with pytest.raises(ArgumentError, match=r"^loss: targets must be 0 to 2, got 7$"):
+                run(x, targets[1])
+                assert np.isnan(layer.weight.grad.numpy()).any() and way != "step in a replay"
+                optimizer.step()
+            np.testing.assert_array_equal(layer.weight.numpy(), before)
+        else:
+            run(x, targets[0])
+            if way != "step in a replay":
+                optimizer.step()
+        layer.zero_grad()
+    assert np.isfinite(layer.weight.numpy()).all()
+    assert way == "plain" or run.replayed >= 2, run.refusal
+
+
+def test_targets_that_the_host_knows_wait_for_nothing(device, monkeypatch):
+    layer = Linear(4, 3, device=device)
+    optimizer, x = SGD(layer, 0.1), Tensor(np.ones((3, 4)), device)
+    F.cross_entropy(layer(x), Tensor([1, 2, -100], device).reshape(3)).backward()
+    monkeypatch.setattr(type(device), "read", lambda *_: pytest.fail("a step read from the device"))
+    optimizer.step()

@@ -128,10 +128,10 @@ __kernel void cross_entropy(__global float *restrict losses, __global float *res
         __global float *to = dx + row * columns;
         const float top = row_maximum(from, columns, scratch);
         const float divisor = row_powers(to, from, top, columns, scratch), share = 1.0f / divisor;
-        const int target = targets[row];
-        FOR_COLUMNS(i, columns) to[i] = scale * (to[i] * share - (i == target ? 1.0f : 0.0f));
+        const int target = targets[row], is_class = target >= 0 && target < columns;
+        const float factor = is_class ? scale : NAN;
+        FOR_COLUMNS(i, columns) to[i] = factor * (to[i] * share - (i == target ? 1.0f : 0.0f));
         if (GROUP_LEADER) {
-            const int is_class = target >= 0 && target < columns;
             losses[row] = is_class ? log(divisor) - (from[target] - top) : NAN;
             if (!is_class) note_outside(outside, target, columns);
         }

@@ -117,7 +117,7 @@ def cross_entropy(
 
     Raises:
         ArgumentError: shapes, dtypes or the share do not fit, or a target is not a class; for one that only the device
-            knows, when the loss, NaN, is read.
+            knows, when the loss, NaN, is read, or its gradients are used by `step` or `sync_gradients`.
     """
     if isinstance(targets, Tensor) and targets.dtype == np.float32 and targets.shape == logits.shape:
         return _against_shares(logits, targets, reduction, weight, label_smoothing)
@@ -154,8 +154,13 @@ def nll_loss(
 
 
 def _ignored(targets: Tensor | np.ndarray) -> int | None:
-    known = targets.known_values if isinstance(targets, Tensor) else np.asarray(targets)
-    return _IGNORED if known.size and known.dtype.kind in "iu" and known.min() == _IGNORED else None
+    def rule(known: tuple[int, ...]) -> int | None:
+        return _IGNORED if known and min(known) == _IGNORED else None
+
+    if isinstance(targets, Tensor):
+        return targets.decided(rule)
+    given = np.asarray(targets)
+    return rule((int(given.min()),)) if given.size and given.dtype.kind in "iu" else None
 
 
 def _of_places(

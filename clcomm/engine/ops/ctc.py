@@ -14,6 +14,7 @@ from clcomm.engine.ops.elementwise import div
 from clcomm.engine.ops.functions import clamp
 from clcomm.engine.ops.reduce import mean, sum
 from clcomm.engine.ops.shape import reshape, unsqueeze
+from clcomm.engine.targets import require_below
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
@@ -73,18 +74,17 @@ def ctc_loss(
     steps, samples, classes = x.shape
     if not 0 <= blank < classes:
         raise ArgumentError(f"ctc_loss: blank: expected a class from 0 to {classes - 1}, got {blank!r}")
-    labels = _integers("targets", targets, x, 0, classes - 1)
-    lengths = _integers("target_lengths", target_lengths, x, 0, labels.shape[-1])
-    counts = _integers("input_lengths", input_lengths, x, 0, steps)
+    labels = _integers("targets", targets, x, classes - 1)
+    lengths = _integers("target_lengths", target_lengths, x, labels.shape[-1])
+    counts = _integers("input_lengths", input_lengths, x, steps)
     if (counts.numel(), lengths.numel()) != (samples, samples) or labels.shape[:-1] not in ((), (samples,)):
         raise ArgumentError(
             f"ctc_loss: expected {samples} lengths and targets [{samples}, longest], got {counts.shape}, "
             f"{lengths.shape} and {labels.shape}"
         )
-    known, stride = lengths.known_values, labels.shape[1] if labels.ndim == 2 else 0
-    longest = labels.shape[-1] if stride or not known.size else max(int(known.max()), 1)
-    if not stride and x.device.recorder is not None:  # another call's longest may be longer
-        x.device.recorder.refuse("its ctc_loss has targets one after the other; give it [samples, longest]")
+    stride, longest = labels.shape[1] if labels.ndim == 2 else 0, labels.shape[-1]
+    if not stride:
+        longest = lengths.decided(lambda known: max(*known, 1) if known else labels.shape[-1])
     sizes = stride, labels.numel(), blank, steps, samples, classes, 2 * longest + 1
     losses = Ctc.apply(x, integers=(labels, counts, lengths), sizes=sizes, zeroes=bool(zero_infinity))
     if zero_infinity:
@@ -94,14 +94,10 @@ def ctc_loss(
     return sum(losses) if reduction == "sum" else reshape(losses, ()) if is_one else losses
 
 
-def _integers(name: str, given: Any, like: Tensor, least: int, most: int) -> Tensor:
-    """Return integers as a tensor on the device of another; ArgumentError for known ones outside a range."""
+def _integers(name: str, given: Any, like: Tensor, most: int) -> Tensor:
+    """Return integers as a tensor on the device of another; ArgumentError for known ones not from 0 to `most`."""
     tensor = given if isinstance(given, Tensor) else Tensor(np.atleast_1d(np.asarray(given)), like.device)
     if tensor.dtype != INT32 or tensor.device is not like.device:
         raise ArgumentError(f"ctc_loss: {name}: expected integers on {like.device.name}, got {tensor.dtype}")
-    known = tensor.known_values
-    if known.size and not least <= known.min() <= known.max() <= most:
-        raise ArgumentError(
-            f"ctc_loss: {name}: expected integers from {least} to {most}, got {known.min()} to {known.max()}"
-        )
+    require_below(f"ctc_loss: {name}: expected integers from 0 to {{}}, got {{}}", tensor, most + 1)
     return reshape(tensor, (1,)) if tensor.ndim == 0 else tensor

@@ -16,8 +16,11 @@ from clcomm.engine.ops.casts import moved
 from clcomm.engine.ops.elementwise import add
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.shape import reshape
+from clcomm.engine.targets import require_below
 from clcomm.engine.tensor import FLOAT32, INT32, Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
+
+OUTSIDE = "expected indices from 0 to {}, got {}"
 
 
 def kept(device: Device, values: np.ndarray) -> Tensor:
@@ -109,19 +112,13 @@ def scatter_add(x: Tensor, axis: int, index: Tensor | np.ndarray, src: Tensor) -
             f"scatter_add: expected an index no larger than x, but in dimension {at}, and src, got shapes {sizes}, "
             f"{x.shape} and {src.shape}"
         )
-    _require_inside("scatter_add", tensor, x.shape[at])
+    if not require_below(f"scatter_add: {OUTSIDE}", tensor, x.shape[at]):
+        require_below(f"scatter_add: {OUTSIDE}", tensor.numpy(), x.shape[at])
     given = blocks.take(src, tuple([slice(n) for n in sizes]))
     added = ScatterOp.apply(given, axis=at, index=tensor, each=True, length=x.shape[at])
     if added.shape != x.shape:
         added = blocks.Pad.apply(added, starts=(0,) * x.ndim, shape=x.shape, value=0.0)
     return add(x, added)
-
-
-def _require_inside(name: str, index: Tensor, length: int) -> None:
-    known = index.known_values if index.known_values.size else index.numpy()
-    if known.size and (known.min() < 0 or known.max() >= length):
-        outside = known.min() if known.min() < 0 else known.max()
-        raise ArgumentError(f"{name}: expected indices from 0 to {length - 1}, got {outside}")
 
 
 @pytorch_names
@@ -263,9 +260,7 @@ def _indices(name: str, x: Tensor, axis: int, given: object) -> Tensor:
     array = np.asarray(given)
     if array.dtype.kind not in "iu":
         raise ArgumentError(f"{name}: expected integer indices, got {array.dtype} of shape {array.shape}")
-    outside = (array < 0) | (array >= x.shape[axis])
-    if outside.any():
-        raise ArgumentError(f"{name}: expected indices from 0 to {x.shape[axis] - 1}, got {array[outside].flat[0]}")
+    require_below(f"{name}: {OUTSIDE}", array, x.shape[axis])
     return Tensor(array.astype(np.int32), x.device)
 
 
@@ -315,16 +310,10 @@ def _index_tensor(indices: object, table: Tensor) -> Tensor:
     if isinstance(indices, Tensor):
         if indices.dtype != INT32:
             raise ArgumentError(f"embedding: expected int32 indices, got {indices.dtype}")
-        _require_rows(indices.known_values, table.shape[0])
+        require_below(f"embedding: {OUTSIDE}", indices, table.shape[0])
         return indices
     array = np.asarray(indices)
     if array.dtype.kind not in "iu" or not array.size:
         raise ArgumentError(f"embedding: expected integer indices, got {array.dtype} of shape {array.shape}")
-    _require_rows(array, table.shape[0])
+    require_below(f"embedding: {OUTSIDE}", array, table.shape[0])
     return Tensor(array.astype(np.int32), table.device)
-
-
-def _require_rows(values: np.ndarray, entries: int) -> None:
-    outside = values[(values < 0) | (values >= entries)]
-    if outside.size:
-        raise ArgumentError(f"embedding: expected indices from 0 to {entries - 1}, got {outside.flat[0]}")

@@ -7,7 +7,7 @@ import numpy as np
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.broadcasting import broadcast_shape, expand
 from clcomm.engine.ops.reduce import ROW_BLOCK, sum_over
-from clcomm.engine.targets import note_of, require_classes
+from clcomm.engine.targets import OUTSIDE, note_of, require_below
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor, is_one, whole_rows, wrap
 from clcomm.errors import ArgumentError
 
@@ -100,7 +100,7 @@ def cross_entropy(logits: Tensor, targets: Tensor | np.ndarray, reduction: str =
 
     Raises:
         ArgumentError: shapes or dtypes do not fit, or a target is not a class; for one that only the device knows, when
-            the loss, NaN, is read.
+            the loss, NaN, is read, or its gradients are used by `step` or `sync_gradients`, which wait for it then.
     """
     float_tensor("cross_entropy", logits)
     whole_rows("cross_entropy", logits)
@@ -118,13 +118,13 @@ def target_tensor(name: str, x: Tensor, targets: object, ignore_index: int | Non
         array = np.asarray(targets)
         if array.dtype.kind not in "iu":
             raise ArgumentError(f"{name}: expected integer targets, got {array.dtype}")
-        require_classes(name, array, classes, ignore_index)
+        require_below(f"{name}: {OUTSIDE}", array, classes, ignore_index)
         _check_rows(name, rows, array.shape)
         return Tensor(array, x.device)
     if targets.dtype != INT32:
         raise ArgumentError(f"{name}: expected int32 targets, got {targets.dtype}")
     _check_rows(name, rows, targets.shape)
-    require_classes(name, targets.known_values, classes, ignore_index)
+    require_below(f"{name}: {OUTSIDE}", targets, classes, ignore_index, scores=x)
     return targets
 
 

@@ -19,10 +19,12 @@ from clcomm.engine.ops.blocks import fill
 from clcomm.engine.ops.class_losses import NONE_IGNORED, ClassLoss, check_smoothing
 from clcomm.engine.ops.loss import check_reduction
 from clcomm.engine.parameter import Parameter
-from clcomm.engine.targets import note_of
+from clcomm.engine.targets import note_of, require_below
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 from clcomm.parallel.exchange import ACTIVATIONS, Exchange
+
+OUTSIDE = "expected 0 to {}, got {}"
 
 
 class EmbeddingOfParts(Op):
@@ -128,7 +130,7 @@ def cross_entropy(
 
     Raises:
         ArgumentError: shapes, dtypes or the share do not fit, or a target in an array is not a class; for one in a
-            tensor, when the loss, NaN, is read.
+            tensor, when the loss, NaN, is read, or its gradients are used.
     """
     check_reduction("cross_entropy", reduction)
     check_smoothing(label_smoothing)
@@ -175,18 +177,10 @@ def _integers(name: str, given: Any, like: Tensor, count: int, ignored: int | No
     if isinstance(given, Tensor):
         if given.dtype != INT32:
             raise ArgumentError(f"{name}: expected int32, got {given.dtype}")
-        _require_below(name, given.known_values, count, ignored)
+        require_below(f"{name}: {OUTSIDE}", given, count, ignored, scores=like)
         return given
     array = np.asarray(given)
     if array.dtype.kind not in "iu" or not array.size:
         raise ArgumentError(f"{name}: expected integers, got {array.dtype} of shape {array.shape}")
-    _require_below(name, array, count, ignored)
+    require_below(f"{name}: {OUTSIDE}", array, count, ignored)
     return Tensor(array.astype(np.int32), like.device)
-
-
-def _require_below(name: str, values: np.ndarray, count: int, ignored: int | None) -> None:
-    outside = (values < 0) | (values >= count)
-    if ignored is not None:
-        outside &= values != ignored
-    if outside.any():
-        raise ArgumentError(f"{name}: expected 0 to {count - 1}, got {values[outside].flat[0]}")
