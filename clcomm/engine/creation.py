@@ -1,8 +1,7 @@
 """New tensors by their shape, with PyTorch's names and, where they are drawn, PyTorch's numbers.
 
-All take `dtype`, float32, int32 or bool, of which PyTorch's other integers are the second; `device`; and
-`requires_grad`. Random values are drawn on the host, by the generator that `manual_seed` seeds: a step that draws them
-is not replayed.
+All take `dtype`, float32, int32, for which PyTorch's int64 stands too, or bool; `device`; and `requires_grad`. Random
+values are drawn on the host, by the generator that `manual_seed` seeds: a step that draws them is not replayed.
 """
 
 from __future__ import annotations
@@ -228,8 +227,7 @@ def _type(dtype: Any) -> np.dtype:
         wanted: np.dtype = np.dtype({float: FLOAT32, int: INT32, bool: BOOL}.get(dtype, dtype))
     except TypeError:
         raise ArgumentError(f"dtype: expected float32, int32 or bool, got {dtype!r}") from None
-    if wanted.kind in "iu":
-        return INT32
-    if wanted not in (FLOAT32, BOOL):
-        raise ArgumentError(f"dtype: expected float32, int32 or bool, got {wanted}; values are float32")
+    wanted = INT32 if wanted == np.int64 else wanted
+    if wanted not in (FLOAT32, INT32, BOOL):
+        raise ArgumentError(f"dtype: expected float32, int32 or bool, got {wanted}, which is not here")
     return wanted

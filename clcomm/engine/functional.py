@@ -79,7 +79,6 @@ from clcomm.engine.ops.formulas import (
     erfc,
     exp2,
     frac,
-    hypot,
     isclose,
     kthvalue,
     lerp,
@@ -96,7 +95,6 @@ from clcomm.engine.ops.formulas import (
     reciprocal,
     sinh,
     tan,
-    xlogy,
 )
 from clcomm.engine.ops.functions import (
     abs,
@@ -109,6 +107,7 @@ from clcomm.engine.ops.functions import (
     erf,
     exp,
     expm1,
+    hypot,
     log,
     maximum,
     minimum,
@@ -117,6 +116,7 @@ from clcomm.engine.ops.functions import (
     sin,
     sqrt,
     square,
+    xlogy,
 )
 from clcomm.engine.ops.group_norm import group_norm
 from clcomm.engine.ops.in_place import assign, overwrite, scatter

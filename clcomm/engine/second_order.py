@@ -209,7 +209,7 @@ def _dropout(node: Context, grad: Tensor) -> Gradients:
 
 def _cross_entropy(node: Context, grad: Tensor) -> Gradients:
     """The shares less the targets', which the operation's own gradient has, too."""
-    shares = F.softmax(node.inputs[0], -1) * node.scale
+    shares = F.softmax(node.inputs[0], -1) / node.divisor
     targets = shares.detach() - node.saved[0].detach()
     return ((grad if grad.ndim == 0 else grad.unsqueeze(-1)) * (shares - targets),)
 
@@ -260,6 +260,7 @@ RULES: dict[type[Op], Rule] = {
     elementwise.Mul: _of_two(lambda g, a, b: g * b, lambda g, a, b: g * a),
     elementwise.Div: _of_two(lambda g, a, b: g / b, lambda g, a, b: -(g * a / F.square(b))),
     elementwise.Affine: _of_one(lambda node, g, x: g * node.scale),
+    elementwise.DivideBy: _of_one(lambda node, g, x: g / node.number),
     elementwise.DivideNumber: _of_one(lambda node, g, x: g * -node.number / F.square(x)),
     matmul.MatMul: _matmul,
     matmul.LinearOp: _linear,
@@ -267,7 +268,7 @@ RULES: dict[type[Op], Rule] = {
     conv2d.Conv2dOp: _conv2d,
     conv2d.ConvTranspose2dOp: _conv_transpose2d,
     reduce.ExpandOp: _of_one(lambda node, g, x: summed_to(g, x.shape)),
-    reduce.SumOp: _of_one(lambda node, g, x: F.reshape(g * node.scale, node.kept).expand(x.shape)),
+    reduce.SumOp: _of_one(lambda node, g, x: F.reshape(g / node.divisor, node.kept).expand(x.shape)),
     shape.Reshape: _of_one(lambda node, g, x: F.reshape(g, x.shape)),
     shape.Clone: _of_one(lambda node, g, x: g),
     shape.Transpose: _of_one(lambda node, g, x: g.permute(*np.argsort(node.axes).tolist())),
@@ -291,8 +292,10 @@ RULES: dict[type[Op], Rule] = {
     functions.Atan: _of_one(lambda node, g, x: g / (1.0 + F.square(x))),
     functions.Asin: _of_one(lambda node, g, x: g * F.rsqrt(1.0 - F.square(x))),
     functions.Acos: _of_one(lambda node, g, x: -g * F.rsqrt(1.0 - F.square(x))),
-    functions.PowerOf: _of_two(*[lambda g, a, b, slope=slope: g * slope(a, b) for slope in functions.PowerOf.slopes]),
-    functions.Angle: _of_two(*[lambda g, a, b, slope=slope: g * slope(a, b) for slope in functions.Angle.slopes]),
+    **{
+        op: _of_two(*[lambda g, a, b, slope=slope: g * slope(a, b) for slope in op.slopes])
+        for op in functions.OfTwo.__subclasses__()
+    },
     functions.Exp: _of_one(lambda node, g, x: g * F.exp(x)),
     functions.Log: _of_one(lambda node, g, x: g / x),
     functions.Sqrt: _of_one(lambda node, g, x: g * 0.5 * F.rsqrt(x)),
@@ -330,9 +333,9 @@ RULES: dict[type[Op], Rule] = {
 
 #: Those whose rules look at the shapes of inputs alone, or at what the operation has kept: all others read the inputs.
 READS_NO_INPUT = frozenset({
-    elementwise.Add, elementwise.Sub, elementwise.Affine, reduce.ExpandOp, reduce.SumOp, shape.Reshape, shape.Clone,
-    shape.Transpose, Adjoint, blocks.SliceOp, blocks.Pad, blocks.Roll, blocks.Concat, comparisons.Triangle,
-    comparisons.MaskedFill, comparisons.Where, indexing.GatherOp, indexing.ScatterOp, indexing.EmbeddingOp,
-    pool.MaxPool2dOp, pool.AvgPool2dOp, pool.AdaptiveAvgPool2dOp, activation.Relu, activation.LeakyRelu,
-    dropout.DropoutOp,
+    elementwise.Add, elementwise.Sub, elementwise.Affine, elementwise.DivideBy, reduce.ExpandOp, reduce.SumOp,
+    shape.Reshape, shape.Clone, shape.Transpose, Adjoint, blocks.SliceOp, blocks.Pad, blocks.Roll, blocks.Concat,
+    comparisons.Triangle, comparisons.MaskedFill, comparisons.Where, indexing.GatherOp, indexing.ScatterOp,
+    indexing.EmbeddingOp, pool.MaxPool2dOp, pool.AvgPool2dOp, pool.AdaptiveAvgPool2dOp, activation.Relu,
+    activation.LeakyRelu, dropout.DropoutOp,
 })  # fmt: skip

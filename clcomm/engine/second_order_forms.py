@@ -44,7 +44,7 @@ def _group_norm(node: Context, x: Tensor, weight: Tensor, bias: Tensor | None) -
 
 def _squared_error(node: Context, prediction: Tensor, target: Tensor) -> Tensor:
     found = F.square(prediction - target)
-    return found if node.g_step else F.sum(found) * node.scale
+    return found if node.g_step else F.sum(found) / node.divisor
 
 
 def _smooth_l1(node: Context, prediction: Tensor, target: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def _logits_binary_cross_entropy(node: Context, logits: Tensor, target: Tensor) 
 
 
 def _reduced(node: Context, losses: Tensor) -> Tensor:
-    return F.sum(losses) * node.scale if node.is_reduced else losses
+    return F.sum(losses) / node.divisor if node.is_reduced else losses
 
 
 def _conv_relu_pool(node: Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

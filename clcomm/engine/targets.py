@@ -68,4 +68,6 @@ def require_none_noted(device: Device) -> None:
     device.read(device.outside, noted)
     if noted[0]:
         device.write(device.outside, np.zeros(3, np.int32))
+        if not noted[2]:
+            raise ArgumentError("int: expected floats within int32 to convert, got others, or NaN")
         raise ArgumentError(f"loss: {OUTSIDE.format(noted[2] - 1, noted[1])}")

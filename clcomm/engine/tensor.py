@@ -131,7 +131,8 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
             self.device.read(self.buffer, array)
         if self.dtype == BOOL:
             return array.astype(BOOL)
-        if array.ndim < 2 and np.isnan(array).any():  # perhaps the loss of a target that is no class
+        # Perhaps the loss of a target that is no class, or integers of floats that are none.
+        if self.dtype == INT32 or (array.ndim < 2 and np.isnan(array).any()):
             require_none_noted(self.device)
         return array
 
@@ -143,7 +144,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         value = self.device.read_one(self.buffer, self.dtype) if type(self) is Tensor else None
         if value is None:
             value = self.numpy().item()
-        elif value != value:
+        elif value != value or self.dtype == INT32:
             require_none_noted(self.device)
         return value
 

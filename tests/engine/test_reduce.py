@@ -19,7 +19,8 @@ def test_agrees_with_numpy_over_any_axes(check_op, data, keepdims, name):
     axis = data.draw(st.none() | st.sets(st.integers(0, len(shape) - 1)).map(sorted).map(tuple))
     x = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
     op, reference = getattr(F, name), getattr(np, name)
-    check_op(lambda t: op(t, axis, keepdims), lambda a: reference(a, axis=axis, keepdims=keepdims), x)
+    over = axis or None  # () is all dimensions, as in PyTorch
+    check_op(lambda t: op(t, axis, keepdims), lambda a: reference(a, axis=over, keepdims=keepdims), x)
 
 
 @pytest.mark.parametrize(("shape", "axis"), [

@@ -24,7 +24,8 @@ def functions(x: Tensor, y: Tensor) -> Tensor:
     size = F.square(x * y) + 0.5
     waves = F.sin(x - y) + F.cos(4000.0 * (x + y)) * F.erf(x)
     powers = F.sqrt(size) * F.rsqrt(size) + size**1.5 + (x + y) ** 3 + F.log(size) + F.log1p(size)
-    return waves + powers + F.exp(-size) + F.clamp(x + y, -1.0, 2.0) + (x - y) % 0.75
+    two = F.hypot(x, y) + F.xlogy(size, size) + F.remainder(x, size) + F.logaddexp(x, y) + x / 49.0 + F.atan2(x, y)
+    return two + waves + powers + F.exp(-size) + F.clamp(x + y, -1.0, 2.0) + (x - y) % 0.75
 
 
 def activations(x: Tensor, y: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ void __attribute__((overloadable, convergent)) barrier(cl_mem_fence_flags);
     REAL READS_NOTHING acos(REAL);      \
     REAL READS_NOTHING atan(REAL);      \
     REAL READS_NOTHING atan2(REAL, REAL); \
+    REAL READS_NOTHING hypot(REAL, REAL); \
     REAL READS_NOTHING floor(REAL);     \
     REAL READS_NOTHING ceil(REAL);      \
     REAL READS_NOTHING rint(REAL);      \

@@ -23,10 +23,10 @@ __kernel void larger_grad(__global float *restrict out, __global const float *g,
     }
 }
 
-/* out = scale * x, x broadcast; the plan's strides of y are not used. */
+/* out = x / divisor, x broadcast; the plan's strides of y are not used. */
 __kernel void expand(__global float *restrict out, __global const float *a, __global const float *b,
-                     __global const int *plan, int outer, int rows, int inner, float scale) {
-    BROADCAST_LOOP(float, float, scale * x)
+                     __global const int *plan, int outer, int rows, int inner, float divisor) {
+    BROADCAST_LOOP(float, float, x / divisor)
 }
 
 /* Gradient of x / y for y: -g x / y^2. */
@@ -38,6 +38,11 @@ __kernel void div_grad(__global float *restrict out, __global const float *g, __
 /* out = scale * x + shift */
 __kernel void affine(__global float *restrict out, __global const float *x, float scale, float shift, int count) {
     FOR_ELEMENTS(i, count) out[i] = scale * x[i] + shift;
+}
+
+/* out = x / number: not its product with the reciprocal, which is rounded twice */
+__kernel void divide_by(__global float *restrict out, __global const float *x, float number, int count) {
+    FOR_ELEMENTS(i, count) out[i] = x[i] / number;
 }
 
 /* out = number / x, and its gradient -g out / x */

@@ -13,11 +13,11 @@ GRADIENT(reciprocal_root, -0.5f * v * v * v)
 ACTIVATION(absolute, size_of(v))
 GRADIENT(absolute, v > 0.0f ? (lanes)(1.0f) : v < 0.0f ? (lanes)(-1.0f) : (lanes)(0.0f))
 ACTIVATION(squared, v * v)
-GRADIENT(squared, 2.0f * v)
+GRADIENT_IS(squared, 2.0f * up * v) /* 2 v may be infinite where up is 0 */
 
 /* sin(v), or cos(v) with `quarters` 1, less than 2 ulp off: v less the nearest multiple of pi / 2, in three parts, then
    the polynomials of Cephes' sinf and cosf (Moshier, 1992). Far from 0 that loses digits, and drivers' functions, which
-   take twice as long, serve. */
+   take twice as long, serve; PoCL's are wrong of tiny lanes beside huge ones. */
 INLINE lanes turned_by(lanes v, int quarters) {
     const lanes shifted = v * 0.63661977f + 12582912.0f; /* its lowest bits are the multiple */
     const lanes n = shifted - 12582912.0f;
@@ -30,8 +30,14 @@ INLINE lanes turned_by(lanes v, int quarters) {
     return AS_LANES(AS_WHOLE(is_even ? even : odd) ^ ((at & 2) << 30));
 }
 
-INLINE lanes sine_of(lanes v) { return lanes_max(size_of(v)) < 8192.0f ? turned_by(v, 0) : sin(v); }
-INLINE lanes cosine_of(lanes v) { return lanes_max(size_of(v)) < 8192.0f ? turned_by(v, 1) : cos(v); }
+INLINE lanes sine_of(lanes v) {
+    const lanes near = turned_by(v, 0);
+    return lanes_max(size_of(v)) < 8192.0f ? near : size_of(v) < 8192.0f ? near : sin(v);
+}
+INLINE lanes cosine_of(lanes v) {
+    const lanes near = turned_by(v, 1);
+    return lanes_max(size_of(v)) < 8192.0f ? near : size_of(v) < 8192.0f ? near : cos(v);
+}
 ACTIVATION(sine, sine_of(v))
 GRADIENT(sine, cosine_of(v))
 ACTIVATION(cosine, cosine_of(v))
@@ -95,8 +101,8 @@ GRADIENT(hard_swish, v <= -3.0f ? (lanes)(0.0f) : v < 3.0f ? v / 3.0f + 0.5f : (
     }
 #endif
 
-WITH_SETTINGS(exponential_linear, v > 0.0f ? v : a * (exponential(v) - 1.0f), v > 0.0f ? (lanes)(1.0f) : a * exponential(v))
-WITH_SETTINGS(hard_tangent, v < a ? (lanes)(a) : v > b ? (lanes)(b) : v, ((v <= a) | (v >= b)) ? (lanes)(0.0f) : (lanes)(1.0f))
+WITH_SETTINGS(exponential_linear, v > 0.0f ? v : a * (exponential(v) - 1.0f), v <= 0.0f ? a * exponential(v) : (lanes)(1.0f))
+WITH_SETTINGS(hard_tangent, v < a ? (lanes)(a) : v > b ? (lanes)(b) : v, ((v > a) & (v < b)) ? (lanes)(1.0f) : (lanes)(0.0f))
 WITH_SETTINGS(above_threshold, v <= a ? (lanes)(b) : v, v <= a ? (lanes)(0.0f) : (lanes)(1.0f))
 
 /* v to a small whole power, by squares. */
@@ -123,7 +129,8 @@ __kernel void power_grad(__global float *restrict dx, __global const float *rest
     FOR_LANES(i, count) {
         const int left = count - i;
         const lanes less = exponent - 1.0f;
-        store_lanes(load_lanes(g + i, left, 0.0f) * exponent * pow(load_lanes(x + i, left, 1.0f), less), dx + i, left);
+        const lanes slope = exponent == 0.0f ? (lanes)(0.0f) : exponent * pow(load_lanes(x + i, left, 1.0f), less);
+        store_lanes(load_lanes(g + i, left, 0.0f) * slope, dx + i, left);
     }
 }
 
@@ -137,6 +144,6 @@ __kernel void clamped(__global float *restrict y, __global const float *restrict
 
 __kernel void clamped_grad(__global float *restrict dx, __global const float *restrict g,
                            __global const float *restrict x, float least, float most, int count) {
-    FOR_ELEMENTS(i, count) dx[i] = x[i] > most || x[i] < least ? 0.0f : g[i];
+    FOR_ELEMENTS(i, count) dx[i] = x[i] >= least && x[i] <= most ? g[i] : 0.0f;
 }
 #endif

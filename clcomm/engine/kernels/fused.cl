@@ -48,7 +48,8 @@ INLINE lanes present_lanes(lanes value, int left) {
 INLINE lanes fill_lanes(float value) { return (lanes)(value); }
 INLINE lanes add_into_lanes(lanes x, lanes y) { return x + y; }
 INLINE lanes affine_lanes(lanes x, float scale, float shift) { return scale * x + shift; }
-INLINE lanes expand_lanes(lanes x, float scale) { return scale * x; }
+INLINE lanes expand_lanes(lanes x, float divisor) { return x / divisor; }
+INLINE lanes divide_by_lanes(lanes x, float number) { return x / number; }
 INLINE lanes div_grad_lanes(lanes g, lanes x, lanes y) { return -g * (x / y) / y; }
 INLINE lanes divide_number_lanes(lanes x, float number) { return number / x; }
 INLINE lanes divide_number_grad_lanes(lanes g, lanes y, lanes x) { return -g * y / x; }
@@ -68,7 +69,7 @@ INLINE lanes clamped_lanes(lanes x, float least, float most) {
     return at_least > most ? (lanes)(most) : at_least;
 }
 INLINE lanes clamped_grad_lanes(lanes g, lanes x, float least, float most) {
-    return ((x > most) | (x < least)) ? NONE : g;
+    return ((x >= least) & (x <= most)) ? g : NONE;
 }
 INLINE lanes power_lanes(lanes x, float exponent) {
     const lanes exponents = exponent;
@@ -76,7 +77,7 @@ INLINE lanes power_lanes(lanes x, float exponent) {
 }
 INLINE lanes power_grad_lanes(lanes g, lanes x, float exponent) {
     const lanes less = exponent - 1.0f;
-    return g * exponent * pow(x, less);
+    return g * (exponent == 0.0f ? NONE : exponent * pow(x, less));
 }
 
 INLINE lanes relu_lanes(lanes x) { return x <= 0.0f ? NONE : x; }

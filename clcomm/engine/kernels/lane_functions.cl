@@ -36,16 +36,17 @@ INLINE lanes normal_beyond(lanes v) {
 }
 
 #ifdef FUSED
-#define GRADIENT(NAME, SLOPE) INLINE lanes NAME##_grad_lanes(lanes g, lanes v) { return g * (SLOPE); }
+#define GRADIENT_IS(NAME, RESULT) INLINE lanes NAME##_grad_lanes(lanes up, lanes v) { return RESULT; }
 #define ACTIVATION(NAME, RESULT) INLINE lanes NAME##_lanes(lanes v) { return RESULT; }
 #else
-#define GRADIENT(NAME, SLOPE)                                                                                \
+#define GRADIENT_IS(NAME, RESULT)                                                                            \
     __kernel void NAME##_grad(__global float *restrict dx, __global const float *restrict g,                 \
                               __global const float *restrict x, int count) {                                 \
         FOR_LANES(i, count) {                                                                                \
             const int left = count - i;                                                                      \
             const lanes v = load_lanes(x + i, left, 0.0f);                                                   \
-            store_lanes(load_lanes(g + i, left, 0.0f) * (SLOPE), dx + i, left);                              \
+            const lanes up = load_lanes(g + i, left, 0.0f);                                                  \
+            store_lanes(RESULT, dx + i, left);                                                               \
         }                                                                                                    \
     }
 
@@ -57,4 +58,5 @@ INLINE lanes normal_beyond(lanes v) {
         }                                                                                                    \
     }
 #endif
+#define GRADIENT(NAME, SLOPE) GRADIENT_IS(NAME, up * (SLOPE))
 #endif

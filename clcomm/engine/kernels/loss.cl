@@ -1,8 +1,8 @@
 /* Losses of pairs of elements, and their gradients from g: one number (g_step 0) or one for each element (g_step 1). */
 
-/* out[block] = scale * sum of (x - y)^2 over one block of elements */
+/* out[block] = 1 / divisor * sum of (x - y)^2 over one block of elements */
 __kernel void squared_error(__global float *restrict out, __global const float *x, __global const float *y, int count,
-                            int block, int blocks, float scale) {
+                            int block, int blocks, float divisor) {
     GROUP_SCRATCH(scratch);
     FOR_ROWS(unit, blocks) {
         const int first = unit * block, length = smaller(block, count - first);
@@ -12,7 +12,7 @@ __kernel void squared_error(__global float *restrict out, __global const float *
             sums += d * d;
         }
         const float total = GROUP_SUM(lanes_sum(sums), scratch);
-        if (GROUP_LEADER) out[unit] = scale * total;
+        if (GROUP_LEADER) out[unit] = total / divisor;
     }
 }
 

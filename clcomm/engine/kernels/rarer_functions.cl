@@ -28,3 +28,15 @@ GRADIENT(arc_cosine, -1.0f / sqrt(1.0f - v * v))
 
 OF_TWO(power_of_two, pow(x, y))
 OF_TWO(angle_of_two, atan2(x, y))
+OF_TWO(length_of_two, hypot(x, y))
+/* What a division leaves, with the divisor's sign. */
+INLINE lanes with_sign_of(lanes rest, lanes y) {
+    return (rest != 0.0f) & ((rest < 0.0f) ^ (y < 0.0f)) ? rest + y : rest;
+}
+OF_TWO(rest_of_two, with_sign_of(fmod(x, y), y))
+OF_TWO(whole_quotient, y == 0.0f ? x / y : rint((x - with_sign_of(fmod(x, y), y)) / y))
+OF_TWO(times_logarithm, ((x == 0.0f) & (y == y)) ? (lanes)(0.0f) : x * log(y))
+
+/* The logarithm of x, -100 where it is less. */
+INLINE lanes limited(lanes logarithm) { return logarithm < -100.0f ? (lanes)(-100.0f) : logarithm; }
+OF_TWO(entropy_of_two, (y - 1.0f) * limited(log1p(-x)) - y * limited(log(x)))

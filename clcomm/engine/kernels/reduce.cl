@@ -1,9 +1,9 @@
 /* Sums over one run of dimensions of x[outer, axis, inner]. Each work unit sums a block of fixed length, so the order
    of additions depends on the shape alone; partial sums are summed by the same kernel again. */
 
-/* inner == 1: out[row, b] = scale * sum of x[row, b * block ...] */
+/* inner == 1: out[row, b] = 1 / divisor * sum of x[row, b * block ...] */
 __kernel void sum_rows(__global float *restrict out, __global const float *restrict x, int rows, int columns, int block,
-                       int blocks, float scale) {
+                       int blocks, float divisor) {
     GROUP_SCRATCH(scratch);
     FOR_ROWS(unit, rows * blocks) {
         const int first = (unit % blocks) * block;
@@ -16,13 +16,13 @@ __kernel void sum_rows(__global float *restrict out, __global const float *restr
         FOR_COLUMNS(i, count) partial += from[i];
         const float total = GROUP_SUM(partial, scratch);
 #endif
-        if (GROUP_LEADER) out[unit] = scale * total;
+        if (GROUP_LEADER) out[unit] = total / divisor;
     }
 }
 
-/* out[o, b, i] = scale * sum over k of x[o, b * block + k, i] */
+/* out[o, b, i] = 1 / divisor * sum over k of x[o, b * block + k, i] */
 __kernel void sum_columns(__global float *restrict out, __global const float *restrict x, int outer, int axis,
-                          int inner, int block, int blocks, float scale) {
+                          int inner, int block, int blocks, float divisor) {
 #ifdef ON_CPU
     FOR_EACH(unit, outer * blocks) {
         const int first = (unit % blocks) * block;
@@ -39,15 +39,15 @@ __kernel void sum_columns(__global float *restrict out, __global const float *re
                 s2 += load8(line + 16);
                 s3 += load8(line + 24);
             }
-            store8(scale * s0, to + i);
-            store8(scale * s1, to + i + 8);
-            store8(scale * s2, to + i + 16);
-            store8(scale * s3, to + i + 24);
+            store8(s0 / divisor, to + i);
+            store8(s1 / divisor, to + i + 8);
+            store8(s2 / divisor, to + i + 16);
+            store8(s3 / divisor, to + i + 24);
         }
         for (; i < inner; ++i) {
             float total = 0.0f;
             for (int k = 0; k < count; ++k) total += from[k * inner + i];
-            to[i] = scale * total;
+            to[i] = total / divisor;
         }
     }
 #else
@@ -58,7 +58,7 @@ __kernel void sum_columns(__global float *restrict out, __global const float *re
         __global const float *from = x + ((unit / blocks) * axis + first) * inner + i;
         float total = 0.0f;
         for (int k = 0; k < count; ++k) total += from[k * inner];
-        out[at] = scale * total;
+        out[at] = total / divisor;
     }
 #endif
 }

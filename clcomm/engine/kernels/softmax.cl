@@ -116,13 +116,14 @@ __kernel void log_sum_exp_grad(__global float *restrict dx, __global const float
     }
 }
 
-/* losses[row] = log(sum(exp(x))) - x[target], and dx = scale * (probabilities - one_hot(target)). A target that is not a
+/* losses[row] = log(sum(exp(x))) - x[target], and dx = (probabilities - one_hot(target)) / count. A target that is not a
    class gives NaN instead of a read outside the row, and is noted in `outside`. With `sums_losses` a CPU's only work-item sums the losses too:
-   total = scale * sum(losses). */
+   total = sum(losses) / count. */
 __kernel void cross_entropy(__global float *restrict losses, __global float *restrict total, __global float *restrict dx,
                             __global const float *restrict x, __global const int *restrict targets,
-                            __global int *restrict outside, float scale, int rows, int columns, int sums_losses) {
+                            __global int *restrict outside, float count, int rows, int columns, int sums_losses) {
     GROUP_SCRATCH(scratch);
+    const float scale = 1.0f / count;
     FOR_ROWS(row, rows) {
         __global const float *from = x + row * columns;
         __global float *to = dx + row * columns;
@@ -137,7 +138,7 @@ __kernel void cross_entropy(__global float *restrict losses, __global float *res
         }
     }
 #ifdef ON_CPU
-    if (sums_losses) *total = scale * sum_run(losses, rows);
+    if (sums_losses) *total = sum_run(losses, rows) / count;
 #endif
 }
 

@@ -30,12 +30,16 @@ class Generator:
     def __init__(self, seed: int = 0):
         self.manual_seed(seed)
 
-    def manual_seed(self, seed: int) -> None:
-        """Restart from `seed`, a whole number of which the low 32 bits count; ArgumentError for anything else."""
+    def manual_seed(self, seed: int) -> Generator:
+        """Restart from `seed`, a whole number of which the low 32 bits count; return the generator itself.
+
+        Raises ArgumentError for anything else.
+        """
         if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool):
             raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
         self._engine = np.random.RandomState(int(seed) & 0xFFFFFFFF)
         self._spare: list[float] = []  # the second of a pair of normal values of which one was asked for
+        return self
 
     def uniform(self, shape: Shape, low: float, high: float) -> np.ndarray:
         """Return float32 values, uniform on [low, high): those of `torch.empty(shape).uniform_(low, high)`."""
@@ -110,10 +114,11 @@ def default_generator() -> Generator:
     return _generator
 
 
-def manual_seed(seed: int) -> None:
-    """Seed the generator that layers without `rng=` take their initial values from, and the streams of dropout."""
+def manual_seed(seed: int) -> Generator:
+    """Seed the generator that layers without `rng=` take their initial values from, and dropout; return the former."""
     _generator.manual_seed(seed)
     RandomStream.seed_all(int(seed))
+    return _generator
 
 
 def normal_values(shape: Shape, rng: Generator | None) -> np.ndarray:

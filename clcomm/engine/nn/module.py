@@ -153,13 +153,13 @@ class Module(ModuleParts["Module"]):
 
     # -- contents
 
-    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """Yield (dotted name, module) of this module, named `prefix`, and of all inside it, each once."""
+    def named_modules(self, prefix: str = "", *, remove_duplicate: bool = True) -> Iterator[tuple[str, Module]]:
+        """Yield (dotted name, module) of this module, named `prefix`, and all inside it, each once or by all names."""
         seen: set[int] = set()
         waiting: list[tuple[str, Module]] = [(prefix, self)]
         while waiting:
             name, module = waiting.pop()
-            if id(module) in seen:
+            if remove_duplicate and id(module) in seen:
                 continue
             seen.add(id(module))
             yield name, module
@@ -267,14 +267,15 @@ class Module(ModuleParts["Module"]):
     # -- values
 
     def _state(self) -> dict[str, Tensor]:
-        """Return parameters and persistent buffers by dotted name: a module's own, then those of its sub-modules."""
+        """Return parameters and persistent buffers by dotted name: a module's own, then those of its sub-modules.
+
+        One that several have, or that is in a module with several names, has all of its names, as in PyTorch.
+        """
         state: dict[str, Tensor] = {}
-        seen: set[int] = set()
-        for prefix, module in self.named_modules():
+        for prefix, module in self.named_modules(remove_duplicate=False):
             kept = {name: each for name, each in module._buffers.items() if name not in module._transient}
             for key, tensor in (*module._parameters.items(), *kept.items()):
-                if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
+                if tensor is not None:
                     state[f"{prefix}.{key}" if prefix else key] = tensor
         return state
 
@@ -283,7 +284,11 @@ class Module(ModuleParts["Module"]):
 
         Parameters that are parts of a whole are gathered from the ranks that hold it: then it is collective.
         """
-        return {name: _whole(tensor) for name, tensor in self._state().items()}
+        wholes: dict[int, np.ndarray] = {}
+        for tensor in self._state().values():
+            if id(tensor) not in wholes:
+                wholes[id(tensor)] = _whole(tensor)
+        return {name: wholes[id(tensor)] for name, tensor in self._state().items()}
 
     def load_state_dict(self, state: Mapping[str, object], strict: bool = True) -> Names:
         """Overwrite all parameters and persistent buffers, or without `strict` those that the state has.
@@ -292,7 +297,9 @@ class Module(ModuleParts["Module"]):
         nothing, unless names and shapes fit, and values are numbers, whole ones within int32 for a buffer of int32.
         """
         own = self._state()
-        names = Names(sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys()))
+        found = {id(each) for name, each in own.items() if name in state}  # by one of its names
+        missing = [name for name, each in own.items() if name not in state and id(each) not in found]
+        names = Names(sorted(missing), sorted(state.keys() - own.keys()))
         if strict and any(names):
             missing, unknown = [each or "none" for each in names]
             raise ArgumentError(f"state_dict: expected the names {list(own)}; missing {missing}, unknown {unknown}")

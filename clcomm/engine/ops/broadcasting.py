@@ -70,14 +70,14 @@ def _plan_buffer(device: Device, shape: Shape, a: Shape, b: Shape) -> object:
     return device.keep(("broadcast", shape, a, b), lambda: _plan(shape, a, b)[0])
 
 
-def expand(x: Tensor, shape: Shape, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
-    """Return scale * x broadcast to `shape`, not on the tape; written to `out` if given."""
+def expand(x: Tensor, shape: Shape, divisor: float = 1.0, out: Tensor | None = None) -> Tensor:
+    """Return x / divisor broadcast to `shape`, not on the tape; written to `out` if given."""
     out = empty(x.device, shape) if out is None else out
     if x.shape == shape:
         device, size = x.device, x.numel()
-        device.launch(device.kernel("elementwise", "affine"), *device.grid(size), out, x, scale, -0.0, size)
+        device.launch(device.kernel("elementwise", "divide_by"), *device.grid(size), out, x, divisor, size)
     else:
-        launch_broadcast("expand", out, x, x, scale)
+        launch_broadcast("expand", out, x, x, divisor)
     return out
 
 

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from clcomm.engine.tensor import FLOAT32, Tensor, empty, wrap
+from clcomm.engine.targets import note_of
+from clcomm.engine.tensor import FLOAT32, INT32, Tensor, empty, wrap
 
 Result = TypeVar("Result")
 
@@ -21,7 +22,8 @@ def to_float(x: Tensor) -> Tensor:
 def cast(x: Tensor, kernel: str, dtype: np.dtype) -> Tensor:
     """Queue kernel `kernel` of compare.cl, which gives elements another type; the result is not on the tape."""
     out = empty(x.device, x.shape, dtype)
-    x.device.launch(x.device.kernel("compare", kernel), *x.device.grid(x.numel()), out, x, x.numel())
+    noted = [note_of(x.device)] if dtype == INT32 else []
+    x.device.launch(x.device.kernel("compare", kernel), *x.device.grid(x.numel()), out, x, *noted, x.numel())
     return out
 
 

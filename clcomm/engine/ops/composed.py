@@ -9,6 +9,7 @@ from clcomm.engine.ops.comparisons import where
 from clcomm.engine.ops.elementwise import add, div, mul, sub
 from clcomm.engine.ops.functions import (
     Elu,
+    Entropy,
     HardSwish,
     HardTanh,
     LogSigmoid,
@@ -18,9 +19,9 @@ from clcomm.engine.ops.functions import (
     abs,
     clamp,
     exp,
-    log,
     rsqrt,
     square,
+    xlogy,
 )
 from clcomm.engine.ops.loss import SmoothL1, check_pair, check_reduction
 from clcomm.engine.ops.names import pytorch_names
@@ -184,8 +185,7 @@ def binary_cross_entropy(prediction: Tensor, target: Tensor, reduction: str = "m
     prediction, target: float32. `binary_cross_entropy_with_logits` is more exact.
     """
     check_pair("binary_cross_entropy", prediction, target, reduction)
-    true, false = (clamp(log(p), min=-100.0) for p in (prediction, sub(1.0, prediction)))
-    return reduced_loss(mul(add(mul(target, true), mul(sub(1.0, target), false)), -1.0), reduction)
+    return reduced_loss(Entropy.apply(prediction, target), reduction)
 
 
 @chained
@@ -201,8 +201,7 @@ def kl_div(prediction: Tensor, target: Tensor, reduction: str = "mean", *, log_t
     if log_target:
         losses = mul(exp(target), sub(target, prediction))
     else:
-        known = where(target > 0, target, 1.0)
-        losses = sub(where(target > 0, mul(known, log(known)), 0.0), mul(target, prediction))
+        losses = sub(xlogy(target, target), mul(target, prediction))
     if reduction == "batchmean":
         return div(sum(losses), float(prediction.shape[0]))
     return reduced_loss(losses, reduction)

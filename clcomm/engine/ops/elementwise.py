@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from numbers import Real
 
-import numpy as np
-
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.broadcasting import broadcast_axes, broadcast_shape, expand, launch_broadcast
 from clcomm.engine.ops.casts import to_float
@@ -42,12 +40,12 @@ def _target(ctx: Context, index: int, shape: Shape) -> Tensor | None:
     return ctx.out(index) if ctx.inputs[index].shape == shape else None
 
 
-def folded(ctx: Context, index: int, grad: Tensor, scale: float = 1.0) -> Tensor:
-    """Return a gradient of the result's shape summed to the shape of input `index`."""
+def folded(ctx: Context, index: int, grad: Tensor, sign: float = 1.0) -> Tensor:
+    """Return a gradient of the result's shape, or with sign -1 the opposite, summed to the shape of input `index`."""
     shape = ctx.inputs[index].shape
     if grad.shape == shape:
-        return grad if scale == 1.0 else _affine(grad, scale, out=ctx.out(index))
-    return sum_over(grad, broadcast_axes(shape, grad.shape), scale, ctx.out(index))
+        return grad if sign == 1.0 else _affine(grad, sign, out=ctx.out(index))
+    return sum_over(grad, broadcast_axes(shape, grad.shape), sign, ctx.out(index))
 
 
 class Add(Op):
@@ -138,6 +136,21 @@ class Affine(Op):
         return (grad if ctx.scale == 1.0 else _affine(grad, ctx.scale, out=ctx.out(0)),)
 
 
+class DivideBy(Op):
+    """x / number"""
+
+    keeps_columns = True
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, *, number: float) -> Tensor:
+        ctx.number = number
+        return expand(x, x.shape, number)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (expand(grad, grad.shape, ctx.number, ctx.out(0)),)
+
+
 class DivideNumber(Op):
     """number / x"""
 
@@ -213,9 +226,7 @@ def div(a: Tensor | float, b: Tensor | float) -> Tensor:
     if is_whole(a) or is_whole(b):
         return div(*floats(a, b))
     if isinstance(b, Real):
-        with np.errstate(divide="ignore"):
-            reciprocal = float(np.divide(1.0, float(b)))
-        return Affine.apply(float_tensor("div", a), scale=reciprocal, shift=_NOTHING)
+        return DivideBy.apply(float_tensor("div", a), number=float(b))
     if isinstance(a, Real):
         return DivideNumber.apply(float_tensor("div", b), number=float(a))
     return Div.apply(*pair("div", a, b))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import builtins
 import math
 
 from clcomm.engine.fusion import chained
 from clcomm.engine.ops.arrangement import narrow, pad
-from clcomm.engine.ops.comparisons import equal_to, less_or_equal, less_than, logical_or, masked_fill
+from clcomm.engine.ops.comparisons import equal_to, less_or_equal, less_than, logical_or, masked_fill, where
 from clcomm.engine.ops.elementwise import add, div, mul, sub
-from clcomm.engine.ops.functions import abs, clamp, cos, erf, exp, expm1, log, maximum, pow, sin, sqrt, square
+from clcomm.engine.ops.functions import abs, clamp, cos, erf, exp, expm1, log, maximum, pow, sin
 from clcomm.engine.ops.names import pytorch_names
-from clcomm.engine.ops.ordered import Extreme, Ordered, sort
-from clcomm.engine.ops.reduce import reduced, sum
+from clcomm.engine.ops.ordered import Ordered, extreme_over, sort
+from clcomm.engine.ops.reduce import sum
 from clcomm.engine.ops.rounding import log1p, trunc
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.tensor import Tensor, float_tensor
@@ -22,19 +21,23 @@ from clcomm.errors import ArgumentError
 @chained
 def lerp(x: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
     """Return x + weight * (end - x); float32 that broadcast to the result, the weight also a number."""
-    return add(x, mul(sub(end, x), weight))
+    apart = sub(end, x)
+    if isinstance(weight, Tensor):  # from the nearer end, as PyTorch's: the other may be infinite
+        is_near = abs(weight.detach()) < 0.5
+        return add(where(is_near, x, end), mul(apart, where(is_near, weight, sub(weight, 1.0))))
+    return add(x, mul(apart, weight)) if math.fabs(weight) < 0.5 else add(end, mul(apart, weight - 1.0))
 
 
 @chained
 def addcmul(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1.0) -> Tensor:
     """Return x + value * tensor1 * tensor2; float32 that broadcast to the result."""
-    return add(x, mul(mul(tensor1, tensor2), float(value)))
+    return add(x, mul(mul(tensor1, float(value)), tensor2))
 
 
 @chained
 def addcdiv(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1.0) -> Tensor:
     """Return x + value * tensor1 / tensor2; float32 that broadcast to the result."""
-    return add(x, mul(div(tensor1, tensor2), float(value)))
+    return add(x, div(mul(tensor1, float(value)), tensor2))
 
 
 def clamp_min(x: Tensor, min: float) -> Tensor:
@@ -78,7 +81,8 @@ def log10(x: Tensor) -> Tensor:
 @chained
 def logaddexp(a: Tensor, b: Tensor) -> Tensor:
     """Return log(e^a + e^b); a, b: float32 that broadcast to the result."""
-    return add(maximum(a, b), log1p(exp(mul(abs(sub(a, b)), -1.0))))
+    apart = masked_fill(abs(sub(a, b)), equal_to(a, b), 0.0)  # also of two infinite ones
+    return add(maximum(a, b), log1p(exp(mul(apart, -1.0))))
 
 
 def exp2(x: Tensor) -> Tensor:
@@ -91,20 +95,10 @@ def erfc(x: Tensor) -> Tensor:
     return sub(1.0, erf(x))
 
 
-def hypot(a: Tensor, b: Tensor) -> Tensor:
-    """Return sqrt(a^2 + b^2) of each two elements; a, b: float32 that broadcast to the result."""
-    return sqrt(add(square(a), square(b)))
-
-
 def logit(x: Tensor, eps: float | None = None) -> Tensor:
     """Return log(x / (1 - x)) of each element, brought between eps and 1 - eps if eps is given; x: float32."""
     x = x if eps is None else clamp(x, float(eps), 1.0 - float(eps))
-    return log(div(x, sub(1.0, x)))
-
-
-def xlogy(a: Tensor, b: Tensor) -> Tensor:
-    """Return a log(b), 0 where a is 0; a, b: float32 of one shape."""
-    return masked_fill(mul(a, log(b)), equal_to(a, 0.0), 0.0)
+    return sub(log(x), log1p(mul(x, -1.0)))
 
 
 def neg(x: Tensor) -> Tensor:
@@ -160,18 +154,13 @@ def equal(a: Tensor, b: Tensor) -> bool:
 @pytorch_names
 def amax(x: Tensor, axis: int | tuple[int, ...] = (), keepdims: bool = False) -> Tensor:
     """Return the largest element over dimensions, all by default; equal ones share its gradient. x: float32."""
-    return _extreme("amax", x, axis, keepdims, 1.0)
+    return extreme_over("amax", x, axis, keepdims, 1.0)
 
 
 @pytorch_names
 def amin(x: Tensor, axis: int | tuple[int, ...] = (), keepdims: bool = False) -> Tensor:
     """Return the smallest element over dimensions, all by default; equal ones share its gradient. x: float32."""
-    return _extreme("amin", x, axis, keepdims, -1.0)
-
-
-def _extreme(name: str, x: Tensor, axis: int | tuple[int, ...], keepdims: bool, sign: float) -> Tensor:
-    axes, shape = reduced(name, x, None if axis == () else axis, keepdims)
-    return reshape(Extreme.apply(x, sign=sign, axes=axes), shape)
+    return extreme_over("amin", x, axis, keepdims, -1.0)
 
 
 @pytorch_names
@@ -226,9 +215,9 @@ def quantile(x: Tensor, q: float, axis: int | None = None, keepdims: bool = Fals
     own = reshape(x, (-1,)) if axis is None else x
     at = 0 if axis is None else axis % x.ndim
     place = q * (own.shape[at] - 1)
-    below, order = int(place), sort(own, at).values
-    low, high = (narrow(order, at, n, 1) for n in (below, builtins.min(below + 1, own.shape[at] - 1)))
-    found = lerp(low, high, place - below)
+    order, below = sort(own, at).values, int(place)
+    low, high, last = (narrow(order, at, n, 1) for n in (below, math.ceil(place), own.shape[at] - 1))
+    found = where(last != last, last, lerp(low, high, place - below))  # NaN is the last one
     if axis is None:
         return reshape(found, (1,) * x.ndim if keepdims else ())
     return found if keepdims else reshape(found, found.shape[:at] + found.shape[at + 1 :])

@@ -234,7 +234,17 @@ def acos(x: Tensor) -> Tensor:
 
 def atan2(a: Tensor, b: Tensor) -> Tensor:
     """Return the angle of the point (b, a) from the first axis, from -pi to pi; a, b: float32 that broadcast."""
-    return Angle.apply(*_both("atan2", a, b))
+    return Angle.apply(*both("atan2", a, b))
+
+
+def hypot(a: Tensor, b: Tensor) -> Tensor:
+    """Return sqrt(a^2 + b^2) of each two elements, also where a^2 is too large; a, b: float32 that broadcast."""
+    return Length.apply(*both("hypot", a, b))
+
+
+def xlogy(a: Tensor, b: Tensor) -> Tensor:
+    """Return a log(b), 0 where a is 0 and b no NaN; a, b: float32 that broadcast to the result."""
+    return TimesLogarithm.apply(*both("xlogy", a, b))
 
 
 def pow(x: Tensor | float, exponent: float | Tensor) -> Tensor:
@@ -245,16 +255,14 @@ def pow(x: Tensor | float, exponent: float | Tensor) -> Tensor:
     """
     if isinstance(exponent, Tensor):
         base = x if isinstance(x, Tensor) else constant(exponent.device, float(x))
-        return PowerOf.apply(*_both("pow", base, exponent))
+        return PowerOf.apply(*both("pow", base, exponent))
     float_tensor("pow", x)
     if not isinstance(exponent, Real):
         raise ArgumentError(f"pow: exponent: expected a number or a tensor, got {type(exponent).__name__}")
     special = {0.5: Sqrt, -0.5: Rsqrt, 2.0: Square}.get(float(exponent))
     if special is not None:
         return special.apply(x)
-    if not exponent:
-        return x * 0.0 + 1.0
-    if float(exponent).is_integer() and -_MOST_SQUARED <= exponent <= _MOST_SQUARED:
+    if exponent and float(exponent).is_integer() and -_MOST_SQUARED <= exponent <= _MOST_SQUARED:
         return WholePower.apply(x, settings=(float(exponent), 0.0))
     return Power.apply(x, settings=(float(exponent),))
 
@@ -270,7 +278,7 @@ def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tens
     return Clamp.apply(float_tensor("clamp", x), settings=(least, most))
 
 
-class _OfTwo(Op):
+class OfTwo(Op):
     """A function of two elements, of rarer_functions.cl; `slopes` are its gradients divided by the result's."""
 
     keeps_columns = True
@@ -293,7 +301,7 @@ class _OfTwo(Op):
             for index, slope in enumerate(cls.slopes)
         ])  # fmt: skip
 
-    slopes: tuple[Callable[[Tensor, Tensor], Tensor], ...]
+    slopes: tuple[Callable[[Tensor, Tensor], Tensor | float], ...]
 
 
 def _of_exponent(x: Tensor, exponent: Tensor) -> Tensor:
@@ -302,18 +310,48 @@ def _of_exponent(x: Tensor, exponent: Tensor) -> Tensor:
     return (pow(x, exponent) * log(x)).masked_fill(flat, 0.0)
 
 
-class PowerOf(_OfTwo):
+class PowerOf(OfTwo):
     """x^y"""
 
     kernel_name = "power_of_two"
-    slopes = (lambda x, y: (y * pow(x, y - 1.0)).masked_fill((y + 0.0 * x) == 0.0, 0.0), _of_exponent)
+    slopes = (lambda x, y: (y * pow(x, y - 1.0)).masked_fill(y == 0.0, 0.0), _of_exponent)
 
 
-class Angle(_OfTwo):
+class Angle(OfTwo):
     """The angle of the point (y, x)."""
 
     kernel_name = "angle_of_two"
-    slopes = (lambda x, y: y / (square(x) + square(y)), lambda x, y: -x / (square(x) + square(y)))
+    slopes = (lambda x, y: _turned(y, x, y), lambda x, y: -_turned(x, x, y))
+
+
+def _turned(side: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Return side / (x^2 + y^2), 0 at the origin."""
+    size = hypot(x, y)
+    return (side / size / size).masked_fill(size == 0.0, 0.0)
+
+
+class Length(OfTwo):
+    """The distance of the point (x, y) from the origin."""
+
+    kernel_name = "length_of_two"
+    slopes = (lambda x, y: x / hypot(x, y), lambda x, y: y / hypot(x, y))
+
+
+class TimesLogarithm(OfTwo):
+    """x log(y)"""
+
+    kernel_name = "times_logarithm"
+    slopes = (lambda x, y: log(y).masked_fill((x == 0.0) & (y <= 0.0), 0.0), lambda x, y: x / y)
+
+
+class Entropy(OfTwo):
+    """-(y log(x) + (1 - y) log(1 - x)) of probabilities, with logarithms of at least -100."""
+
+    kernel_name = "entropy_of_two"
+    slopes = (
+        lambda x, y: (x - y) / clamp((1.0 - x) * x, min=1e-12),
+        lambda x, y: clamp(log(1.0 - x), min=-100.0) - clamp(log(x), min=-100.0),
+    )
 
 
 class _Larger(Op):
@@ -355,15 +393,15 @@ class Minimum(_Larger):
 
 def maximum(a: Tensor, b: Tensor) -> Tensor:
     """Return the larger of each two elements, NaN where one is; a, b: float32 that broadcast to the result."""
-    return Maximum.apply(*_both("maximum", a, b))
+    return Maximum.apply(*both("maximum", a, b))
 
 
 def minimum(a: Tensor, b: Tensor) -> Tensor:
     """Return the smaller of each two elements, NaN where one is; a, b: float32 that broadcast to the result."""
-    return Minimum.apply(*_both("minimum", a, b))
+    return Minimum.apply(*both("minimum", a, b))
 
 
-def _both(name: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def both(name: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     a, b = pair(name, a, b)
     broadcast_shape(name, a.shape, b.shape)
     return a, b

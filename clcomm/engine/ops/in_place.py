@@ -74,7 +74,7 @@ def assign(x: Tensor, index: Any, value: object) -> None:
         raise ArgumentError(f"x[...] =: expected a number or a Tensor, got {type(value).__name__}")
     if x.dtype != FLOAT32:
         values = x.numpy()
-        values[_on_host(index)] = value.numpy() if isinstance(value, Tensor) else value
+        values.reshape(-1)[places(x, index)] = value.numpy() if isinstance(value, Tensor) else value
         x.copy_from(values)
     elif index is Ellipsis and x._node is None and not getattr(value, "requires_grad", False):
         whole = to_float(value) if isinstance(value, Tensor) else constant(x.device, float(value))
@@ -125,12 +125,6 @@ def _numbered(shape: Shape, value: Tensor | Real) -> np.ndarray:
         return np.broadcast_to(numbers, shape)
     except ValueError:
         raise ArgumentError(f"x[...] =: expected a value of shape {shape}, got {value.shape}") from None
-
-
-def _on_host(index: Any) -> Any:
-    if isinstance(index, tuple):
-        return tuple([_on_host(each) for each in index])
-    return index.numpy() if isinstance(index, Tensor) else index
 
 
 def _keep(before: Tensor, result: Tensor) -> None:

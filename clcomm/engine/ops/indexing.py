@@ -187,16 +187,31 @@ def take(x: Tensor, index: Index | tuple[Index, ...] | Tensor | np.ndarray | Seq
 def places(x: Tensor, index: Any) -> np.ndarray:
     """Return the places in x's memory of the elements of x[index], in the result's shape.
 
-    index: as for `take`; tensors are read to the host.
+    index: as for `take`; tensors are read to the host. As in PyTorch, and not in NumPy, whole numbers come before
+    arrays: they do not decide where the arrays' dimensions are in the result.
     """
     given = [
         each.numpy() if isinstance(each, Tensor) else each for each in (index if isinstance(index, tuple) else (index,))
     ]
+    # Of booleans as many as they have dimensions.
+    spans = [0 if each is None or each is ... else np.ndim(each) if _is_kind("b", each) else 1 for each in given]
+    for at in [at for at, each in enumerate(given) if each is ...][:1]:
+        given[at : at + 1] = [slice(None)] * (x.ndim - sum(spans))
+        spans[at : at + 1] = [1] * (x.ndim - sum(spans))
+    numbers = [np.ndim(each) == 0 and _is_kind("iu", each) for each in given]
+    first: list[Any] = []
+    for each, span, is_number in zip(given, spans, numbers, strict=True):
+        first += [each] if is_number else [slice(None)] * span
+    rest = tuple([each for each, is_number in zip(given, numbers, strict=True) if not is_number])
     try:
-        chosen: np.ndarray = np.arange(x.numel(), dtype=np.int32).reshape(x.shape)[tuple(given)]
+        chosen: np.ndarray = np.arange(x.numel(), dtype=np.int32).reshape(x.shape)[tuple(first)][rest]
     except (IndexError, ValueError) as error:
         raise ArgumentError(f"index: {error}") from None
     return chosen
+
+
+def _is_kind(kinds: str, index: object) -> bool:
+    return not isinstance(index, slice) and index is not None and np.asarray(index).dtype.kind in kinds
 
 
 def _picked_apart(x: Tensor, given: tuple[object, ...]) -> Tensor:

@@ -67,7 +67,7 @@ def on_host(function: Any, x: Tensor, axis: int | Sequence[int] | None, keepdims
     Raises ArgumentError for a dimension that x does not have, and for a result outside int32.
     """
     try:
-        over = axis if axis is None or isinstance(axis, int) else tuple(axis)
+        over = axis if axis is None or isinstance(axis, int) else tuple(axis) or None  # () is all, as PyTorch's
         values = function(x.numpy(), axis=over, keepdims=keepdims)
     except ValueError:
         raise ArgumentError(f"axis {axis!r} does not fit a tensor of shape {x.shape}") from None

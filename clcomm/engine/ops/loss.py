@@ -26,18 +26,18 @@ class CrossEntropy(Op):
         device = logits.device
         rows, columns = logits.shape
         losses, dx = empty(device, (rows,)), empty(device, logits.shape)
-        scale = 1.0 / rows if reduction == "mean" else 1.0
+        divisor = rows if reduction == "mean" else 1.0
         grid = device.row_grid(rows, columns)
         sums_losses = reduction != "none" and device.is_cpu and grid[0] == (1,) and rows <= ROW_BLOCK
         total = empty(device, ()) if sums_losses else losses
-        sizes = scale, rows, columns, int(sums_losses)
+        sizes = divisor, rows, columns, int(sums_losses)
         kernel, outside = device.kernel("softmax", "cross_entropy"), note_of(device)
         device.launch(kernel, *grid, losses, total, dx, logits, targets, outside, *sizes)
         ctx.save(dx)
-        ctx.scale = scale
+        ctx.divisor = divisor
         if reduction == "none" or sums_losses:
             return total
-        return wrap(device, sum_over(losses, (0,), scale).buffer, ())
+        return wrap(device, sum_over(losses, (0,), divisor).buffer, ())
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -59,7 +59,7 @@ class SquaredError(Op):
     def forward(ctx: Context, prediction: Tensor, target: Tensor, *, reduction: str) -> Tensor:
         device, count = prediction.device, prediction.numel()
         ctx.save(prediction, target)
-        ctx.scale = 1.0 / count if reduction == "mean" else 1.0
+        ctx.divisor = count if reduction == "mean" else 1.0
         ctx.g_step = 1 if reduction == "none" else 0
         if reduction == "none":
             out = empty(device, prediction.shape)
@@ -67,11 +67,11 @@ class SquaredError(Op):
             device.launch(kernel, *device.grid(count), out, prediction, target, count)
             return out
         blocks = -(-count // _BLOCK)
-        partial, scale = empty(device, (blocks,)), ctx.scale if blocks == 1 else 1.0
+        partial, divisor = empty(device, (blocks,)), ctx.divisor if blocks == 1 else 1.0
         kernel = device.kernel("loss", "squared_error")
         grid = device.row_grid(blocks, min(count, _BLOCK))
-        device.launch(kernel, *grid, partial, prediction, target, count, _BLOCK, blocks, scale)
-        total = partial if blocks == 1 else sum_over(partial, (0,), ctx.scale)
+        device.launch(kernel, *grid, partial, prediction, target, count, _BLOCK, blocks, divisor)
+        total = partial if blocks == 1 else sum_over(partial, (0,), ctx.divisor)
         return wrap(device, total.buffer, ())
 
     @staticmethod
@@ -83,7 +83,7 @@ class SquaredError(Op):
         for index, (x, y) in enumerate(((prediction, target), (target, prediction))):
             if ctx.needs[index]:
                 dx = ctx.out(index)
-                device.launch(kernel, *device.grid(count), dx, grad, x, y, ctx.g_step, ctx.scale, count)
+                device.launch(kernel, *device.grid(count), dx, grad, x, y, ctx.g_step, 1.0 / ctx.divisor, count)
                 grads.append(dx)
             else:
                 grads.append(None)
@@ -148,11 +148,11 @@ class _ElementLoss(Op):
         kernel = device.kernel("loss", cls.kernel_name)
         device.launch(kernel, *device.grid(count), losses, x, y, *settings, count)
         ctx.save(x, y)
-        ctx.settings, ctx.scale = settings, 1.0 / count if reduction == "mean" else 1.0
+        ctx.settings, ctx.divisor = settings, count if reduction == "mean" else 1.0
         ctx.is_reduced = reduction != "none"
         if reduction == "none":
             return losses
-        return wrap(device, sum_over(losses.alias((count,)), (0,), ctx.scale).buffer, ())
+        return wrap(device, sum_over(losses.alias((count,)), (0,), ctx.divisor).buffer, ())
 
     @classmethod
     def backward(cls, ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -164,7 +164,7 @@ class _ElementLoss(Op):
             if not ctx.needs[index]:
                 return None
             out, size = ctx.out(index), x.numel()
-            device.launch(kernel, *device.grid(size), out, grad, *pair, g_step, ctx.scale, *ctx.settings, size)
+            device.launch(kernel, *device.grid(size), out, grad, *pair, g_step, 1.0 / ctx.divisor, *ctx.settings, size)
             return out
 
         return gradient(0, x, y), gradient(1, y, x)  # of functions of x - y, whichever way round

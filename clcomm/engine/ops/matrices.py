@@ -12,7 +12,6 @@ from clcomm.engine.ops.arrangement import outer, roll
 from clcomm.engine.ops.batched_matmul import matmul
 from clcomm.engine.ops.casts import moved
 from clcomm.engine.ops.elementwise import add, mul, sub
-from clcomm.engine.ops.functions import abs, pow
 from clcomm.engine.ops.indexing import index_select, kept, spread
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.ordered import norm
@@ -101,9 +100,7 @@ def vector_norm(
     x: Tensor, ord: float = 2.0, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
 ) -> Tensor:
     """Return the norm of any order of all elements, or over dimensions. See `norm`."""
-    if ord in (1, 2, math.inf):
-        return norm(x, ord, axis, keepdims)
-    return pow(sum(pow(abs(x), float(ord)), axis, keepdims), 1.0 / float(ord))
+    return norm(x, ord, axis, keepdims)
 
 
 def dist(a: Tensor, b: Tensor, p: float = 2.0) -> Tensor:

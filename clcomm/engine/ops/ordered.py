@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import math
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,13 +12,13 @@ import numpy as np
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.blocks import split, take
 from clcomm.engine.ops.casts import to_float
-from clcomm.engine.ops.comparisons import equal_to, not_equal_to, to_bool, to_int, where
+from clcomm.engine.ops.comparisons import equal_to, masked_fill, not_equal_to, to_bool, to_int, where
 from clcomm.engine.ops.elementwise import mul
-from clcomm.engine.ops.functions import abs, maximum, minimum, sqrt, square
+from clcomm.engine.ops.functions import abs, maximum, minimum, pow, sqrt, square
 from clcomm.engine.ops.indexing import gather
 from clcomm.engine.ops.integers import is_whole, on_host
 from clcomm.engine.ops.names import pytorch_names
-from clcomm.engine.ops.reduce import mean, sum
+from clcomm.engine.ops.reduce import mean, reduced, sum
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.ops.variance import var
 from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, whole_rows
@@ -81,6 +82,12 @@ class Extreme(Op):
         x, result = ctx.saved
         shares = to_float(equal_to(x.detach(), result.detach()))
         return (mul(shares, grad.detach() / sum(shares, ctx.axes, ctx.axes is not None)),)
+
+
+def extreme_over(name: str, x: Tensor, axis: Any, keepdims: bool, sign: float) -> Tensor:
+    """Return the largest element over dimensions, or of sign -1 the smallest; equal ones share its gradient."""
+    axes, shape = reduced(name, x, axis, keepdims)
+    return reshape(Extreme.apply(x, sign=sign, axes=axes), shape)
 
 
 @pytorch_names
@@ -303,7 +310,7 @@ def std(
     unbiased: bool = True,
 ) -> Tensor:
     """Return the square root of `var`, of the same arguments."""
-    return sqrt(var(x, axis, correction, keepdims, unbiased=unbiased))
+    return Root.apply(var(x, axis, correction, keepdims, unbiased=unbiased))
 
 
 @pytorch_names
@@ -325,7 +332,7 @@ def std_mean(
 
 
 class Root(Op):
-    """sqrt(x), whose gradient at 0 is 0, as that of PyTorch's norm."""
+    """sqrt(x), whose gradient at 0 is 0, as that of PyTorch's norm and std."""
 
     @classmethod
     def shape_of_none(cls, x: Tensor, *others: Any, **attrs: Any) -> Shape:
@@ -345,18 +352,25 @@ class Root(Op):
 
 @pytorch_names
 def norm(x: Tensor, p: float = 2, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
-    """Return the 1-, 2- or infinity-norm of all elements, or over dimensions; the gradient at 0 is 0.
+    """Return the norm of order p of all elements, or over dimensions; the gradient at 0 is 0.
 
-    x: float32 of any shape; p: 1, 2, "fro" or infinity, for which `axis` is one dimension or None.
+    x: float32 of any shape; p: a number, infinity included, or "fro", which is 2.
     """
     float_tensor("norm", x)
     if p in (2, "fro"):
         return Root.apply(sum(square(x), axis, keepdims))
     if p == 1:
         return sum(abs(x), axis, keepdims)
-    if p == math.inf and (axis is None or isinstance(axis, int)):
-        return _value(max(abs(x), axis, keepdims))
-    raise ArgumentError(f"norm: p: expected 1, 2, 'fro', or infinity over one dimension, got {p!r} over {axis}")
+    if p in (math.inf, -math.inf):
+        return extreme_over("norm", abs(x), axis, keepdims, math.copysign(1.0, p))
+    if p == 0:
+        return sum(masked_fill(mul(x, 0.0), x != 0.0, 1.0), axis, keepdims)
+    if not isinstance(p, Real):
+        raise ArgumentError(f"norm: p: expected a number or 'fro', got {p!r}")
+    # No gradient passes where an element, or all of them, are 0: slopes of powers may be infinite there.
+    powers = sum(pow(masked_fill(abs(x), x == 0.0, 0.0), float(p)), axis, keepdims)
+    is_zero = powers == 0.0
+    return masked_fill(pow(masked_fill(powers, is_zero, 1.0), 1.0 / float(p)), is_zero, 0.0)
 
 
 @pytorch_names

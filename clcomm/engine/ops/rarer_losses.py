@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 
 from clcomm.engine.fusion import chained
+from clcomm.engine.ops.activation import relu
 from clcomm.engine.ops.comparisons import one_hot, where
-from clcomm.engine.ops.composed import cosine_similarity, logsigmoid, reduced_loss, softplus
+from clcomm.engine.ops.composed import logsigmoid, reduced_loss, softplus
 from clcomm.engine.ops.elementwise import add, div, mul, sub
-from clcomm.engine.ops.functions import clamp, exp, log, minimum, square
+from clcomm.engine.ops.functions import clamp, exp, log, minimum, sqrt, square
 from clcomm.engine.ops.indexing import gather
 from clcomm.engine.ops.matrices import pairwise_distance
 from clcomm.engine.ops.reduce import mean, sum
@@ -31,7 +32,12 @@ def margin_ranking_loss(
 @chained
 def hinge_embedding_loss(x: Tensor, target: Tensor, margin: float = 1.0, *, reduction: str = "mean") -> Tensor:
     """Return x where the target is 1, max(0, margin - x) where it is -1; float32 of one shape."""
-    return reduced_loss(where(target == 1, x, clamp(sub(margin, x), min=0.0)), reduction)
+    return reduced_loss(_of_signs(target, x, clamp(sub(margin, x), min=0.0)), reduction)
+
+
+def _of_signs(target: Tensor, alike: Tensor, apart: Tensor) -> Tensor:
+    """Return what counts unless the target is -1, and what counts unless it is 1."""
+    return add(where(target != -1, alike, 0.0), where(target != 1, apart, 0.0))
 
 
 @chained
@@ -47,8 +53,13 @@ def cosine_embedding_loss(
 
     input1, input2: float32 [N, D], or [D]; target: [N], or a single one.
     """
-    cosine = cosine_similarity(input1, input2, -1)
-    return reduced_loss(where(target == 1, sub(1.0, cosine), clamp(sub(cosine, margin), min=0.0)), reduction)
+    sizes = [add(sum(square(x), -1), 1e-12) for x in (input1, input2)]
+    cosine = div(sum(mul(input1, input2), -1), sqrt(mul(*sizes)))
+    alike, apart = (
+        where(target == 1, sub(1.0, cosine), 0.0),
+        where(target == -1, clamp(sub(cosine, margin), min=0.0), 0.0),
+    )
+    return reduced_loss(add(alike, apart), reduction)
 
 
 def triplet_margin_loss(
@@ -71,7 +82,7 @@ def multi_margin_loss(x: Tensor, target: Tensor, p: int = 1, margin: float = 1.0
         raise ArgumentError(f"multi_margin_loss: p: expected 1 or 2, got {p!r}")
     rows = x if x.ndim > 1 else unsqueeze(x, 0)
     index = reshape(target, (-1, 1))
-    above = clamp(add(sub(margin, gather(rows, 1, index)), rows), min=0.0)
+    above = relu(add(sub(margin, gather(rows, 1, index)), rows))  # whose gradient at 0 is 0
     others = where(one_hot(reshape(target, (-1,)), rows.shape[1]) == 1, 0.0, above if p == 1 else square(above))
     losses = div(sum(others, 1), float(rows.shape[1]))
     return reduced_loss(losses if x.ndim > 1 else reshape(losses, ()), reduction)
@@ -110,6 +121,6 @@ def gaussian_nll_loss(
 
     full: with log(2 pi) / 2. A variance below eps has the gradient of eps, as PyTorch's.
     """
-    known = add(var, sub(clamp(var.detach(), min=float(eps)), var.detach()))
+    known = add(var, clamp(sub(float(eps), var.detach()), min=0.0))
     losses = mul(add(log(known), div(square(sub(x, target)), known)), 0.5)
     return reduced_loss(add(losses, 0.5 * math.log(2.0 * math.pi)) if full else losses, reduction)

@@ -54,41 +54,41 @@ def broadcast_to(x: Tensor, size: Sequence[int]) -> Tensor:
 
 
 class SumOp(Op):
-    """scale * sum of x over `axes`, sorted dimensions; the result has `shape`."""
+    """The sum of x over `axes`, divided by `divisor`; sorted dimensions; the result has `shape`."""
 
     takes_none = True
 
     @staticmethod
-    def forward(ctx: Context, x: Tensor, *, axes: Shape, shape: Shape, scale: float) -> Tensor:
-        ctx.scale = scale
+    def forward(ctx: Context, x: Tensor, *, axes: Shape, shape: Shape, divisor: float) -> Tensor:
+        ctx.divisor = divisor
         ctx.kept = tuple([1 if d in axes else n for d, n in enumerate(x.shape)])
-        total = sum_over(x, axes, scale)
+        total = sum_over(x, axes, divisor)
         return wrap(x.device, total.buffer, shape)
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.inputs
-        return (expand(wrap(grad.device, grad.buffer, ctx.kept), x.shape, ctx.scale, ctx.out(0)),)
+        return (expand(wrap(grad.device, grad.buffer, ctx.kept), x.shape, ctx.divisor, ctx.out(0)),)
 
 
-def sum_over(x: Tensor, axes: Shape, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
-    """Return scale * sum of x over the sorted dimensions `axes`, which stay as size 1; written to `out` if given."""
+def sum_over(x: Tensor, axes: Shape, divisor: float = 1.0, out: Tensor | None = None) -> Tensor:
+    """Return the sum of x over sorted dimensions, which stay as 1, divided by `divisor`; written to `out` if given."""
     if out is not None and out.numel() != math.prod([1 if d in axes else n for d, n in enumerate(x.shape)]):
         raise ArgumentError(f"sum: expected a result for {x.shape} summed over {axes}, got one of shape {out.shape}")
     runs = _adjacent_runs(axes)
     if 0 in x.shape:
         total = empty(x.device, tuple([1 if d in axes else n for d, n in enumerate(x.shape)])) if out is None else out
         x.device.launch(x.device.kernel("elementwise", "fill"), *x.device.grid(total.numel()), total.buffer,
-                        0.0 * scale, total.numel())  # fmt: skip
+                        0.0 / divisor, total.numel())  # fmt: skip
         return total
     if not runs:
-        return expand(x, x.shape, scale, out)
+        return expand(x, x.shape, divisor, out)
     for first, last in reversed(runs):
         outer, axis = math.prod(x.shape[:first]), math.prod(x.shape[first : last + 1])
         inner = math.prod(x.shape[last + 1 :])
         final = first == runs[0][0]
         shape = x.shape[:first] + (1,) * (last + 1 - first) + x.shape[last + 1 :]
-        x = _sum_run(x, outer, axis, inner, shape, scale if final else 1.0, out if final else None)
+        x = _sum_run(x, outer, axis, inner, shape, divisor if final else 1.0, out if final else None)
     return x
 
 
@@ -103,8 +103,8 @@ def _adjacent_runs(axes: Shape) -> list[tuple[int, int]]:
     return runs
 
 
-def _sum_run(x: Tensor, outer: int, axis: int, inner: int, shape: Shape, scale: float, out: Tensor | None) -> Tensor:
-    """Return scale * x, seen as [outer, axis, inner], summed over `axis`, in `shape` or in `out` if given."""
+def _sum_run(x: Tensor, outer: int, axis: int, inner: int, shape: Shape, divisor: float, out: Tensor | None) -> Tensor:
+    """Return x / divisor, seen as [outer, axis, inner], summed over `axis`, in `shape` or in `out` if given."""
     device = x.device
     block = ROW_BLOCK if inner == 1 else _COLUMN_BLOCK
     while True:
@@ -112,7 +112,7 @@ def _sum_run(x: Tensor, outer: int, axis: int, inner: int, shape: Shape, scale: 
         if blocks > 1:
             target, factor = empty(device, (outer, blocks, inner)), 1.0
         else:
-            target, factor = empty(device, shape) if out is None else out, scale
+            target, factor = empty(device, shape) if out is None else out, divisor
         if inner == 1:
             kernel, grid = device.kernel("reduce", "sum_rows"), device.row_grid(outer * blocks, min(axis, block))
             device.launch(kernel, *grid, target, x, outer, axis, block, blocks, factor)
@@ -148,7 +148,7 @@ def sum(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = Fal
     if is_whole(x):
         return on_host(np.sum, x, axis, keepdims)
     axes, shape = reduced("sum", x, axis, keepdims)
-    return SumOp.apply(x, axes=axes, shape=shape, scale=1.0)
+    return SumOp.apply(x, axes=axes, shape=shape, divisor=1.0)
 
 
 @pytorch_names
@@ -160,13 +160,13 @@ def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = Fa
     x = _of_type("mean", x, dtype)
     axes, shape = reduced("mean", x, axis, keepdims)
     count = math.prod([x.shape[d] for d in axes])
-    return SumOp.apply(x, axes=axes, shape=shape, scale=1.0 / count if count else math.nan)
+    return SumOp.apply(x, axes=axes, shape=shape, divisor=count or math.nan)
 
 
 def reduced(name: str, x: Tensor, axis: int | Sequence[int] | None, keepdims: bool) -> tuple[Shape, Shape]:
     """Return the sorted dimensions that `axis` names, and the result's shape; ArgumentError where they do not fit."""
     float_tensor(name, x)
-    given = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+    given = (axis,) if isinstance(axis, int) else tuple(axis or range(x.ndim))  # () is all, as PyTorch's
     axes = tuple(sorted({a + x.ndim if a < 0 else a for a in given}))
     if len(axes) != len(tuple(given)) or any(not 0 <= a < x.ndim for a in axes):
         raise ArgumentError(f"{name}: axis {axis} does not fit a tensor of shape {x.shape}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Real
 
 from clcomm.engine.ops.activation import Activation
 from clcomm.engine.ops.comparisons import where
 from clcomm.engine.ops.elementwise import div as quotient
 from clcomm.engine.ops.elementwise import mul, sub
+from clcomm.engine.ops.functions import OfTwo, abs, both
 from clcomm.engine.ops.integers import are_whole, floats, is_whole, of_integers
 from clcomm.engine.tensor import Tensor, constant, float_tensor
 from clcomm.errors import ArgumentError
@@ -61,6 +63,24 @@ class Remainder(_Rounding):
     kernel_name = "rest_of_division"
 
 
+class Rest(OfTwo):
+    """What the division of x by y leaves, with y's sign."""
+
+    kernel_name = "rest_of_two"
+    slopes = (lambda x, y: 1.0, lambda x, y: mul(floor_divide(x, y), -1.0))
+
+
+class WholeQuotient(OfTwo):
+    """x / y, rounded down."""
+
+    kernel_name = "whole_quotient"
+    slopes = (lambda x, y: 0.0, lambda x, y: 0.0)
+
+
+def _pair(name: str, a: Tensor | float, b: Tensor) -> tuple[Tensor, Tensor]:
+    return both(name, constant(b.device, float(a)) if isinstance(a, Real) else a, b)
+
+
 def log1p(x: Tensor) -> Tensor:
     """Return log(1 + x) of each element; x: float32 of any shape, which the result has too."""
     return Log1p.apply(float_tensor("log1p", x))
@@ -96,14 +116,14 @@ def sign(x: Tensor) -> Tensor:
 def remainder(a: Tensor | float, b: float | Tensor) -> Tensor:
     """Return what the division of each element by b leaves, with b's sign, as Python's `%`.
 
-    a: float32, and b a number other than 0; or both integers, one of which may be a number. Raises ArgumentError for
-    others.
+    a, b: float32 that broadcast, or integers; one may be a number, b one other than 0. Raises ArgumentError for others.
     """
     if is_whole(a) or is_whole(b):
         return of_integers("remainder", a, b) if are_whole(a, b) else remainder(*floats(a, b))
+    if isinstance(b, Tensor):
+        return Rest.apply(*_pair("remainder", a, b))
     if not isinstance(b, Real) or not b:
-        given = f"a tensor of shape {b.shape}" if isinstance(b, Tensor) else repr(b)
-        raise ArgumentError(f"remainder: expected a number other than 0 to divide by, got {given}")
+        raise ArgumentError(f"remainder: expected a number other than 0 or a tensor to divide by, got {b!r}")
     return Remainder.apply(float_tensor("remainder", a), settings=(float(b),))
 
 
@@ -111,6 +131,8 @@ def floor_divide(a: Tensor | float, b: float | Tensor) -> Tensor:
     """Return each element divided by b, rounded down, with a gradient of 0; arguments as of `remainder`."""
     if is_whole(a) or is_whole(b):
         return of_integers("floor_divide", a, b) if are_whole(a, b) else floor_divide(*floats(a, b))
+    if isinstance(b, Tensor):
+        return WholeQuotient.apply(*_pair("floor_divide", a, b))
     return round(quotient(sub(a, remainder(a, b)), b))
 
 
@@ -127,11 +149,10 @@ def div(a: Tensor | float, b: Tensor | float, *, rounding_mode: str | None = Non
         raise ArgumentError(f"div: rounding_mode: expected None, 'floor' or 'trunc', got {rounding_mode!r}")
     if (is_whole(a) or is_whole(b)) and are_whole(a, b):
         return of_integers("trunc_divide", a, b)
-    # Of a number too: to multiply by its reciprocal would round twice.
-    return trunc(quotient(a, constant(a.device, float(b)) if isinstance(b, Real) and isinstance(a, Tensor) else b))
+    return trunc(quotient(a, b))
 
 
-def fmod(x: Tensor, other: float) -> Tensor:
-    """Return what the division of each element by a number other than 0 leaves, with the element's sign; x: float32."""
-    size = abs(float(other))
+def fmod(x: Tensor, other: float | Tensor) -> Tensor:
+    """Return what the division of each element leaves, with the element's sign; arguments as of `remainder`."""
+    size = abs(other) if isinstance(other, Tensor) else math.fabs(other)
     return where(float_tensor("fmod", x) < 0, mul(remainder(mul(x, -1.0), size), -1.0), remainder(x, size))

@@ -37,4 +37,4 @@ def var(
     if not isinstance(correction, int) or not 0 <= correction < count:
         raise ArgumentError(f"var: expected a correction below the number of elements, {count}, got {correction!r}")
     apart = sub(x, mean(x, axes, keepdims=True))
-    return SumOp.apply(mul(apart, apart), axes=axes, shape=shape, scale=1.0 / (count - correction))
+    return SumOp.apply(mul(apart, apart), axes=axes, shape=shape, divisor=count - correction)
