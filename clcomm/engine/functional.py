@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from clcomm.engine.ops.activation import gelu, leaky_relu, relu, sigmoid, silu, tanh
+from clcomm.engine.ops.argument_types import typed
 from clcomm.engine.ops.arrangement import dot, flip, meshgrid, narrow, outer, pad, repeat, roll, unbind, unfold, windows
 from clcomm.engine.ops.attention import (
     attention_weights,
@@ -253,6 +255,9 @@ from clcomm.engine.ops.three_dimensions import (
 from clcomm.engine.ops.variance import var
 from clcomm.engine.tensor import Tensor
 from clcomm.engine.tensor_functions import FunctionMethods
+from clcomm.engine.tensor_in_place import InPlaceMethods
+from clcomm.engine.tensor_methods import TensorMethods
+from clcomm.engine.tensor_shapes import ShapeMethods
 
 __all__ = [
     "abs",
@@ -582,6 +587,12 @@ def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return method
 
 
+for _name in __all__:
+    globals()[_name] = typed(globals()[_name], _name)
+for _class in (ShapeMethods, InPlaceMethods, TensorMethods, Tensor):
+    for _name, _method in [*vars(_class).items()]:
+        if not _name.startswith("_") and isinstance(_method, FunctionType):
+            setattr(_class, _name, typed(_method, _name))
 for _name in FunctionMethods.__annotations__:
     if _name.endswith("_"):
         globals()[_name] = _in_place(globals()[_name[:-1]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -101,5 +102,5 @@ class ShapeMethods(Generic[AnyTensor]):
 
 def sizes_of(given: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
     if len(given) == 1 and not isinstance(given[0], (int, np.integer)):
-        return tuple(int(n) for n in given[0])
-    return tuple(int(n) for n in given)  # type: ignore[arg-type]
+        return tuple(map(index, given[0]))
+    return tuple(map(index, given))  # type: ignore[arg-type]

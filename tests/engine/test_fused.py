@@ -88,7 +88,7 @@ def test_planted_faults_change_bits(device, monkeypatch):
     """What the comparisons above rest on: each of these is seen by them."""
 
     def function(x, y):
-        return F.sin(1e5 * (x == 0).float() + (9000.0 + x * y)) - x * y
+        return F.sin(1e10 * (x == 0).float() + (20000.0 + 1000.0 * x * y)) - x * y
 
     drawn_hosts = [[np.random.default_rng(seed).standard_normal(71).astype(np.float32)] * 2 for seed in range(9)]
     expected = [results(function, hosts, device, twice=True)[0] for hosts in drawn_hosts]

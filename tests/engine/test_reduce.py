@@ -66,7 +66,7 @@ def test_variance_agrees_with_numpy_over_any_axes(check_op, data, keepdims, corr
     axis = data.draw(st.none() | st.sets(st.integers(0, len(shape) - 1), min_size=1).map(sorted).map(tuple))
     x = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
     check_op(
-        lambda t: F.var(t, axis, correction, keepdims),
+        lambda t: F.var(t, axis, keepdims=keepdims, correction=correction),
         lambda a: a.var(axis=axis, ddof=correction, keepdims=keepdims),
         x, tolerance=5e-6,
     )  # fmt: skip
@@ -78,14 +78,14 @@ def test_variance_as_pytorch(device):
     for axis in (0, (1, 2), (-1,)):
         for correction in (0, 1):
             x, t = Tensor(values, device, requires_grad=True), torch.tensor(values, requires_grad=True)
-            y, expected = x.var(axis, correction), t.var(axis, correction=correction)
+            y, expected = x.var(axis, correction=correction), t.var(axis, correction=correction)
             np.testing.assert_allclose(y.numpy(), expected.detach().numpy(), rtol=1e-4)
             F.sum(y).backward()
             expected.sum().backward()
             np.testing.assert_allclose(x.grad.numpy(), t.grad.numpy(), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("correction", [3, -1, 0.5])
+@pytest.mark.parametrize("correction", [3, -1])
 def test_variance_needs_more_elements_than_the_correction(device, correction):
     with pytest.raises(ArgumentError, match="var: expected a correction below the number of elements, 3, got"):
-        F.var(Tensor(np.ones((2, 3)), device), 1, correction)
+        F.var(Tensor(np.ones((2, 3)), device), 1, correction=correction)

@@ -81,6 +81,7 @@ MANUAL = {
     "pow": ["input", "exponent"],
     "topk": ["input", "k", "dim", "largest", "sorted"],
     "norm": ["input", "p", "dim", "keepdim"],
+    **{name: ["input", "dim", "unbiased", "keepdim"] for name in ("var", "std", "var_mean", "std_mean")},
     "chunk": ["input", "chunks", "dim"],
     "where": ["condition", "input", "other"],
     "masked_fill": ["input", "mask", "value"],

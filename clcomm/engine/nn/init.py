@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from clcomm.engine.device import Device
+from clcomm.engine.ops.argument_types import typed
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.tensor import Tensor
@@ -319,4 +320,4 @@ def _bernoulli_(tensor: Tensor, p: float = 0.5, *, generator: Generator | None =
 
 #: The methods with which PyTorch's older programs draw weights.
 for _name, _own in (("normal_", normal_), ("uniform_", uniform_), ("random_", _random_), ("bernoulli_", _bernoulli_)):
-    setattr(Tensor, _name, _own)
+    setattr(Tensor, _name, typed(_own, _name))

@@ -152,13 +152,13 @@ def equal(a: Tensor, b: Tensor) -> bool:
 
 
 @pytorch_names
-def amax(x: Tensor, axis: int | tuple[int, ...] = (), keepdims: bool = False) -> Tensor:
+def amax(x: Tensor, axis: int | tuple[int, ...] | None = (), keepdims: bool = False) -> Tensor:
     """Return the largest element over dimensions, all by default; equal ones share its gradient. x: float32."""
     return extreme_over("amax", x, axis, keepdims, 1.0)
 
 
 @pytorch_names
-def amin(x: Tensor, axis: int | tuple[int, ...] = (), keepdims: bool = False) -> Tensor:
+def amin(x: Tensor, axis: int | tuple[int, ...] | None = (), keepdims: bool = False) -> Tensor:
     """Return the smallest element over dimensions, all by default; equal ones share its gradient. x: float32."""
     return extreme_over("amin", x, axis, keepdims, -1.0)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from clcomm.errors import ArgumentError
 
 Result = TypeVar("Result")
-_NAMES = {"dim": "axis", "keepdim": "keepdims", "input": "x"}
+PYTORCH_NAMES = {"dim": "axis", "keepdim": "keepdims", "input": "x"}
 
 
 def pytorch_names(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -17,10 +17,10 @@ def pytorch_names(function: Callable[..., Result]) -> Callable[..., Result]:
 
     @wraps(function)
     def call(*args: Any, **named: Any) -> Result:
-        for theirs in _NAMES.keys() & named.keys():
-            if _NAMES[theirs] in named:
-                raise ArgumentError(f"{function.__name__}: expected {theirs} or {_NAMES[theirs]}, got both")
-            named[_NAMES[theirs]] = named.pop(theirs)
+        for theirs in PYTORCH_NAMES.keys() & named.keys():
+            if PYTORCH_NAMES[theirs] in named:
+                raise ArgumentError(f"{function.__name__}: expected {theirs} or {PYTORCH_NAMES[theirs]}, got both")
+            named[PYTORCH_NAMES[theirs]] = named.pop(theirs)
         return function(*args, **named)
 
     return call

@@ -59,6 +59,11 @@ def _without(x: Tensor, axis: int, keepdims: bool) -> Tensor:
     return x if keepdims else reshape(x, (*x.shape[:at], *x.shape[at + 1 :]))
 
 
+def _all_of(x: Tensor, result: Tensor, keepdims: bool) -> Tensor:
+    """Return the result over all dimensions of x, with them if `keepdims`."""
+    return reshape(result, (1,) * x.ndim) if keepdims else result
+
+
 class Extreme(Op):
     """The largest element, of sign 1, the smallest, of -1, or the median, of 0; equal ones share its gradient.
 
@@ -115,7 +120,7 @@ def _reduced(name: str, x: Tensor, axis: int | Tensor | None, keepdims: bool, si
         return on_host(np.max if sign > 0 else np.min, x, None, keepdims)
     if axis is None:
         whole_rows(name, float_tensor(name, x))
-        return Extreme.apply(x, sign=sign)
+        return _all_of(x, Extreme.apply(x, sign=sign), keepdims)
     indices = _extreme(name, x, axis, sign)
     values = gather(x, axis, indices)
     return Ordered(_without(values, axis, keepdims), _without(indices, axis, keepdims))
@@ -129,7 +134,7 @@ def median(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor
     """
     if axis is None:
         whole_rows("median", float_tensor("median", x))
-        return Extreme.apply(x, sign=0.0)
+        return _all_of(x, Extreme.apply(x, sign=0.0), keepdims)
     indices = _middle(x, axis)
     return Ordered(_without(gather(x, axis, indices), axis, keepdims), _without(indices, axis, keepdims))
 
@@ -149,7 +154,7 @@ def _middle(x: Tensor, axis: int) -> Tensor:
 def any(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return whether any element is not 0, of all or along a dimension; x: of any type and shape."""
     if axis is None and 0 in x.shape:
-        return Tensor(False, x.device)
+        return _all_of(x, Tensor(False, x.device), keepdims)
     return to_bool(_value(max(to_float(to_bool(x)), axis, keepdims)))
 
 
@@ -157,7 +162,7 @@ def any(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
 def all(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return whether no element is 0, of all or along a dimension; x: of any type and shape."""
     if axis is None and 0 in x.shape:
-        return Tensor(True, x.device)
+        return _all_of(x, Tensor(True, x.device), keepdims)
     return to_bool(_value(min(to_float(to_bool(x)), axis, keepdims)))
 
 
@@ -295,7 +300,7 @@ def prod(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     x: float32 of any shape; of all dimensions the result has the shape ().
     """
     if axis is None:
-        return reshape(prod(reshape(float_tensor("prod", x), (x.numel(),)), 0), ())
+        return _all_of(x, prod(reshape(float_tensor("prod", x), (x.numel(),)), 0), keepdims)
     at, *sizes = _along("prod", x, axis)
     return _without(Product.apply(x, at=at, sizes=tuple(sizes)), axis, keepdims)
 
@@ -304,31 +309,31 @@ def prod(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
 def std(
     x: Tensor,
     axis: int | tuple[int, ...] | None = None,
-    correction: int = 1,
+    unbiased: bool = True,
     keepdims: bool = False,
     *,
-    unbiased: bool = True,
+    correction: int = 1,
 ) -> Tensor:
     """Return the square root of `var`, of the same arguments."""
-    return Root.apply(var(x, axis, correction, keepdims, unbiased=unbiased))
+    return Root.apply(var(x, axis, unbiased, keepdims, correction=correction))
 
 
 @pytorch_names
 def var_mean(
-    x: Tensor, axis: int | tuple[int, ...] | None = None, correction: int = 1, keepdims: bool = False, *,
-    unbiased: bool = True,
+    x: Tensor, axis: int | tuple[int, ...] | None = None, unbiased: bool = True, keepdims: bool = False, *,
+    correction: int = 1,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return `var` and `mean`, of the same arguments."""
-    return var(x, axis, correction, keepdims, unbiased=unbiased), mean(x, axis, keepdims)
+    return var(x, axis, unbiased, keepdims, correction=correction), mean(x, axis, keepdims)
 
 
 @pytorch_names
 def std_mean(
-    x: Tensor, axis: int | tuple[int, ...] | None = None, correction: int = 1, keepdims: bool = False, *,
-    unbiased: bool = True,
+    x: Tensor, axis: int | tuple[int, ...] | None = None, unbiased: bool = True, keepdims: bool = False, *,
+    correction: int = 1,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return `std` and `mean`, of the same arguments."""
-    return std(x, axis, correction, keepdims, unbiased=unbiased), mean(x, axis, keepdims)
+    return std(x, axis, unbiased, keepdims, correction=correction), mean(x, axis, keepdims)
 
 
 class Root(Op):

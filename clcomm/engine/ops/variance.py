@@ -16,18 +16,18 @@ from clcomm.errors import ArgumentError
 def var(
     x: Tensor,
     axis: int | Sequence[int] | None = None,
-    correction: int = 1,
+    unbiased: bool = True,
     keepdims: bool = False,
     *,
-    unbiased: bool = True,
+    correction: int = 1,
 ) -> Tensor:
     """Return the variance of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1.
 
     Args:
         x: float32 of any shape; of all dimensions the result has the shape ().
+        unbiased: False: a correction of 0.
         correction: is subtracted from the number n of elements in the divisor: 1 for the unbiased estimate, 0 for the
             mean of the squared differences from the mean.
-        unbiased: False: a correction of 0.
 
     Raises ArgumentError for an axis that does not fit, and unless `correction` is from 0 to n - 1.
     """
