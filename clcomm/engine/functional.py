@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import wraps
 from types import FunctionType
 from typing import Any
 
@@ -587,6 +588,22 @@ def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return method
 
 
+def _unbatched(function: Callable[..., Tensor], dimensions: int) -> Callable[..., Tensor]:
+    """Return a function of [N, C, ...] that also takes a single [C, ...]."""
+
+    @wraps(function)
+    def call(x: Tensor, *given: Any, **named: Any) -> Tensor:
+        if isinstance(x, Tensor) and x.ndim == dimensions - 1:
+            return squeeze(function(unsqueeze(x, 0), *given, **named), 0)
+        return function(x, *given, **named)
+
+    return call
+
+
+conv_relu_pool = _unbatched(conv_relu_pool, 4)
+for _d in (1, 2, 3):
+    for _name in ("conv", "conv_transpose", "max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool"):
+        globals()[f"{_name}{_d}d"] = _unbatched(globals()[f"{_name}{_d}d"], _d + 2)
 for _name in __all__:
     globals()[_name] = typed(globals()[_name], _name)
 for _class in (ShapeMethods, InPlaceMethods, TensorMethods, Tensor):

@@ -6,7 +6,7 @@ frozen, that is one launch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, ClassVar, TypeAlias
 
@@ -15,6 +15,7 @@ import numpy as np
 from clcomm.adapters.trainable import require_same_parameters
 from clcomm.engine.flat import FlatSpace
 from clcomm.engine.grad_slot import NONE
+from clcomm.engine.modes import enable_grad
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.errors import ArgumentError
@@ -146,11 +147,16 @@ class Optimizer:
             for parameter in self._members.values():
                 parameter.grad = None
 
-    def step(self) -> None:
-        """Update the parameters with their gradients, the averaged ones after a synchronisation."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters with their gradients, the averaged ones after a synchronisation.
+
+        closure: computes the loss and its gradients anew, before; the result is its own.
+        """
+        loss = None if closure is None else enable_grad()(closure)()
         if not self._state.is_whole or self.space.blocks is not None:
             raise ArgumentError("step: this optimizer updates a part of the parameters; step its DistributedOptimizer")
         self.space.device.on_host(self._step_trained)  # its arguments change from step to step
+        return loss
 
     def _step_trained(self) -> None:
         self.space.require_classes()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeGuard, TypeVar
 
@@ -19,18 +19,20 @@ M = TypeVar("M", bound=Module)
 
 
 class Sequential(Module):
-    """Modules one after another; their names are their positions.
+    """Modules one after another; their names are their positions, or those of a single dict of modules.
 
     Linear followed by ReLU, and Conv2d of stride 1 followed by ReLU and 2 x 2 MaxPool2d, run as one kernel. Results and
     gradients have the same bits as separate kernels', except for the convolution's bias gradient, which is summed in
     another order. Subclasses, and objects with a `forward` attribute, are not fused.
     """
 
-    def __init__(self, *modules: Module):
-        for index, module in enumerate(modules):
+    def __init__(self, *modules: Module | Mapping[str, Module]):
+        alone = modules[0] if len(modules) == 1 else None
+        named = alone if isinstance(alone, Mapping) else {str(index): each for index, each in enumerate(modules)}
+        for name, module in named.items():
             if not isinstance(module, Module):
-                raise ArgumentError(f"Sequential: expected modules, got {type(module).__name__} at position {index}")
-            setattr(self, str(index), module)
+                raise ArgumentError(f"Sequential: expected modules, got {type(module).__name__} at position {name}")
+            setattr(self, name, module)
 
     def forward(self, x: Tensor) -> Tensor:
         for run in fused(list(self._modules.values())):

@@ -41,6 +41,7 @@ def of_any_type(function: Callable[..., Result]) -> Callable[..., Result]:
     @wraps(function)
     def call(x: Any, *args: Any, **named: Any) -> Any:
         several = not isinstance(x, Tensor)
+        x = _of_one_type(x) if several else x
         first = x[0] if several and isinstance(x, (list, tuple)) and x else x
         if not isinstance(first, Tensor) or first.dtype == FLOAT32:
             return function(x, *args, **named)
@@ -53,6 +54,16 @@ def of_any_type(function: Callable[..., Result]) -> Callable[..., Result]:
         return back if isinstance(result, list) else back[0]
 
     return call
+
+
+def _of_one_type(tensors: Any) -> Any:
+    """Return tensors of several types as float32, or as int32 where there is none of float32."""
+    types = {each.dtype for each in tensors if isinstance(each, Tensor)} if isinstance(tensors, (list, tuple)) else ()
+    if len(types) < 2:
+        return tensors
+    if FLOAT32 not in types:
+        return [wrap(each.device, each.buffer, each.shape, INT32) for each in tensors]
+    return [to_float(each) for each in tensors]
 
 
 def _listed(result: Any) -> list[Tensor]:

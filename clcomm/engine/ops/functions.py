@@ -6,10 +6,14 @@ import math
 from collections.abc import Callable
 from numbers import Real
 
+import numpy as np
+
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.activation import Activation
 from clcomm.engine.ops.broadcasting import broadcast_shape, expand
+from clcomm.engine.ops.casts import to_float
 from clcomm.engine.ops.elementwise import binary, folded, pair
+from clcomm.engine.ops.integers import is_whole
 from clcomm.engine.tensor import Tensor, constant, empty, float_tensor
 from clcomm.errors import ArgumentError
 
@@ -270,10 +274,16 @@ def pow(x: Tensor | float, exponent: float | Tensor) -> Tensor:
 def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
     """Return each element, or the limit beyond which it lies; NaN stays NaN.
 
-    x: float32 of any shape, which the result has too. Raises ArgumentError without a limit.
+    x: float32 of any shape, which the result has too; of integers with whole limits integers. Raises ArgumentError
+    without a limit.
     """
     if min is None and max is None:
         raise ArgumentError("clamp: expected min, max or both, got neither")
+    if is_whole(x):
+        whole = [limit for limit in (min, max) if isinstance(limit, (int, np.integer))]
+        if len(whole) == (min is not None) + (max is not None):
+            return Tensor(np.clip(x.numpy().astype(np.int64), min, max), x.device)
+        x = to_float(x)
     least, most = -math.inf if min is None else float(min), math.inf if max is None else float(max)
     return Clamp.apply(float_tensor("clamp", x), settings=(least, most))
 

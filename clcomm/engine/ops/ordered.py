@@ -91,6 +91,8 @@ class Extreme(Op):
 
 def extreme_over(name: str, x: Tensor, axis: Any, keepdims: bool, sign: float) -> Tensor:
     """Return the largest element over dimensions, or of sign -1 the smallest; equal ones share its gradient."""
+    if is_whole(x):
+        return on_host(np.max if sign > 0 else np.min, x, axis, keepdims)
     axes, shape = reduced(name, x, axis, keepdims)
     return reshape(Extreme.apply(x, sign=sign, axes=axes), shape)
 
@@ -121,6 +123,9 @@ def _reduced(name: str, x: Tensor, axis: int | Tensor | None, keepdims: bool, si
     if axis is None:
         whole_rows(name, float_tensor(name, x))
         return _all_of(x, Extreme.apply(x, sign=sign), keepdims)
+    if is_whole(x):
+        parts = (np.max, np.argmax) if sign > 0 else (np.min, np.argmin)
+        return Ordered(*[on_host(each, x, axis, keepdims) for each in parts])
     indices = _extreme(name, x, axis, sign)
     values = gather(x, axis, indices)
     return Ordered(_without(values, axis, keepdims), _without(indices, axis, keepdims))
@@ -189,6 +194,8 @@ def argmin(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor
 
 
 def _index(name: str, x: Tensor, axis: int | None, keepdims: bool, sign: float) -> Tensor:
+    if is_whole(x):
+        return on_host(np.argmax if sign > 0 else np.argmin, x, axis, keepdims)
     if axis is None:
         whole_rows(name, float_tensor(name, x))
         line = x.detach().alias((x.numel(),))
@@ -270,7 +277,9 @@ def _running(x: Tensor, sizes: tuple[int, int, int], from_end: int, out: Tensor)
 
 @pytorch_names
 def cumsum(x: Tensor, axis: int) -> Tensor:
-    """Return the sums of all elements up to each along a dimension; x: float32 of any shape, which the result has."""
+    """Return the sums of all elements up to each along a dimension; x: float32 or integers, of the result's shape."""
+    if is_whole(x):
+        return on_host(lambda values, axis, keepdims: np.cumsum(values, axis, np.int64), x, axis, False)
     return Running.apply(x, sizes=_along("cumsum", x, axis, takes_none=True)[1:])
 
 
