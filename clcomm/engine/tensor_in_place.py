@@ -46,7 +46,7 @@ class InPlaceMethods(ShapeMethods[AnyTensor]):
         """Subtract alpha * other."""
         return self._functional.overwrite(self, lambda x: x - (other if alpha == 1 else other * alpha))
 
-    def fill_(self, value: float) -> AnyTensor:
+    def fill_(self, value: Any) -> AnyTensor:
         """Write a number to all elements."""
         self._functional.assign(self, ..., value)
         return self  # type: ignore[return-value]
@@ -137,7 +137,7 @@ class InPlaceMethods(ShapeMethods[AnyTensor]):
         """Return ones of this tensor's type on its device."""
         return self.new_full(_flat(shape), 1)
 
-    def new_full(self, shape: Any, value: float) -> AnyTensor:
+    def new_full(self, shape: Any, value: Any) -> AnyTensor:
         """Return a tensor of one value, of this tensor's type on its device."""
         return _like(self, np.full(shape, value, self.dtype))  # type: ignore[no-any-return]
 

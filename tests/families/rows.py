@@ -214,6 +214,7 @@ def draw_reduced(rng: np.random.Generator, longest: int, number: int) -> Reduced
         shape = [min(n, 4) for n in shape]
         shape[rng.integers(dims)] = int(rng.choice([255, 256, 257, 300, 513, 4095, 4096, 4097, 4200, 8193]))
     axes = tuple(int(axis) for axis in sorted(rng.permutation(dims)[: rng.integers(0, dims + 1)]))
+    axes = axes or tuple(range(dims))  # none are all
     return Reduced(tuple(shape), axes, bool(rng.integers(2)), int(rng.integers(1 << 30)))
 
 

@@ -28,9 +28,12 @@ class _Wanted(NamedTuple):
 
     def refuse(self, function: str, value: Any) -> None:
         """Raise ArgumentError unless the value is of one of the kinds."""
-        if self.kinds is not None and _kind_of(value) not in self.kinds:
-            expected = " or ".join(sorted(self.kinds - {"other"}))
-            raise ArgumentError(f"{function}: {self.name}: expected {expected}, got {value!r}")
+        kind = _kind_of(value)
+        if self.kinds is not None and kind not in self.kinds:
+            expected, given = " or ".join(sorted(self.kinds - {"other"})), type(value).__name__
+            raise ArgumentError(
+                f"{function}: {self.name}: expected {expected}, got {given if kind == 'other' else repr(value)}"
+            )
 
 
 def typed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -54,8 +57,8 @@ def typed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         for value, own in zip(args[first:], places[first:], strict=False):
             if type(value) not in own.types:
                 own.refuse(name, value)
-        for value in args[count:] if rest is not None else ():
-            if type(value) not in rest.types:
+        for value in args[count:]:
+            if rest is not None and type(value) not in rest.types:
                 rest.refuse(name, value)
         for key, value in named.items():
             found = named_ones.get(key)

@@ -164,7 +164,7 @@ def amin(x: Tensor, axis: int | tuple[int, ...] | None = (), keepdims: bool = Fa
 
 
 @pytorch_names
-def count_nonzero(x: Tensor, axis: int | None = None) -> Tensor:
+def count_nonzero(x: Tensor, axis: int | tuple[int, ...] | None = None) -> Tensor:
     """Return the number of elements that are not 0, of all or along a dimension, as int32; x: of any type."""
     return sum(x != 0, axis)
 

@@ -240,7 +240,7 @@ def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True, sorted: bool =
     x: float32 of any shape. sorted: they always are. Raises ArgumentError for more than the dimension has.
     """
     at, outer, length, inner = _along("topk", x, axis)
-    if not isinstance(k, int) or not 1 <= k <= length:
+    if not 1 <= k <= length:
         raise ArgumentError(f"topk: k: expected 1 to {length}, the dimension's size, got {k!r}")
     if k > _MOST_FIRST:
         order = take(argsort(x, at, descending=largest), (slice(None),) * at + (slice(k),))
@@ -365,7 +365,7 @@ class Root(Op):
 
 
 @pytorch_names
-def norm(x: Tensor, p: float = 2, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
+def norm(x: Tensor, p: float | str = 2, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
     """Return the norm of order p of all elements, or over dimensions; the gradient at 0 is 0.
 
     x: float32 of any shape; p: a number, infinity included, or "fro", which is 2.
@@ -393,7 +393,7 @@ def chunk(x: Tensor, chunks: int, axis: int = 0) -> list[Tensor]:
     if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
         raise ArgumentError(f"chunk: axis {axis!r} does not fit a tensor of shape {x.shape}")
     length = x.shape[axis]
-    if not isinstance(chunks, int) or chunks < 1:
+    if chunks < 1:
         raise ArgumentError(f"chunk: chunks: expected 1 or more, got {chunks!r}")
     size = -(-length // chunks)
     return list(split(x, [builtins.min(size, length - first) for first in range(0, length, size)], axis))

@@ -114,7 +114,7 @@ def max_pool2d(
     if dilation not in (1, (1, 1)):
         raise ArgumentError(f"max_pool2d: dilation: expected 1, as windows have no gaps here, got {dilation!r}")
     window = _window("max_pool2d", x, kernel_size, stride, padding)
-    if _flag("max_pool2d: ceil_mode", ceil_mode) and any(_behind(window)):
+    if ceil_mode and any(_behind(window)):
         x = pad(x, [(0, 0), (0, 0), *((0, more) for more in _behind(window))], -math.inf)
         window = _window("max_pool2d", x, kernel_size, stride, padding)
     return MaxPool2dOp.apply(x, window=window)
@@ -135,8 +135,7 @@ def avg_pool2d(
     False not at all; sums are divided by `divisor_override` where it is given.
     """
     window = _window("avg_pool2d", x, kernel_size, stride, padding)
-    more = _behind(window) if _flag("avg_pool2d: ceil_mode", ceil_mode) else (0, 0)
-    _flag("avg_pool2d: count_include_pad", count_include_pad)
+    more = _behind(window) if ceil_mode else (0, 0)
     if not any(more) and count_include_pad and divisor_override is None:
         return AvgPool2dOp.apply(x, window=window)
     sizes, kernel, strides, pads = x.shape[2:], window[4:6], window[6:8], window[8:10]
@@ -151,12 +150,6 @@ def avg_pool2d(
     factors = np.float32(kernel[0] * kernel[1]) / divisors.astype(np.float32)
     buffer = x.device.keep(("pooled", factors.shape, factors.tobytes()), lambda: factors)
     return mul(AvgPool2dOp.apply(padded, window=window), wrap(x.device, buffer, factors.shape))
-
-
-def _flag(name: str, value: bool) -> bool:
-    if not isinstance(value, bool):
-        raise ArgumentError(f"{name}: expected True or False, got {value!r}")
-    return value
 
 
 def _behind(window: Window) -> tuple[int, int]:

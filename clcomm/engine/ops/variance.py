@@ -34,7 +34,7 @@ def var(
     axes, shape = reduced("var", x, axis, keepdims)
     correction = correction if unbiased else 0
     count = math.prod([x.shape[d] for d in axes])
-    if not isinstance(correction, int) or not 0 <= correction < count:
+    if not 0 <= correction < count:
         raise ArgumentError(f"var: expected a correction below the number of elements, {count}, got {correction!r}")
     apart = sub(x, mean(x, axes, keepdims=True))
     return SumOp.apply(mul(apart, apart), axes=axes, shape=shape, divisor=count - correction)
