@@ -40,10 +40,12 @@ __kernel void float_of_int(__global float *restrict out, __global const int *res
 /* What int32 has not is noted in `outside`, and the least number. */
 __kernel void int_of_float(__global int *restrict out, __global const float *restrict x, __global int *restrict outside,
                            int count) {
+    int missed = 0;
     FOR_ELEMENTS(i, count) {
         const int fits = x[i] >= -2147483648.0f && x[i] < 2147483648.0f;
         out[i] = fits ? (int)x[i] : -2147483647 - 1;
-        if (!fits) note_outside(outside, 0, 0);
+        missed |= !fits;
     }
+    if (missed) note_outside(outside, 0, 0);
 }
 #endif
