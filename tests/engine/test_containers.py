@@ -97,7 +97,7 @@ def test_arguments_that_a_module_does_not_take_are_refused():
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: MultiheadAttention(8, 2, 1.1), "MultiheadAttention: expected p from 0 to 1, got 1.1"),
     (lambda: MultiheadAttention(8, 2, True, batch_first=True), "dropout: expected a probability, got True"),
-    (lambda: F.scaled_dot_product_attention(*[Tensor(np.ones((2, 3)))] * 3, None, True), "dropout_p: expected a prob"),
+    (lambda: F.scaled_dot_product_attention(*[Tensor(np.ones((2, 3)))] * 3, None, True), "dropout_p: expected float"),
 ])  # fmt: skip
 def test_settings_of_attention_that_would_mean_something_else_are_refused(make, message):
     with pytest.raises(ArgumentError, match=message):

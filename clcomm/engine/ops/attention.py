@@ -169,8 +169,6 @@ def scaled_dot_product_attention(
     `is_causal`, and a `dropout_p` that is no probability.
     """
     name = "scaled_dot_product_attention"
-    if isinstance(dropout_p, bool):
-        raise ArgumentError(f"{name}: dropout_p: expected a probability, got {dropout_p!r}")
     check_probability(name, dropout_p)
     if dropout_p:
         _check_shapes(name, query, key, value)
