@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from clcomm._version import __version__
 from clcomm.commands.listing import COMMANDS, DESCRIPTION, EPILOG, Listed, add
 from clcomm.console.option_types import OneLineParser
-from clcomm.host.launcher import launched_rank
+from clcomm.host.launcher import launched_rank, rank_above, without_job
 from clcomm.host.signals import ENDED_BY, handle_signals, say_ended
 
 if TYPE_CHECKING:
@@ -63,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def entry() -> NoReturn:
     """Run this process's command line and exit; errors are one line."""
+    if rank_above():  # the command is a job of its own
+        for name in {*os.environ} - {*without_job(os.environ)}:
+            del os.environ[name]
     if {"--version", "--help", "-h"} & set(sys.argv[1:2]) or sys.argv[2:] in (["--help"], ["-h"]):
         sys.exit(main())  # these need no slow imports
     if sys.argv[1:2] == [DOCTOR] and _lacks_numpy():

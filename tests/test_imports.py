@@ -72,7 +72,7 @@ def test_importing_the_communicator_hooks_nothing_and_loads_few_modules() -> Non
 def test_importing_the_backend_for_torch_hooks_nothing_and_loads_few_modules() -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     changed, loaded = imported("clcomm.torch", "numpy", "torch.distributed")
-    assert set(changed) <= {"MPI", "files"}  # it sets the variables of `env://`, which MPI has
+    assert changed == []  # MPI starts with the first group: workers of start method spawn import it too
     assert len(loaded) <= 71, sorted(loaded)
 
 

@@ -54,7 +54,8 @@ def main(watched: int) -> None:
     while True:
         if not select.select([stages], [], [], stage.get("within_s"))[0]:
             _print(stage["late"])
-            os.kill(watched, signal.SIGKILL)
+            if os.getppid() == watched:  # else it is gone, and its number may be another's
+                os.kill(watched, signal.SIGKILL)
             return
         line = stages.readline()
         if not line:

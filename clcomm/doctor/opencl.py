@@ -24,6 +24,7 @@ from clcomm.console.finding import Finding, note, ok, problem
 from clcomm.doctor import caches
 from clcomm.doctor.job import Facts, JobFacts
 from clcomm.errors import ClcommError, name_ranks, pip_install
+from clcomm.host.launcher import without_job
 from clcomm.storage.scratch import scratch_directory
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ T = TypeVar("T")
 _LIMIT_S = 60.0
 #: A device slower than this share of the others like it is found; so is one that reaches less of the CPU's peak.
 SLOW, FAR_FROM_PEAK = 0.65, 0.1
-#: Launchers' variables, which a child of a rank must not see: it is none.
-_LAUNCHERS = ("PMI_", "PMIX_", "MPI_LOCAL", "OMPI_", "PRTE_", "HYDRA", "HYDI_", "MPIEXEC")
 _NO_DEVICE = f"{pip_install('pocl')} for a CPU device, or the GPU vendor's driver (docs/mpi.md)"
 #: The product of two matrices of so many rows and columns is timed, in windows of at least so long.
 SIDE, WINDOWS, WINDOW_S = 512, 5, 0.06
@@ -50,12 +49,11 @@ def probe() -> dict[str, object]:
     cores = max(1, selection.core_share(local_size))
     command = [sys.executable, "-m", "clcomm.doctor.opencl", str(local_rank), str(local_size), str(cores)]
     found: dict[str, object] = {"cores": cores, "peak": cores * core_peak()}
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
     with _caches_apart() as apart:
         try:
             ended = subprocess.run(
-                command, capture_output=True, text=True, timeout=_LIMIT_S, check=False, env={**environment, **apart},
-                stdin=subprocess.DEVNULL,
+                command, capture_output=True, text=True, timeout=_LIMIT_S, check=False, stdin=subprocess.DEVNULL,
+                env={**without_job(os.environ), **apart},
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return {**found, "device": "", "reason": f"no answer within {_LIMIT_S:g} s"}

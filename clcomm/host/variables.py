@@ -44,6 +44,7 @@ VARIABLES = {
     "CLCOMM_MEMORY": Variable(NEW_DIRECTORY),
     "CLCOMM_OFFLINE": Variable(SWITCH, "off"),
     "CLCOMM_PROGRESS": Variable(FILE),
+    "CLCOMM_RANK_PROCESS": Variable(TEXT),
     "CLCOMM_REPLAY": Variable(SWITCH, "on", True),
     "CLCOMM_REPORT": Variable(FILE),
     "CLCOMM_RESTART": Variable(COUNT, "0", True),

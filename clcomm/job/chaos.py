@@ -13,6 +13,7 @@ import random
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -201,9 +202,9 @@ class Injector:
         time.sleep(delay_s)
         self._tell(fault, step, "" if fault.kind == KILL else f" for {fault.lasts_s:.2f} s")
         if fault.kind == KILL:
-            os.kill(self._pid, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
         else:
-            hold(self._pid, fault.lasts_s, slowly=fault.kind == SLOW)
+            hold(fault.lasts_s, slowly=fault.kind == SLOW)
 
     def _flip_bit(self, fault: Fault) -> None:
         models = list(self._job.averagings.values())
@@ -225,17 +226,27 @@ class Injector:
         )
 
 
-def hold(pid: int, seconds: float, slowly: bool = False) -> None:
-    """Stop a process for some time, or slow it down, and return when it runs again.
+_HOLD = """
+import signal, sys, time
+for turn in range(int(sys.argv[2])):
+    for number in signal.SIGSTOP, signal.SIGCONT:
+        signal.pidfd_send_signal(int(sys.argv[1]), number)
+        time.sleep(float(sys.argv[3]) if number == signal.SIGSTOP or sys.argv[2] > "1" else 0)
+"""
+
+
+def hold(seconds: float, slowly: bool = False) -> None:
+    """Stop this process for some time, or slow it down, and return when it runs again.
 
     A process of its own does that, which outlives the stopped one's group.
     """
-    once = f'kill -STOP "$0"; sleep {TURN_S if slowly else seconds:.3f}; kill -CONT "$0"'
-    if slowly:
-        turns = max(1, round(seconds / (2 * TURN_S)))
-        once = f"i=0; while [ $i -lt {turns} ]; do {once}; sleep {TURN_S}; i=$((i + 1)); done"
-    command, none = ["sh", "-c", once, str(pid)], subprocess.DEVNULL
-    subprocess.run(command, stdin=none, stdout=none, stderr=none, start_new_session=True, check=False)
+    turns, lasts_s = (max(1, round(seconds / (2 * TURN_S))), TURN_S) if slowly else (1, seconds)
+    handle, none = os.pidfd_open(os.getpid()), subprocess.DEVNULL
+    command = [sys.executable, "-I", "-S", "-c", _HOLD, str(handle), str(turns), str(lasts_s)]
+    subprocess.run(
+        command, stdin=none, stdout=none, stderr=none, start_new_session=True, check=False, pass_fds=[handle]
+    )
+    os.close(handle)
 
 
 def arm(job: Job) -> None:

@@ -17,9 +17,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from clcomm.host import variables
-from clcomm.host.launcher import launched_rank_in_words
+from clcomm.host.launcher import JOB_VARIABLE, ancestors, launched_rank_in_words, launcher_of
 from clcomm.job.common_memory import common_memory
-from clcomm.job.exit_monitor_process import JOB_VARIABLE, LEAVING, RECORD_BYTES, launcher_of
+from clcomm.job.exit_monitor_process import LEAVING, RECORD_BYTES
 from clcomm.job.rank_record import RankRecord
 from clcomm.transport.mpi_runtime import Intracomm, launched_ranks
 
@@ -30,17 +30,23 @@ def wants_hooks() -> bool:
 
 
 def watch_start(record: RankRecord) -> None:
-    """Start the process that watches this rank until it has a Communicator; no-op without pidfds."""
-    if not hasattr(os, "pidfd_open"):
+    """Start the process that watches this rank until it has a Communicator; no-op without a launcher or pidfds."""
+    between, launcher = ancestors(os.getpid())
+    if not launcher or not hasattr(os, "pidfd_open"):
         return
+    rank = between[-1] if between else os.getpid()
     with ExitStack() as opened, suppress(OSError):
+        handles = [os.pidfd_open(pid) for pid in (launcher, rank)]
+        for handle in handles:
+            opened.callback(os.close, handle)
+        if ancestors(os.getpid()) != (between, launcher):
+            return  # ended before its pidfd was opened
         reading, record.start_pipe = os.pipe()
         opened.callback(os.close, reading)
-        handle = os.pidfd_open(os.getpid())
-        opened.callback(os.close, handle)
-        numbers = os.getppid(), os.getpid(), handle, reading
+        numbers = bool(between), launcher, handles[0], rank, handles[1], reading
         job = os.environ.get(JOB_VARIABLE, "")
-        _run_monitor("start", launched_rank_in_words(), job, *map(str, numbers), descriptors=(handle, reading))
+        words = [str(int(number)) for number in numbers]
+        _run_monitor("start", launched_rank_in_words(), job, *words, descriptors=(*handles, reading))
 
 
 def watch_host(record: RankRecord, host: Intracomm, rank: int) -> None:
@@ -60,8 +66,8 @@ def watch_host(record: RankRecord, host: Intracomm, rank: int) -> None:
     if host.Get_size() < 2 and (record.is_watched or not launcher):
         return
     reading, writing = os.pipe()  # closed by the end of this process
-    here = record.is_watched, os.getpid(), reading, launcher
-    watched, pids, pipes, launchers = zip(*host.allgather(here), strict=True)
+    here = record.is_watched, os.getpid(), reading, os.fstat(reading).st_ino, launcher
+    watched, pids, pipes, inodes, launchers = zip(*host.allgather(here), strict=True)
     with ExitStack() as opened:
         opened.callback(os.close, reading)
         memory, descriptor = None, -1
@@ -78,6 +84,8 @@ def watch_host(record: RankRecord, host: Intracomm, rank: int) -> None:
             opened.callback(os.close, descriptor)
             if memory is not None:
                 ends = ends_of(pids, pipes, opened, sorted({*launchers} - {0}))
+                if ends is not None and not _are_own(ends[1], pids, inodes, launchers):
+                    ends = None
         host.Barrier()  # all records are written, and all later exits are queued
         if ends is not None:
             _start_host_monitor(descriptor, *ends)
@@ -111,6 +119,15 @@ def ends_of(
     except (OSError, AttributeError):  # AttributeError: not Linux
         return None
     return ends, handles
+
+
+def _are_own(handles: Sequence[int], pids: Sequence[int], inodes: Sequence[int], launchers: Sequence[int]) -> bool:
+    """Return whether the handles are the ranks' and their launchers': a container's process numbers are its own.
+
+    A pipe has one number on a host: so a process that has it is the rank.
+    """
+    opened = [os.fstat(handle).st_ino for handle in handles[len(pids) : 2 * len(pids)]]
+    return opened == list(inodes) and [launcher_of(pid) for pid in pids] == list(launchers)
 
 
 def _start_host_monitor(memory: int, ends: select.epoll, handles: Sequence[int]) -> None:

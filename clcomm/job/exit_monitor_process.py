@@ -21,9 +21,13 @@ import sys
 import termios
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 #: A rank's record: its size, and the indices of its words (int64).
 RECORD_BYTES = 64
-STATE, STEP, RANK, PID, REPORTED = range(5)
+STATE, STEP, RANK, PID, REPORTED, START = range(6)
 #: A rank's state: running; after the program's MPI.Finalize(); in Python's exit handlers; stopping, perhaps because of
 #: another rank's failure (launchers send SIGTERM); ending the job, which it reports itself.
 RUNNING, FINALIZED, LEAVING, STOPPING, FAILING = range(5)
@@ -31,12 +35,7 @@ RUNNING, FINALIZED, LEAVING, STOPPING, FAILING = range(5)
 JOINED = 9
 #: The kernel's request for information on a process, and its flag for the exit status (linux/pidfd.h).
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 0x8
-#: Launchers' process names: those of MPICH, Open MPI and Slurm, in the 15 characters that Linux keeps.
-LAUNCHERS = (
-    "hydra_pmi_proxy", "pmi_proxy", "prted", "prterun", "orted", "orterun", "mpirun", "mpiexec", "mpiexec.hydra",
-    "mpiexec.gforker", "slurmstepd",
-)  # fmt: skip
-#: Identifies a job among those of one Open MPI daemon.
+#: Identifies a job among those of one Open MPI daemon, as in clcomm.host.launcher, which this process cannot import.
 JOB_VARIABLE = "PMIX_NAMESPACE"
 #: Whether MPICH's launcher has started ranks on other hosts too: their number here is less than that of all.
 OTHER_HOSTS = 0 < int(os.environ.get("MPI_LOCALNRANKS") or 0) < int(os.environ.get("PMI_SIZE") or 0)
@@ -196,7 +195,9 @@ def is_collected(pidfd: int) -> bool:
     return False
 
 
-def watch_start(rank: str, job: str, launcher: int, pid: int, handle: int, pipe: int) -> None:
+def watch_start(
+    rank: str, job: str, in_shell: int, launcher: int, above: int, pid: int, handle: int, pipe: int
+) -> None:
     """Watch a rank until it has a Communicator; if it exits unexpectedly before, end the host's other ranks.
 
     Launchers ignore a rank that exits before MPI has started, and the others would wait for it in MPI_Init.
@@ -204,27 +205,32 @@ def watch_start(rank: str, job: str, launcher: int, pid: int, handle: int, pipe:
     Args:
         rank: the rank's number, "?" if the launcher does not give it.
         job: its job among those of its launcher, "" if there is only one.
-        launcher: the rank's parent process.
-        pid: the rank's process.
+        in_shell: whether `pid` is a shell that has started the rank; one that goes on after it has its own reasons.
+        launcher: the launcher's process.
+        above: its pidfd.
+        pid: the launcher's child: the rank's process, or the shell.
         handle: its pidfd.
         pipe: read end of a pipe to which the rank writes its state, one byte each time.
     """
     ignore_signals()
-    state, waiting = RUNNING, select.poll()
+    state, waiting, within_ms = RUNNING, select.poll(), None
     for each in (handle, pipe):
         waiting.register(each, select.POLLIN)
     while True:
-        ready = [descriptor for descriptor, _ in waiting.poll()]
+        ready = [descriptor for descriptor, _ in waiting.poll(within_ms)]
+        if not ready:
+            return
         written = os.read(pipe, 64) if pipe in ready else b""
         if JOINED in written or FAILING in written or STOPPING in written:
             return
         state = max([state, *written])
         if pipe in ready and not written:
             waiting.unregister(pipe)
+            within_ms = OTHERS_GRACE_S * 1000 if in_shell else None
         if handle in ready:
             break
     status = exit_status(pid, handle)
-    if state == LEAVING and not status:
+    if (state == LEAVING or in_shell) and not status:
         return
     deadline = time.monotonic() + OTHERS_GRACE_S
     while (others := children_of(launcher, job)) and time.monotonic() < deadline:
@@ -232,8 +238,7 @@ def watch_start(rank: str, job: str, launcher: int, pid: int, handle: int, pipe:
     if others:
         os.write(2, f"clcomm: rank {rank} {ended(status, 0)} before it had a Communicator\n".encode())
     for other in others:
-        with contextlib.suppress(OSError):
-            os.kill(other, signal.SIGKILL)
+        kill_if(is_child, other, launcher, job, above)
 
 
 def end_other_hosts(launchers: tuple[int, ...]) -> None:
@@ -337,15 +342,36 @@ def _status_after_wait(handle: int) -> int | None:
     return status if mask & _PIDFD_INFO_EXIT else None
 
 
+def kill_if(is_meant: Callable[..., bool], pid: int, *facts: object) -> None:
+    """Kill a process of which `is_meant(pid, *facts)` holds once its pidfd is open, which no later process can get."""
+    with contextlib.suppress(OSError):
+        handle = os.pidfd_open(pid)
+        try:
+            if is_meant(pid, *facts):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
+
+
 def children_of(parent: int, job: str) -> list[int]:
     """Return the live children of a launcher that belong to a job; an Open MPI daemon can serve several jobs."""
-    found = []
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        fields = stat_fields(int(entry))
-        is_child = len(fields) > 1 and int(fields[1]) == parent and fields[0] not in ("Z", "X")
-        if is_child and (not job or job == job_of(int(entry))):
-            found.append(int(entry))
-    return sorted(found)
+    everyone = map(int, filter(str.isdigit, os.listdir("/proc")))
+    return sorted(pid for pid in everyone if is_child(pid, parent, job))
+
+
+def is_child(pid: int, parent: int, job: str, above: int = -1) -> bool:
+    """Return whether a process lives, is a launcher's child, and belongs to a job.
+
+    Args:
+        pid: the process.
+        parent: the launcher.
+        job: "": any.
+        above: the launcher's pidfd: no later process with its number is meant; -1: it is known to live.
+    """
+    fields = stat_fields(pid)
+    if len(fields) < 2 or int(fields[1]) != parent or fields[0] in ("Z", "X") or (job and job != job_of(pid)):
+        return False
+    return above < 0 or not select.select([above], [], [], 0)[0]
 
 
 def job_of(pid: int) -> str:
@@ -354,22 +380,6 @@ def job_of(pid: int) -> str:
         for variable in file.read().split(b"\0"):
             if variable.startswith(JOB_VARIABLE.encode() + b"="):
                 return variable.partition(b"=")[2].decode(errors="replace")
-    return ""
-
-
-def launcher_of(pid: int) -> int:
-    """Return the launcher of a rank: its nearest ancestor named in LAUNCHERS; 0 if there is none."""
-    while pid > 1:
-        fields = stat_fields(pid)
-        pid = int(fields[1]) if len(fields) > 1 else 0
-        if pid and _command_name(pid) in LAUNCHERS:
-            return pid
-    return 0
-
-
-def _command_name(pid: int) -> str:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/comm") as file:
-        return file.read().strip()
     return ""
 
 

@@ -27,8 +27,12 @@ def end_by_force_later(code: int) -> None:
     timer.daemon = True
     with contextlib.suppress(RuntimeError):  # too late for a thread, or one too many
         timer.start()
-    with contextlib.suppress(OSError):
-        start_killer(os.getpid(), LAST_RESORT_S + TIMERS_LEAD_S)
+    with contextlib.suppress(OSError, AttributeError):  # AttributeError: a system without pidfds
+        handle = os.pidfd_open(os.getpid())
+        try:
+            start_killer(handle, LAST_RESORT_S + TIMERS_LEAD_S)
+        finally:
+            os.close(handle)
 
 
 def _end_by_force(code: int) -> None:
@@ -45,20 +49,17 @@ def _end_by_force(code: int) -> None:
     os._exit(shell_code(code))
 
 
-def start_killer(pid: int, within_s: float) -> None:
-    """Start a process that kills `pid` unless it ends within `within_s` seconds; no-op without pidfds."""
-    if not hasattr(os, "pidfd_open"):
-        return
+def start_killer(handle: int, within_s: float) -> None:
+    """Start a process that kills the process with this pidfd unless it ends within `within_s` seconds."""
     subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, str(pid), str(within_s)],
+        [sys.executable, "-I", "-S", __file__, str(handle), str(within_s)],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        cwd="/",
+        cwd="/", pass_fds=[handle],
     ).returncode = 0  # it outlives this process; without a code Popen would warn that it still runs  # fmt: skip
 
 
-def main(pid: int, within_s: float) -> None:
+def main(handle: int, within_s: float) -> None:
     """Wait for the process to end; kill it after `within_s` seconds."""
-    handle = os.pidfd_open(pid)
     if not select.select([handle], [], [], within_s)[0]:
         signal.pidfd_send_signal(handle, signal.SIGKILL)
 

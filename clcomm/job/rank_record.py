@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from contextlib import suppress
 
+from clcomm.host.launcher import JOB_VARIABLE, ancestors, start_time
 from clcomm.job.exit_monitor_process import (
     FAILING,
-    JOB_VARIABLE,
     JOINED,
     PID,
     RANK,
     RECORD_BYTES,
     REPORTED,
     RUNNING,
+    START,
     STATE,
     STEP,
     children_of,
+    is_child,
     is_gone,
+    kill_if,
 )
 
 _WORDS = RECORD_BYTES // 8
@@ -43,7 +45,7 @@ class RankRecord:
         start = local_rank * _WORDS
         for word in (STEP, STATE):
             records[start + word] = self._records[self._start + word]
-        records[start + RANK], records[start + PID] = rank, os.getpid()
+        records[start + START], records[start + RANK], records[start + PID] = start_time(os.getpid()), rank, os.getpid()
         self._records, self._start, self.is_watched = records, start, True
         self._notify_start_monitor(JOINED)
 
@@ -92,11 +94,18 @@ class RankRecord:
     def end_siblings(self) -> None:
         """Kill the job's other ranks on this host.
 
-        They are the ranks in the records, and the launcher's other children that belong to the same job; the launcher
-        is this process's parent.
+        They are the ranks in the records, and the launcher's other children that belong to the same job.
         """
-        found = {self._records[start + PID] for start in range(0, len(self._records), _WORDS)}
-        found.update(children_of(os.getppid(), os.environ.get(JOB_VARIABLE, "")))
-        for pid in sorted(found - {0, os.getpid()}):
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        for start in range(0, len(self._records), _WORDS):
+            pid, began = self._records[start + PID], self._records[start + START]
+            if pid not in (0, os.getpid()):
+                kill_if(_began_at, pid, began)
+        between, launcher = ancestors(os.getpid())
+        job = os.environ.get(JOB_VARIABLE, "")
+        for pid in children_of(launcher, job) if launcher else ():
+            if pid not in (os.getpid(), *between):
+                kill_if(is_child, pid, launcher, job)
+
+
+def _began_at(pid: int, began: int) -> bool:
+    return start_time(pid) == began

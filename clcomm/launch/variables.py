@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import socket
 
+from clcomm.host.launcher import OF_TORCH
 from clcomm.transport import mpi_communicators
 from clcomm.transport.mpi_runtime import Intracomm
-
-#: The names, in torchrun's documentation under "Environment Variables".
-NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def torch_variables(world: Intracomm | None) -> dict[str, str]:
@@ -22,7 +20,7 @@ def torch_variables(world: Intracomm | None) -> dict[str, str]:
     place = mpi_communicators.place_of(world)
     address = mpi_communicators.from_first(world, lambda: _address(place.hosts))
     values = place.rank, place.size, place.local_rank, place.local_size, *address
-    return {name: str(value) for name, value in zip(NAMES, values, strict=True)}
+    return {name: str(value) for name, value in zip(OF_TORCH, values, strict=True)}
 
 
 def _address(hosts: int) -> tuple[str, int]:

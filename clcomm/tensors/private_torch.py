@@ -9,6 +9,7 @@ meaning, which the tests on backend "clcomm" find: pyproject.toml's extra `torch
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from typing import Any
 
@@ -34,6 +35,7 @@ NAMES = {
     ),
     "backend_plugins": ("torch.distributed.Backend._plugins", "register the backend once"),
     "default_backends": ("torch.distributed.Backend.default_device_backend_map", "serve groups of no named backend"),
+    "rendezvous_handlers": ("torch.distributed.rendezvous._rendezvous_handlers", "let env:// find the ranks"),
     "register_device": ("torch.distributed.ProcessGroup._register_backend", "serve a device's tensors"),
     "set_default_backend": ("torch.distributed.ProcessGroup._set_default_backend", "serve all devices by one group"),
     "compare_shapes": ("torch.distributed.utils._verify_param_shape_across_processes", "compare DDP's models"),
@@ -66,8 +68,10 @@ def __getattr__(name: str) -> Any:
 
 
 def _found(path: str) -> Any:
-    module, _, rest = path.partition(".")
-    found: object = {"torch": torch}[module]
+    module, _, name = path.rpartition(".")
+    if module in sys.modules:  # whose name in its package may be a function's
+        return getattr(sys.modules[module], name, None)
+    rest, found = path.removeprefix("torch."), torch
     try:
         return functools.reduce(getattr, rest.split("."), found)
     except AttributeError:

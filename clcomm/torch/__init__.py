@@ -1,7 +1,8 @@
 """PyTorch's collectives through clcomm: `torch.distributed.init_process_group("clcomm")` in a script under mpiexec.
 
-Importing this module registers the backend, and sets the environment variables by which `env://` finds rank, world size
-and store, where they are not set. Under mpiexec it is also the backend of groups for which none is named.
+Importing this module registers the backend, and sets RANK, WORLD_SIZE and their local equals from the launcher's
+variables, where they are not set. Under mpiexec it is also the backend of groups for which none is named. MPI starts
+with the first group: `env://` then finds the store by MASTER_ADDR and MASTER_PORT, which MPI's ranks agree on.
 """
 
 from __future__ import annotations

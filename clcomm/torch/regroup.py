@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -48,11 +47,11 @@ def group_of_store(
             f"{name_ranks(missing)} did not come"
         ) from None
     places = [json.loads(store.get(key)) for key in keys]
-    launches = Counter(started for started, _ in places)
-    members = [in_world for _, in_world in places]
-    if len(launches) > 1 or len(set(members)) < world_size:
+    members = [in_world for *_, in_world in places]
+    launches = len({(host, launch) for host, launch, _ in places}) - len({host for host, *_ in places}) + 1
+    if launches > 1 or len(set(members)) < world_size:
         raise LaunchError(
-            f"group: expected different ranks of one MPI launch, got the ranks {members} of {len(launches)} launches; "
+            f"group: expected different ranks of one MPI launch, got the ranks {members} of {launches} launches; "
             "MPI does not connect processes that were started apart: regroup within a launch, or use gloo"
         )
     tag = zlib.crc32(name.encode()) & 0x7FFF

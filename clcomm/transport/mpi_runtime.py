@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from clcomm.errors import ArgumentError, LaunchError, pip_install
+from clcomm.host.launcher import launched_rank_in_words, rank_above
 from clcomm.host.launcher import launched_ranks as launched_ranks
 
 if TYPE_CHECKING:
@@ -87,9 +88,16 @@ def load_mpi() -> ModuleType:
     """Import and start MPI, without mpi4py's warning about another MPI's launcher: `world` raises an error instead.
 
     Raises:
-        LaunchError: no library was found, and the launcher's environment variables promise several ranks.
+        LaunchError: a rank has started this process, which is none; or no library was found, and the launcher's
+            environment variables promise several ranks.
         ImportError: no library was found.
     """
+    if above := rank_above():
+        raise LaunchError(
+            f"MPI: expected a rank, got process {os.getpid()}, which rank {launched_rank_in_words()} (process {above}) "
+            f"has started; communicate in the rank, take transport='solo', or start a job of its own with "
+            f"`clcomm run -n N script.py`"
+        )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
         try:
@@ -111,7 +119,7 @@ def load_mpi() -> ModuleType:
 def processes_without_mpi() -> int:
     """Return the number of processes that torchrun, or a program like it, started without MPI; 1 for none."""
     processes = os.environ.get("WORLD_SIZE", "")
-    if launched_ranks() > 1 or "RANK" not in os.environ or not processes.isdigit():
+    if launched_ranks() > 1 or rank_above() or "RANK" not in os.environ or not processes.isdigit():
         return 1
     return max(1, int(processes))
 

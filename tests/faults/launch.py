@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.launch.variables import NAMES as OF_TORCH
+from clcomm.host.launcher import OF_TORCH
 from tests.faults.pace import Pace
 
 ROOT = Path(__file__).resolve().parents[2]

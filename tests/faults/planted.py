@@ -164,7 +164,7 @@ ACTS: dict[str, Callable[[], Any]] = {
     "SIGTERM, plain script": send(signal.SIGTERM),
     "SIGINT": send(signal.SIGINT),
     "SIGSTOP": send(signal.SIGSTOP),
-    "slow rank": lambda: hold(os.getpid(), 1.5, slowly=True),
+    "slow rank": lambda: hold(1.5, slowly=True),
     "clock jump": jump,
     "thread that stays": stay,
     "thread that stays, finalized": stay,

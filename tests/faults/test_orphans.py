@@ -14,8 +14,9 @@ from contextlib import ExitStack
 import pytest
 
 from clcomm.errors import name_ranks
+from clcomm.host.launcher import launcher_of
 from clcomm.job import exit_monitor, exit_monitor_process
-from clcomm.job.exit_monitor_process import PID, RANK, RECORD_BYTES, launcher_of, stat_fields
+from clcomm.job.exit_monitor_process import PID, RANK, RECORD_BYTES, stat_fields
 from tests.faults.launch import start
 
 #: How long ranks without a launcher may run on a busy machine.

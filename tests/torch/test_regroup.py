@@ -47,7 +47,7 @@ def test_ranks_leave_and_come_back(auto, store) -> None:
 @pytest.mark.mpi(min_size=2)
 def test_ranks_of_another_launch_are_refused_on_every_rank(auto, store, monkeypatch) -> None:
     if auto.rank == 0:
-        monkeypatch.setattr(launch, "_launch", "another")
+        monkeypatch.setattr(launch, "launch_of", lambda pid: "another")
     with pytest.raises(LaunchError, match=r"different ranks of one MPI launch, got the ranks .* of 2 launches"):
         group_of_store(dist.PrefixStore("x", store), auto.rank, auto.size, LONG)
 
