@@ -19,7 +19,7 @@ from tests.faults.tree_job import HUNG_S, KINDS, MOMENTS, REFUSED
 
 pytestmark = [pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")]
 
-#: How many trees are drawn: two or three for each job.
+#: How many trees are drawn: two to four for each job.
 TREES = int(os.environ.get("CLCOMM_TREES", "6"))
 #: Ways to start the ranks; in the shell's they are no launcher's children.
 PLAIN, SHELL = "mpiexec", "a shell on each rank"
@@ -36,9 +36,9 @@ def drawn_jobs() -> Iterator[tuple[int, str, bool, list[list[tuple[str, str, int
         ranks = [
             [
                 (draw.choice(MOMENTS), draw.choice(kinds), draw.choice([0, 1, 2, 3, -9, -15, -6]))
-                for _ in range(draw.randint(1, 4))
+                for _ in range(draw.randint(1, 3))
             ]
-            for _ in range(draw.randint(2, 3))
+            for _ in range(draw.randint(2, 4))
         ]
         yield seed, SHELL if draw.random() < 0.2 else PLAIN, draw.random() < 0.1, ranks
         trees, seed = trees + len(ranks), seed + 1
