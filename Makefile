@@ -67,7 +67,7 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
 .PHONY: ulfm options help mnist test test-all test-torch test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
 .PHONY: causes killed-jobs model-check pairs orders snippets families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
 .PHONY: faults clean examples notebooks deploy matrix release newcomer hosts debian-packages unpack-debian docs
-.PHONY: docs-check drawings exporters
+.PHONY: docs-check drawings exporters trees
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -129,6 +129,8 @@ fuzz: $(FOR_TEST) ## 100,000 hostile files for all parsers: some minutes
 
 snippets: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),torch-suite ## 1,000 drawn programs beside PyTorch: a few minutes (CLCOMM_SNIPPETS=5000, CLCOMM_SNIPPETS_FROM=1000: others)
 	CLCOMM_SNIPPETS=$(or $(CLCOMM_SNIPPETS),1000) $(BIN)/python -m pytest tests/snippets
+trees: $(FOR_TEST) ## 200 drawn trees of processes that ranks start: nobody signals a process of others; half an hour
+	CLCOMM_TREES=200 $(BIN)/python -m pytest tests/faults/test_trees.py $(TEST_ARGS)
 
 soak: $(FOR_TEST) ## half an hour of training with random stalls on 8 ranks: nothing may gather
 	CLCOMM_SOAK_S=1800 CLCOMM_SOAK_RANKS=8 $(BIN)/python -m pytest tests/soak -s

@@ -6,8 +6,7 @@ What a rank starts inherits its variables, and is no rank: MPI would take it for
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 
@@ -40,14 +39,12 @@ LAUNCHERS = (
 
 def launched_rank() -> int | None:
     """Return this process's rank, or that of the rank that started it; None if no launcher names one."""
-    values = (os.environ.get(name, "") for name in RANK_VARIABLES)
-    return next((int(value) for value in values if value.isdigit()), None)
+    return next(_numbers(RANK_VARIABLES), None)
 
 
 def launched_ranks() -> int:
     """Return the number of ranks according to the launcher's environment variables; 1 in what is no rank."""
-    values = [os.environ.get(name, "") for name in _SIZES]
-    return 1 if rank_above() else max([int(value) for value in values if value.isdigit()], default=1)
+    return 1 if rank_above() else max(_numbers(_SIZES), default=1)
 
 
 def rank_above() -> int:
@@ -65,10 +62,8 @@ def _rank_above(pid: int, told: str) -> int:
         rank = int(marked.partition("@")[0])
         if rank in between or not launcher:
             return rank
-    if launcher and between and marked != own:  # started by a rank that has not imported clcomm, or by a shell
-        above = next(filter(_has_mpi, between), 0)
-        if above or not _is_connected():
-            return above or between[-1]
+    if launcher and marked != own and (programs := list(filter(_may_use_mpi, between))):
+        return programs[-1]  # a rank that has not imported clcomm; others are shells that started one
     os.environ[RANK_PROCESS] = f"{own} {told}"
     return 0
 
@@ -77,19 +72,11 @@ def _told() -> str:
     return "/".join(os.environ.get(name, "") for name in (*RANK_VARIABLES, *_SIZES, JOB_VARIABLE, "SLURM_STEP_ID"))
 
 
-def _has_mpi(pid: int) -> bool:
+def _may_use_mpi(pid: int) -> bool:
+    """Return whether a process runs this Python, or has loaded an MPI library."""
     with suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
-        return b"/libmpi" in file.read()
+        return os.path.samefile(f"/proc/{pid}/exe", "/proc/self/exe") or b"/libmpi" in file.read()
     return False
-
-
-def _is_connected() -> bool:
-    """Return whether MPICH's connection to the launcher is open here; Python closes it in what it starts."""
-    number = os.environ.get("PMI_FD", "")
-    try:
-        return not number.isdigit() or stat.S_ISSOCK(os.fstat(int(number)).st_mode)
-    except OSError:
-        return False
 
 
 def without_job(environment: Mapping[str, str]) -> dict[str, str]:
@@ -119,14 +106,9 @@ def ancestors(pid: int) -> tuple[list[int], int]:
     return between, 0
 
 
-def launcher_of(pid: int) -> int:
-    """Return the launcher of a rank: its nearest ancestor that is one; 0 if there is none."""
-    return ancestors(pid)[1]
-
-
 def launch_of(pid: int) -> str:
     """Return what a process's launch is known by on this host, by no other process; "" without a known launcher."""
-    job, launcher = os.environ.get(JOB_VARIABLE, ""), launcher_of(pid)
+    job, launcher = os.environ.get(JOB_VARIABLE, ""), ancestors(pid)[1]
     return job or (f"{launcher}@{start_time(launcher)}" if launcher else "")
 
 
@@ -163,17 +145,14 @@ def _is_launcher(pid: int) -> bool:
 
 def local_place(local_rank: int | None = None, local_size: int | None = None) -> tuple[int, int]:
     """Return this process's (rank, count) among the job's processes on its host, from the launcher's variables."""
-    rank = _first_integer(_LOCAL_RANKS, 0) if local_rank is None else local_rank
-    size = _first_integer(_LOCAL_SIZES, 1) if local_size is None else local_size
+    rank = next(_numbers(_LOCAL_RANKS), 0) if local_rank is None else local_rank
+    size = next(_numbers(_LOCAL_SIZES), 1) if local_size is None else local_size
     return rank, max(size, rank + 1)
 
 
-def _first_integer(names: tuple[str, ...], otherwise: int) -> int:
-    for name in names:
-        value = os.environ.get(name, "")
-        if value.isdigit():
-            return int(value)
-    return otherwise
+def _numbers(names: tuple[str, ...]) -> Iterator[int]:
+    values = (os.environ.get(name, "") for name in names)
+    return (int(value) for value in values if value.isdigit())
 
 
 def launched_rank_in_words() -> str:

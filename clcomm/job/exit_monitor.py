@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from clcomm.host import variables
-from clcomm.host.launcher import JOB_VARIABLE, ancestors, launched_rank_in_words, launcher_of
+from clcomm.host.launcher import JOB_VARIABLE, ancestors, launched_rank_in_words
 from clcomm.job.common_memory import common_memory
 from clcomm.job.exit_monitor_process import LEAVING, RECORD_BYTES
 from clcomm.job.rank_record import RankRecord
@@ -62,7 +62,7 @@ def watch_host(record: RankRecord, host: Intracomm, rank: int) -> None:
     """
     if record.is_watched:
         record.rank = rank
-    launcher = launcher_of(os.getpid())
+    launcher = ancestors(os.getpid())[1]
     if host.Get_size() < 2 and (record.is_watched or not launcher):
         return
     reading, writing = os.pipe()  # closed by the end of this process
@@ -127,7 +127,7 @@ def _are_own(handles: Sequence[int], pids: Sequence[int], inodes: Sequence[int],
     A pipe has one number on a host: so a process that has it is the rank.
     """
     opened = [os.fstat(handle).st_ino for handle in handles[len(pids) : 2 * len(pids)]]
-    return opened == list(inodes) and [launcher_of(pid) for pid in pids] == list(launchers)
+    return opened == list(inodes) and [ancestors(pid)[1] for pid in pids] == list(launchers)
 
 
 def _start_host_monitor(memory: int, ends: select.epoll, handles: Sequence[int]) -> None:

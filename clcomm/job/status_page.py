@@ -14,6 +14,7 @@ from time import perf_counter_ns, sleep
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from clcomm.host.launcher import start_time
 from clcomm.job.common_memory import common_memory
 from clcomm.job.exit_monitor_process import stat_fields
 
@@ -86,7 +87,7 @@ class StatusPage:
         if own is not None:
             self.own = own
             words, _ = self._own_line = self._lines[self.ranks.index(own)]
-            words[_STARTED], words[_PID] = _start_time(os.getpid()), os.getpid()
+            words[_STARTED], words[_PID] = start_time(os.getpid()), os.getpid()
 
     @classmethod
     def of_host(cls, host: Intracomm, ranks: Sequence[int], own: int, public_size: int = 0) -> StatusPage:
@@ -224,12 +225,6 @@ def _write_text(line: tuple[memoryview, memoryview], text: str, rest: str = "") 
 def _read_text(line: tuple[memoryview, memoryview]) -> str:
     words, space = line
     return bytes(space[: words[_TEXT_BYTES]]).decode(errors="replace")
-
-
-def _start_time(pid: int) -> int:
-    with contextlib.suppress(IndexError, ValueError):
-        return int(stat_fields(pid)[_START_FIELD])
-    return 0
 
 
 def _state(pid: int, started: int) -> str:

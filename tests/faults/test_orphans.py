@@ -14,7 +14,7 @@ from contextlib import ExitStack
 import pytest
 
 from clcomm.errors import name_ranks
-from clcomm.host.launcher import launcher_of
+from clcomm.host.launcher import ancestors
 from clcomm.job import exit_monitor, exit_monitor_process
 from clcomm.job.exit_monitor_process import PID, RANK, RECORD_BYTES, stat_fields
 from tests.faults.launch import start
@@ -47,7 +47,7 @@ def ranks_below(pid: int) -> list[int]:
         while above > 1 and above != pid:
             fields = stat_fields(above)
             above = int(fields[1]) if fields else 0
-        if above == pid and launcher_of(int(entry)) and int(entry) != pid:
+        if above == pid and ancestors(int(entry))[1] and int(entry) != pid:
             found.append(int(entry))
     return found
 
@@ -66,7 +66,7 @@ def test_ranks_without_a_launcher_end(tmp_path, ranks, stuck):
         for _ in range(ranks):
             assert process.stdout.readline().startswith("rank ")
     pythons = ranks_below(process.pid)
-    launchers = {launcher_of(pid) for pid in pythons}
+    launchers = {ancestors(pid)[1] for pid in pythons}
     assert len(pythons) >= ranks
     for pid in {process.pid, *launchers}:
         os.kill(pid, signal.SIGKILL)

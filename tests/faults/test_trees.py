@@ -52,11 +52,12 @@ def test_what_ranks_start_ends_as_it_wants_and_ends_nobody(job) -> None:
         pytest.importorskip("torch")
     program = [sys.executable, "-m", "tests.faults.tree_job", json.dumps(trees)]
     around = ["sh", "-c", '"$@"; exit $?', "sh"] if how == SHELL else []
+    environment = clean_environment(CLCOMM_STALL_WARNING_S="0", **{"TREE_TORCH": "1"} if has_torch else {})
     with subprocess.Popen(["sleep", str(10 * HUNG_S)]) as outside:
         try:
             ended = subprocess.run(
                 [mpiexec(), "-n", str(len(trees)), *around, *program], cwd=ROOT, capture_output=True, text=True,
-                timeout=2 * HUNG_S, check=False, env=clean_environment(**{"TREE_TORCH": "1"} if has_torch else {}),
+                timeout=2 * HUNG_S, check=False, env=environment,
             )  # fmt: skip
             said = (ended.returncode, ended.stdout, ended.stderr)
             assert said == (0, json.dumps([[] for _ in trees]) + "\n", ""), trees

@@ -87,9 +87,8 @@ def python(text: str, *arguments: object) -> list[str]:
 def forked(code: int) -> Finish:
     child = os.fork()
     if not child:
-        end(code)
-        os._exit(0)
-    return lambda: is_equal("fork", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), code)
+        end(code if code < 0 else code | 1)  # by os._exit: multiprocessing would wait there for its parent's workers
+    return lambda: is_equal("fork", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), code if code < 0 else code | 1)
 
 
 def worker(method: str) -> Callable[[int], Finish]:
