@@ -87,7 +87,8 @@ def test_stopped_and_dead_processes_are_known() -> None:
 #: Takes all descriptors, then looks at itself, at a child that runs, and at one that has ended and is collected.
 WITHOUT_DESCRIPTORS = """
 import os, resource, subprocess, sys
-from clcomm.job.exit_monitor_process import children_of, is_gone, launcher_of
+from clcomm.host.launcher import ancestors
+from clcomm.job.exit_monitor_process import is_gone
 from clcomm.job.status_page import StatusPage
 from clcomm.job import worlds
 from clcomm.job.other_hosts import Address, StatusClient
@@ -115,7 +116,7 @@ while True:
     except OSError:
         break
 found = [line.state for line in page.read()], [is_gone(os.getpid()), *(is_gone(each.pid) for each in children)]
-found += [line.state for line in client.ask()], launcher_of(os.getpid())
+found += [line.state for line in client.ask()], ancestors(os.getpid())[1]
 said = []
 for what in (lambda: worlds.tell(folder, worlds.JOINED, 0), lambda: choose(None)):
     try:
