@@ -129,6 +129,7 @@ fuzz: $(FOR_TEST) ## 100,000 hostile files for all parsers: some minutes
 
 snippets: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),torch-suite ## 1,000 drawn programs beside PyTorch: a few minutes (CLCOMM_SNIPPETS=5000, CLCOMM_SNIPPETS_FROM=1000: others)
 	CLCOMM_SNIPPETS=$(or $(CLCOMM_SNIPPETS),1000) $(BIN)/python -m pytest tests/snippets
+
 trees: $(FOR_TEST) ## 200 drawn trees of processes that ranks start: nobody signals a process of others; half an hour
 	CLCOMM_TREES=200 $(BIN)/python -m pytest tests/faults/test_trees.py $(TEST_ARGS)
 
