@@ -55,9 +55,11 @@ def rank_above() -> int:
 @cache  # for each process that is forked
 def _rank_above(pid: int, told: str) -> int:
     """Return what `rank_above` does, and mark a rank, once, for what it starts."""
+    from clcomm.host import variables  # here, as it imports this module
+
     between, launcher = ancestors(pid)
     own = f"{pid}@{start_time(pid)}"
-    marked, _, then = os.environ.get(RANK_PROCESS, "").partition(" ")
+    marked, _, then = variables.text(RANK_PROCESS).partition(" ")
     if (between or not launcher) and marked not in ("", own) and then == told:
         rank = int(marked.partition("@")[0])
         if rank in between or not launcher:
