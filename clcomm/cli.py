@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NoReturn
 from clcomm._version import __version__
 from clcomm.commands.listing import COMMANDS, DESCRIPTION, EPILOG, Listed, add
 from clcomm.console.option_types import OneLineParser
-from clcomm.host.launcher import launched_rank, rank_above, without_job
+from clcomm.host.launcher import launched_rank, without_job
+from clcomm.host.rank_process import rank_above
 from clcomm.host.signals import ENDED_BY, handle_signals, say_ended
 
 if TYPE_CHECKING:

@@ -30,7 +30,8 @@ def run(options: argparse.Namespace) -> int:
     from clcomm.console import finding
     from clcomm.doctor import examine, network, start
     from clcomm.doctor.job import JobFacts
-    from clcomm.host.launcher import launched_rank, launched_ranks, local_place
+    from clcomm.host.launcher import launched_rank, local_place
+    from clcomm.host.rank_process import launched_ranks
     from clcomm.launch.mpiexec import require_hostfile
 
     if options.hostfile:

@@ -9,7 +9,7 @@ from clcomm.commands.command import Command
 from clcomm.commands.run import require_script
 from clcomm.console.option_types import number, whole_number
 from clcomm.errors import ArgumentError
-from clcomm.host.launcher import launched_ranks
+from clcomm.host.rank_process import launched_ranks
 
 #: Exit codes: the script has mistakes; it cannot be judged.
 FOUND, UNKNOWN = 1, 2

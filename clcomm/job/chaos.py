@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 from clcomm.errors import ArgumentError
 from clcomm.host import variables
-from clcomm.host.launcher import launched_rank, launched_ranks
+from clcomm.host.launcher import launched_rank
+from clcomm.host.rank_process import launched_ranks
 from clcomm.job.endings import print_line
 from clcomm.job.job import Job
 from clcomm.job.restarts import FAULTS, restart_number

@@ -17,7 +17,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from clcomm.host import variables
-from clcomm.host.launcher import JOB_VARIABLE, ancestors, launched_rank_in_words
+from clcomm.host.launcher import JOB_VARIABLE, launched_rank_in_words
+from clcomm.host.rank_process import ancestors
 from clcomm.job.common_memory import common_memory
 from clcomm.job.exit_monitor_process import LEAVING, RECORD_BYTES
 from clcomm.job.rank_record import RankRecord

@@ -6,7 +6,8 @@ import os
 import time
 from contextlib import suppress
 
-from clcomm.host.launcher import JOB_VARIABLE, ancestors, start_time
+from clcomm.host.launcher import JOB_VARIABLE
+from clcomm.host.rank_process import ancestors, start_time
 from clcomm.job.exit_monitor_process import (
     FAILING,
     JOINED,

@@ -14,7 +14,7 @@ from time import perf_counter_ns, sleep
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clcomm.host.launcher import start_time
+from clcomm.host.rank_process import start_time
 from clcomm.job.common_memory import common_memory
 from clcomm.job.exit_monitor_process import stat_fields
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from clcomm.errors import LaunchError
-from clcomm.host.launcher import OF_TORCH, launch_of, launched_rank, local_place, rank_above
+from clcomm.host.launcher import OF_TORCH, launched_rank, local_place
+from clcomm.host.rank_process import launch_of, rank_above
 from clcomm.launch.variables import torch_variables
 from clcomm.tensors.private_torch import default_backends, rendezvous_handlers
 from clcomm.transport import mpi_communicators, mpi_runtime

@@ -10,8 +10,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from clcomm.errors import ArgumentError, LaunchError, pip_install
-from clcomm.host.launcher import launched_rank_in_words, rank_above
-from clcomm.host.launcher import launched_ranks as launched_ranks
+from clcomm.host.launcher import launched_rank_in_words
+from clcomm.host.rank_process import launched_ranks as launched_ranks
+from clcomm.host.rank_process import rank_above
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Datatype as Datatype

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 import pytest
 
 from clcomm.errors import name_ranks
-from clcomm.host.launcher import ancestors
+from clcomm.host.rank_process import ancestors
 from clcomm.job import exit_monitor, exit_monitor_process
 from clcomm.job.exit_monitor_process import PID, RANK, RECORD_BYTES, stat_fields
 from tests.faults.launch import start

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.skipif(not sys.platform.startswith("linux"), reason="r
 #: Prints how many ranks the process knows of, 1 where it is none; then starts a command.
 KNOWS = """
 import subprocess, sys
-from clcomm.host.launcher import launched_ranks
+from clcomm.host.rank_process import launched_ranks
 sys.stdout.write(f"{launched_ranks()} ")
 sys.stdout.flush()
 subprocess.run(sys.argv[1:]) if sys.argv[1:] else None

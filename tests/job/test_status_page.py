@@ -87,7 +87,7 @@ def test_stopped_and_dead_processes_are_known() -> None:
 #: Takes all descriptors, then looks at itself, at a child that runs, and at one that has ended and is collected.
 WITHOUT_DESCRIPTORS = """
 import os, resource, subprocess, sys
-from clcomm.host.launcher import ancestors
+from clcomm.host.rank_process import ancestors
 from clcomm.job.exit_monitor_process import is_gone
 from clcomm.job.status_page import StatusPage
 from clcomm.job import worlds
