@@ -16,12 +16,10 @@ _LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_P
 JOB_VARIABLE = "PMIX_NAMESPACE"
 #: torchrun's variables, which clcomm sets in ranks.
 OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-#: Set by a rank for what it starts: its process, that one's start time, and what the launcher told it.
-RANK_PROCESS = "CLCOMM_RANK_PROCESS"
 #: What a rank's job has in its environment besides: beginnings of launchers' variables, and those of `clcomm run`.
 _OF_JOB = (
-    "PMI_", "PMIX_", "MPI_LOCAL", "OMPI_", "PRTE_", "HYDI_", "PALS_", "MV2_COMM_WORLD_", RANK_PROCESS,
-    "CLCOMM_MEMORY", "CLCOMM_PROGRESS", "CLCOMM_RESTART",
+    "PMI_", "PMIX_", "MPI_LOCAL", "OMPI_", "PRTE_", "HYDI_", "PALS_", "MV2_COMM_WORLD_",
+    "CLCOMM_RANK_PROCESS", "CLCOMM_MEMORY", "CLCOMM_PROGRESS", "CLCOMM_RESTART",
 )  # fmt: skip
 #: Parts of the names of launchers' variables that a user sets.
 _OF_USER = ("_MCA_", "_ALLOW_RUN_AS_ROOT")

@@ -10,8 +10,10 @@ from contextlib import suppress
 from functools import cache
 
 from clcomm.host import variables
-from clcomm.host.launcher import JOB_VARIABLE, RANK_PROCESS, RANK_VARIABLES, SIZES, launched_rank, numbers_of
+from clcomm.host.launcher import JOB_VARIABLE, RANK_VARIABLES, SIZES, launched_rank, numbers_of
 
+#: Set by a rank for what it starts: its process, that one's start time, and what the launcher told it.
+RANK_PROCESS = "CLCOMM_RANK_PROCESS"
 #: Launchers' executables: those of MPICH, Open MPI and Slurm.
 LAUNCHERS = (
     "hydra_pmi_proxy", "pmi_proxy", "prted", "prterun", "orted", "orterun", "mpirun", "mpiexec", "mpiexec.hydra",

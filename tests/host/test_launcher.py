@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from clcomm.host.launcher import RANK_PROCESS, without_job
+from clcomm.host.launcher import without_job
+from clcomm.host.rank_process import RANK_PROCESS
 from tests.faults.launch import clean_environment
 
 pytestmark = [pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")]
