@@ -32,7 +32,7 @@ def used_since(cache: Path, since: float) -> list[Path]:
 
 
 def seal(cache: Path, folders: list[Path]) -> str:
-    return json.dumps({str(folder.relative_to(cache)): _digests(folder) for folder in sorted(folders)})
+    return json.dumps({str(folder.relative_to(cache)): digests_of(folder) for folder in sorted(folders)})
 
 
 def damaged(cache: Path, text: str, sealed_s: float) -> list[Path]:
@@ -45,7 +45,7 @@ def damaged(cache: Path, text: str, sealed_s: float) -> list[Path]:
     for name, sealed in _parse(text).items():
         if not _is_inside(cache, cache / name):
             continue
-        found = _digests(cache / name)
+        found = digests_of(cache / name)
         for file, (length, digest) in sealed.items():
             now = found.get(file)
             if now is None or now[0] < length or (now[1] != digest and _changed_s(cache / name / file) <= sealed_s):
@@ -82,7 +82,7 @@ def _is_inside(cache: Path, folder: Path) -> bool:
     return not any(map(os.path.islink, (folder, folder.parent))) and folder.parent.parent == cache
 
 
-def _digests(folder: Path) -> dict[str, tuple[int, str]]:
+def digests_of(folder: Path) -> dict[str, tuple[int, str]]:
     found: dict[str, tuple[int, str]] = {}
     for directory, _, names in os.walk(folder):
         for name in names:

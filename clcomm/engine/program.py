@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from clcomm.engine import enqueue_code, pocl_cache, program_cache
+from clcomm.engine import enqueue_code, pocl_cache, program_cache, sealed_programs
 from clcomm.errors import DeviceError, ShortageError
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def build(context: cl.Context, file: str, options: list[str]) -> cl.Program:
 
     source, options = source_of(file), [*options, "-cl-mad-enable", "-cl-kernel-arg-info"]
     file, _, _ = file.partition("\n")
+    stored = sealed_programs.sealed(context.devices[0], source, options)
+    source += "" if stored is None else stored.line
     skips_header = _can_skip_header(context.devices[0])
     for _ in range(_TRIES if skips_header else 0):
         with contextlib.suppress(cl.Error):

@@ -31,7 +31,7 @@ def aligned_zeros(nbytes: int) -> np.ndarray:
 
 def is_plain(value: object) -> bool:
     """Return whether an object is an array, also of a subclass, with nothing beside its numbers, such as a mask."""
-    kind = type(value)
+    kind: Any = type(value)
     return kind is np.ndarray or (
         isinstance(value, np.ndarray)
         and (kind.__array_finalize__ is np.ndarray.__array_finalize__ or kind in (np.memmap, np.matrix, np.recarray))

@@ -1,0 +1,156 @@
+"""Programs of PoCL's cache, each with a seal: what differs from it is built anew, elsewhere.
+
+PoCL loads the files of its cache unchecked, and crashes on damaged ones. So each program has a kernel with a name of
+its own, drawn when it is first built, which is in the seal, a file beside PoCL's folders, with the digests of the
+program's files. A program without a seal, or with other files than in it, gets another name: PoCL takes it for one that
+it has not seen, so nothing is removed from under other processes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clcomm.engine.kernel_cache import digests_of, used_since
+from clcomm.storage.files import read_regular
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+_MOST_BYTES = 1 << 20
+#: Variables of PoCL's that change no code.
+_OTHERS = ("POCL_CACHE_DIR", "POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT")
+#: Seconds after which new programs are sealed as another one is built.
+_SEALS_S = 2.0
+#: For how long after its start a process on another host is taken to build, in seconds.
+_ELSEWHERE_S = 600.0
+#: The kernel that names a program, in its code.
+_NAME = re.compile(rb"clcomm_([0-9a-f]{16})")
+#: The programs that this process uses.
+_used: dict[Path, SealedProgram] = {}
+_sealed_s = 0.0
+
+
+def sealed(cl_device: cl.Device, source: str, options: list[str]) -> SealedProgram | None:
+    """Return a program's place; None where PoCL has no cache. It is sealed at the process's end, at the latest."""
+    cache = os.environ.get("POCL_CACHE_DIR")
+    if not cache or os.environ.get("POCL_KERNEL_CACHE", "1") == "0" or "Portable" not in cl_device.platform.name:
+        return None
+    if time.monotonic() - _sealed_s > _SEALS_S:
+        seal_all()
+    given = sorted(item for item in os.environ.items() if item[0].startswith("POCL_") and item[0] not in _OTHERS)
+    facts = [cl_device.platform.version, cl_device.name, cl_device.driver_version, repr(given), *options, source]
+    place = Path(cache) / f"seal-{sha256(repr(facts).encode()).hexdigest()[:32]}"
+    if place not in _used:
+        if not _used:
+            atexit.register(seal_all)
+        _used[place] = SealedProgram(place)
+    return _used[place]
+
+
+def seal_all() -> None:
+    """Seal the files of all programs that this process uses."""
+    global _sealed_s
+    new = [program for program in [*_used.values()] if not program.folder]
+    folders: dict[str, str] = {}
+    if new:
+        cache, since_s = new[0].place.parent, min(program.began_s for program in new)
+        for folder in used_since(cache, since_s):
+            with suppress(OSError):  # removed meanwhile
+                for name in _NAME.findall((folder / "program.bc").read_bytes()):
+                    folders[name.decode()] = str(folder.relative_to(cache))
+    for program in [*_used.values()]:  # another thread may build
+        program.seal(folders)
+    _sealed_s = time.monotonic()
+
+
+class SealedProgram:
+    """One program's place in the cache.
+
+    Attributes:
+        place: its seal.
+        folder: PoCL's, below the cache; "": it is not known yet.
+        began_s: when this process began to use it, in seconds of the epoch.
+        line: to be added to its source.
+    """
+
+    def __init__(self, place: Path):
+        self.place, self.began_s = place, time.time()
+        found = _read(place)
+        is_alive = found is not None and _is_alive(place, found["by"])
+        if found is None or not self._is_whole(found, is_alive):
+            found = {"name": secrets.token_hex(8), "folder": "", "files": {}, "by": _own()}
+            self._write(found)
+        elif not is_alive:
+            self._write({**found, "by": _own()})  # what PoCL adds is known until this process has sealed it
+        self._name: str = found["name"]
+        self.folder: str = found["folder"]
+        self.line = f"\n__kernel void clcomm_{self._name}(void) {{}}\n"
+
+    def seal(self, folders: Mapping[str, str]) -> None:
+        """Add files that are not sealed yet, which living processes have built; folders: of new programs, by name."""
+        found = _read(self.place)
+        if found is None or found["name"] != self._name:
+            return  # another process has found it damaged
+        self.folder = found["folder"] or folders.get(self._name, "")
+        files = {**(digests_of(self.place.parent / self.folder) if self.folder else {}), **found["files"]}
+        if files.keys() != found["files"].keys():
+            self._write({**found, "folder": self.folder, "files": files})
+
+    def _is_whole(self, found: dict[str, Any], is_alive: bool) -> bool:
+        if not found["folder"]:
+            return is_alive  # it is being built
+        files = digests_of(self.place.parent / found["folder"])
+        return all(files.get(name) == tuple(digest) for name, digest in found["files"].items()) and (
+            is_alive or files.keys() == found["files"].keys()
+        )
+
+    def _write(self, found: dict[str, Any]) -> None:
+        partial = self.place.with_name(f".{self.place.name}.{os.getpid()}")
+        with suppress(OSError):
+            text = json.dumps(found)
+            partial.write_text(f"{_digest(text)}\n{text}")
+            os.replace(partial, self.place)
+
+
+def _read(place: Path) -> dict[str, Any] | None:
+    """Return a seal; None where it is missing or damaged."""
+    with suppress(OSError, ValueError):
+        digest, _, text = read_regular(place, _MOST_BYTES).decode().partition("\n")
+        if digest == _digest(text):
+            return dict(json.loads(text))
+    return None
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+def _own() -> tuple[str, int, int]:
+    return os.uname().nodename, os.getpid(), _began(os.getpid())
+
+
+def _began(pid: int) -> int:
+    """Return when a process began, in clock ticks; 0: it does not live, or there is no /proc."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return 0
+
+
+def _is_alive(place: Path, by: tuple[str, int, int]) -> bool:
+    """Return whether the process that builds lives; one on another host is taken for alive for a while."""
+    host, pid, began = by
+    if host == os.uname().nodename:
+        return began > 0 and _began(pid) == began
+    with suppress(OSError):
+        return time.time() - place.stat().st_mtime < _ELSEWHERE_S
+    return False
