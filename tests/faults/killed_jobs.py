@@ -195,7 +195,8 @@ def _is_kept(path: Path) -> bool:
 
 
 def _is(name: str, words: list[str]) -> bool:
-    return any(word in " ".join(words) for word in _WORDS[name].split("|"))
+    """Return whether a command line is that of such a process, and not of one that the command is about to start."""
+    return words[1:3] != ["-m", "clcomm"] and any(word in " ".join(words) for word in _WORDS[name].split("|"))
 
 
 def _words(process: int) -> list[str]:
