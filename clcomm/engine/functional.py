@@ -123,6 +123,7 @@ from clcomm.engine.ops.functions import (
 )
 from clcomm.engine.ops.group_norm import group_norm
 from clcomm.engine.ops.in_place import assign, overwrite, scatter
+from clcomm.engine.ops.in_place import write as write
 from clcomm.engine.ops.indexing import embedding, gather, index_select, scatter_add, spread, take
 from clcomm.engine.ops.integers import shifted  # noqa: F401 - an operator's
 from clcomm.engine.ops.joining import (
@@ -244,6 +245,7 @@ from clcomm.engine.ops.resampling import adaptive_max_pool2d, interpolate, pixel
 from clcomm.engine.ops.rounding import ceil, div, floor, floor_divide, fmod, log1p, remainder, round, sign, trunc
 from clcomm.engine.ops.sampling import affine_grid, fold, grid_sample, local_response_norm, lp_pool2d
 from clcomm.engine.ops.shape import clone, flatten, reshape, squeeze, swap_dimensions, transpose, unsqueeze
+from clcomm.engine.ops.shape import contiguous as contiguous
 from clcomm.engine.ops.softmax import log_softmax, logsumexp, softmax
 from clcomm.engine.ops.three_dimensions import (
     adaptive_avg_pool3d,
@@ -259,6 +261,7 @@ from clcomm.engine.tensor_functions import FunctionMethods
 from clcomm.engine.tensor_in_place import InPlaceMethods
 from clcomm.engine.tensor_methods import TensorMethods
 from clcomm.engine.tensor_shapes import ShapeMethods
+from clcomm.engine.view import following as following
 
 __all__ = [
     "abs",

@@ -80,6 +80,10 @@ class Parameter(Tensor):
     def gradient_for_update(self) -> Tensor:
         return super().gradient_for_update() if self.slot is None else self.slot.for_update()
 
+    def detach(self) -> Tensor:
+        """Return a view of the values that is not on the tape: it follows the parameter to other memory."""
+        return self._functional.following(self, super().detach())
+
     def __deepcopy__(self, memo: dict[int, object]) -> Tensor:
         copied = super().__deepcopy__(memo)
         assert isinstance(copied, Parameter)

@@ -73,6 +73,9 @@ def record(device: Device, function: Callable[..., Any], args: Sequence[object])
         _end(recorder, device.revision, results)
     finally:
         device.recorder = None
+    for arg, copied in zip(args, own, strict=True):
+        if isinstance(arg, Tensor) and isinstance(copied, Tensor) and copied.written_at >= 0:
+            arg.copy_from(copied.numpy())
     return recorder, results
 
 
@@ -109,7 +112,7 @@ def without_tape(results: Results) -> Results:
     tensors = as_tensors(results)
     if not tensors:
         return results
-    detached = tuple([tensor.detach() for tensor in tensors])
+    detached = tuple([tensor.alias(tensor.shape) for tensor in tensors])
     return detached if isinstance(results, tuple) else detached[0]
 
 
@@ -133,6 +136,7 @@ class LaunchRecording:
         self._before = list(recorder.before.items())
         self._decisions, self._in_doubt = recorder.decisions, recorder.in_doubt
         self.segments = recorder.segments
+        self._written, self._parts = recorder.written, list(recorder.parts.values())
         self._bound: list[tuple[list[Any], Any, Any, Any]] = []
         self._is_tuple, tensors = isinstance(results, tuple), as_tensors(results) or ()
         self.results = [(t.shape, t.dtype, self._source(recorder, t.buffer)) for t in tensors]
@@ -214,6 +218,8 @@ class LaunchRecording:
         """
         if not self.is_valid or not (self.guards is None or self.guards.are_same()):
             return False
+        if any(root.written_at != write for root, write in self._parts):
+            return False
         try:
             for source, rule, outcome in self._decisions:
                 tensor = inputs[source] if isinstance(source, int) else source
@@ -245,6 +251,8 @@ class LaunchRecording:
                     slot.state = state
             if function is not None:
                 function(*args)
+        for tensor in self._written:
+            tensor.note_write()
         return results
 
     def _new_results(self, inputs: Sequence[Tensor]) -> Results:

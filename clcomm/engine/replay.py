@@ -67,7 +67,7 @@ class _Latest(NamedTuple):
         if tape != self.is_recording or len(args) != len(self.arguments) or recording.device.recorder is not None:
             return False
         for arg, known in zip(args, self.arguments, strict=True):
-            if type(arg) is Tensor:
+            if isinstance(arg, Tensor):
                 if (arg.device, arg.shape, arg.dtype) != known or (tape and arg.requires_grad):
                     return False
             elif type(arg) is not type(known) or arg != known:

@@ -62,7 +62,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
     """
 
     __slots__ = (
-        "__weakref__", "_grad", "_hooks", "_node", "_requires_grad", "buffer", "device", "dtype", "shape",
+        "__weakref__", "_grad", "_hooks", "_node", "_requires_grad", "_source", "buffer", "device", "dtype", "shape",
         "whole_columns",
     )  # fmt: skip
 
@@ -75,6 +75,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
     _grad: Tensor | None
     _node: Node | None
     _hooks: list[tuple[Callable[[Tensor], Any], bool | None]] | None  # (hook, planned), of a gradient hook None
+    _source: Any  # of a view, see view.py
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
 
     def __repr__(self) -> str:
         extra = ", requires_grad=True" if self._requires_grad else ""
-        return f"{type(self).__name__}({np.array2string(self.numpy(), separator=', ')}, {self.dtype}{extra})"
+        return f"{self._pickled_as().__name__}({np.array2string(self.numpy(), separator=', ')}, {self.dtype}{extra})"
 
     # -- values on the host
 
@@ -167,6 +168,9 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
     def note_write(self) -> None:
         """Note that the values change: operations before it that kept them have no backward any more."""
         self.device.written_at = self.buffer.written_at = next(orders)
+        recorder = self.device.recorder
+        if recorder is not None:
+            recorder.note_write(self)
 
     def _note_known(self, array: np.ndarray) -> None:
         if array.dtype == INT32 and array.size:
@@ -255,6 +259,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         """Return the gradient of a leaf that has one, in memory that may be written to."""
         assert self._grad is not None
         self._refuse_recording()
+        self._grad.note_write()
         return self._grad
 
     def _refuse_recording(self) -> None:

@@ -70,11 +70,11 @@ class ShapeMethods(Generic[AnyTensor]):
     ndimension, nelement = dim, numel
 
     def contiguous(self) -> AnyTensor:
-        """Return the tensor itself, as all are contiguous."""
-        return self  # type: ignore[return-value]
+        """Return the tensor itself, or a copy of a view whose elements PyTorch has apart."""
+        return self._functional.contiguous(self)
 
     def is_contiguous(self) -> bool:
-        """Return True, as all are."""
+        """Return whether the elements are in their order, one behind the other: True, but for views."""
         return True
 
     def stride(self, dim: int | None = None) -> Any:

@@ -19,9 +19,10 @@ from clcomm.communicator import Communicator
 from clcomm.engine.device import Device
 from clcomm.engine.fold import DeviceFold
 from clcomm.engine.host_buffer import HostBuffer, sees_writes
-from clcomm.engine.ops.blocks import Block, copy_part
 from clcomm.engine.ops.broadcasting import launch_broadcast
+from clcomm.engine.ops.parts import copy_part
 from clcomm.engine.tensor import Shape, Tensor, copy_into, empty
+from clcomm.engine.view import Block
 from clcomm.flat_space.layout import ALIGNMENT
 from clcomm.sync.agreement import CHECKS
 

@@ -14,8 +14,9 @@ from clcomm.engine.ops.casts import moved
 from clcomm.engine.ops.indexing import index_select, kept, take
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.reduce import broadcast_to
-from clcomm.engine.ops.shape import reshape, transpose
+from clcomm.engine.ops.shape import Transpose, clone, reshape, transpose
 from clcomm.engine.tensor import FLOAT32, Tensor, float_tensor
+from clcomm.engine.view import Block, block_of, viewed
 from clcomm.errors import ArgumentError
 
 
@@ -31,13 +32,15 @@ def repeat(x: Tensor, *sizes: int | Sequence[int]) -> Tensor:
     shape = (1,) * (len(times) - x.ndim) + x.shape
     apart = [n for pair in zip([1] * len(shape), shape, strict=True) for n in pair]
     wanted = [n for pair in zip(times, shape, strict=True) for n in pair]
-    whole = broadcast_to(reshape(x, tuple(apart)), tuple(wanted))
+    whole = broadcast_to(reshape(x, tuple(apart)), tuple(wanted)) if max(times, default=1) > 1 else clone(x)
     return reshape(whole, tuple([n * size for n, size in zip(times, shape, strict=True)]))
 
 
 def flip(x: Tensor, *given: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Tensor:
     """Return x with the order of its elements along the dimensions reversed; x: of any type and shape."""
     turned = _dimensions("flip", x, given if dims is None else (dims,))
+    if not turned:
+        return clone(x)
     index: Any = tuple([slice(None, None, -1 if d in turned else None) for d in range(x.ndim)])
     return take(x, index)
 
@@ -50,10 +53,11 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | Non
     if dims is None:
         return reshape(roll(reshape(x, (-1,)), shifts, 0), x.shape)
     by = [shifts] if isinstance(shifts, int) else list(shifts)
+    result = x
     for d, shift in zip(_dimensions("roll", x, (dims,)), by, strict=True):
         by_less = shift % x.shape[d]
-        x = moved(x, partial(blocks.Roll.apply, shift=by_less, axis=d)) if by_less else x
-    return x
+        result = moved(result, partial(blocks.Roll.apply, shift=by_less, axis=d)) if by_less else result
+    return clone(x) if result is x else result
 
 
 @pytorch_names
@@ -90,7 +94,9 @@ def windows(x: Tensor, axis: int, size: int, step: int, dilation: int = 1) -> Te
     apart = moved(x, lambda own: index_select(own, at, index))
     apart = reshape(apart, (*x.shape[:at], count, size, *x.shape[at + 1 :]))
     order = [d for d in range(x.ndim + 1) if d != at + 1]
-    return transpose(apart, (*order, at + 1))
+    place, taken = block_of(x), moved(apart, lambda own: Transpose.apply(own, axes=(*order, at + 1)))
+    strides = [stride * step if d == at else stride for d, stride in enumerate(place.strides)]
+    return viewed(x, taken, Block(place.first, (*strides, place.strides[at] * dilation)))
 
 
 def unfold(
@@ -145,6 +151,14 @@ def meshgrid(*tensors: Tensor | Sequence[Tensor], indexing: str = "ij") -> tuple
 
 
 def pad(
+    x: Tensor, widths: Sequence[tuple[int, int]] | Sequence[int], mode: str | float = "constant", value: float = 0.0
+) -> Tensor:
+    """Return `padded`, a copy also where the widths are 0."""
+    result = padded(x, widths, mode, value)
+    return clone(x) if result is x else result
+
+
+def padded(
     x: Tensor, widths: Sequence[tuple[int, int]] | Sequence[int], mode: str | float = "constant", value: float = 0.0
 ) -> Tensor:
     """Return x with (before, after) elements of `value` around each dimension; ArgumentError for negative widths.

@@ -2,88 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from functools import lru_cache
 from types import EllipsisType
-from typing import NamedTuple
 
 import numpy as np
 
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.casts import moved, of_any_type
 from clcomm.engine.ops.names import pytorch_names
-from clcomm.engine.ops.shape import reshape
+from clcomm.engine.ops.parts import copy_part, fill, part_from
+from clcomm.engine.ops.shape import Reshape, reshape
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor
+from clcomm.engine.view import Block, block_of, viewed, whole
 from clcomm.errors import ArgumentError
 
 Index = int | slice | EllipsisType | None
-
-
-class Block(NamedTuple):
-    """A part of a tensor: the place of its first element, and its strides, in elements."""
-
-    first: int
-    strides: tuple[int, ...]
-
-
-def _strides(shape: Shape) -> tuple[int, ...]:
-    return tuple([math.prod(shape[d + 1 :]) for d in range(len(shape))])
-
-
-def _part(shape: Shape, starts: Sequence[int], steps: Sequence[int] | None = None) -> Block:
-    """Return the part of a tensor of `shape` from `starts` on, with every `steps`-th element."""
-    strides = _strides(shape)
-    first = sum(start * stride for start, stride in zip(starts, strides, strict=True))
-    return Block(first, strides if steps is None else tuple(map(math.prod, zip(steps, strides, strict=True))))
-
-
-def _whole(shape: Shape) -> Block:
-    return _part(shape, [0] * len(shape))
-
-
-@lru_cache(maxsize=1024)
-def _plan(sizes: Shape, out: tuple[int, ...], x: tuple[int, ...]) -> tuple[np.ndarray, int]:
-    """Return sizes, strides of out and strides of x, dimensions merged where possible, and their number."""
-    merged: list[list[int]] = []
-    for size, out_stride, x_stride in zip(sizes, out, x, strict=True):
-        if size == 1:
-            continue
-        if merged and merged[-1][1:] == [out_stride * size, x_stride * size]:
-            merged[-1] = [merged[-1][0] * size, out_stride, x_stride]
-        else:
-            merged.append([size, out_stride, x_stride])
-    plan = np.array(merged or [[1, 1, 1]], np.int32)
-    return np.ascontiguousarray(plan.T).reshape(-1), len(plan)
-
-
-@lru_cache(maxsize=2048)
-def _reach(sizes: Shape, strides: tuple[int, ...]) -> tuple[int, int]:
-    """Return the number of elements that a part spans before its first one, and behind it."""
-    ends = [(size - 1) * stride for size, stride in zip(sizes, strides, strict=True)]
-    return -sum(min(end, 0) for end in ends), sum(max(end, 0) for end in ends)
-
-
-def copy_part(sizes: Shape, out: Tensor, to: Block, x: Tensor, part: Block) -> None:
-    """Queue a copy of a part of x to a part of out, both of `sizes`; ArgumentError for one that leaves its tensor."""
-    if 0 in sizes:
-        return
-    for tensor, block in ((out, to), (x, part)):
-        before, behind = _reach(sizes, block.strides)
-        if block.first < before or block.first + behind >= tensor.numel():
-            raise ArgumentError(f"copy: expected a part within {tensor.shape}, got one of {sizes} at {block}")
-    device = x.device
-    plan, dims = _plan(sizes, to.strides, part.strides)
-    buffer = device.keep(("block", sizes, to.strides, part.strides), lambda: plan)
-    inner = int(plan[dims - 1])
-    rows = math.prod(sizes) // inner
-    grid = device.row_grid(rows, inner) if device.is_cpu else device.grid(rows * inner)
-    kernel = device.kernel("shape", "copy_block")
-    device.launch(kernel, *grid, out, x, buffer, dims, to.first, part.first, rows, inner)
-
-
-def fill(x: Tensor, value: float) -> None:
-    x.device.launch(x.device.kernel("elementwise", "fill"), *x.device.grid(x.numel()), x.buffer, value, x.numel())
 
 
 class SliceOp(Op):
@@ -94,8 +27,8 @@ class SliceOp(Op):
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, starts: Shape, steps: Shape, sizes: Shape) -> Tensor:
         out = empty(x.device, sizes)
-        ctx.starts, ctx.steps, ctx.part = starts, steps, _part(x.shape, starts, steps)
-        copy_part(sizes, out, _whole(sizes), x, ctx.part)
+        ctx.starts, ctx.steps, ctx.part = starts, steps, part_from(x.shape, starts, steps)
+        copy_part(sizes, out, whole(sizes), x, ctx.part)
         return out
 
     @staticmethod
@@ -103,7 +36,7 @@ class SliceOp(Op):
         dx = ctx.out(0)
         if grad.numel() != dx.numel():
             fill(dx, 0.0)
-        copy_part(grad.shape, dx, ctx.part, grad, _whole(grad.shape))
+        copy_part(grad.shape, dx, ctx.part, grad, whole(grad.shape))
         return (dx,)
 
 
@@ -120,7 +53,7 @@ class Concat(Op):
         ctx.starts = [sum(lengths[:number]) for number in range(len(inputs))]
         out = empty(inputs[0].device, (*shapes[0][:axis], sum(lengths), *shapes[0][axis + 1 :]))
         for each, shape, part in zip(inputs, shapes, Concat._parts(ctx, out.shape), strict=True):
-            copy_part(shape, out, part, each, _whole(shape))
+            copy_part(shape, out, part, each, whole(shape))
         return out
 
     @staticmethod
@@ -129,13 +62,13 @@ class Concat(Op):
         for index, (shape, part) in enumerate(zip(ctx.shapes, Concat._parts(ctx, grad.shape), strict=True)):
             dx = ctx.out(index) if ctx.needs[index] else None
             if dx is not None:
-                copy_part(shape, dx, _whole(shape), grad, part)
+                copy_part(shape, dx, whole(shape), grad, part)
             gradients.append(dx)
         return tuple(gradients)
 
     @staticmethod
     def _parts(ctx: Context, shape: Shape) -> list[Block]:
-        return [_part(shape, [start * (d == ctx.axis) for d in range(len(shape))]) for start in ctx.starts]
+        return [part_from(shape, [start * (d == ctx.axis) for d in range(len(shape))]) for start in ctx.starts]
 
 
 class Roll(Op):
@@ -154,7 +87,7 @@ class Roll(Op):
     def _by(x: Tensor, shift: int, axis: int, out: Tensor) -> Tensor:
         shape, stays = x.shape, x.shape[axis] - shift
         for length, to, start in ((stays, shift, 0), (shift, 0, stays)):
-            parts = [_part(shape, [at * (d == axis) for d in range(len(shape))]) for at in (to, start)]
+            parts = [part_from(shape, [at * (d == axis) for d in range(len(shape))]) for at in (to, start)]
             copy_part((*shape[:axis], length, *shape[axis + 1 :]), out, parts[0], x, parts[1])
         return out
 
@@ -166,36 +99,45 @@ class Pad(Op):
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, starts: Shape, shape: Shape, value: float) -> Tensor:
-        out, ctx.part = empty(x.device, shape), _part(shape, starts)
+        out, ctx.part = empty(x.device, shape), part_from(shape, starts)
         ctx.starts, ctx.value = starts, value
         fill(out, value)
-        copy_part(x.shape, out, ctx.part, x, _whole(x.shape))
+        copy_part(x.shape, out, ctx.part, x, whole(x.shape))
         return out
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         dx = ctx.out(0)
-        copy_part(dx.shape, dx, _whole(dx.shape), grad, ctx.part)
+        copy_part(dx.shape, dx, whole(dx.shape), grad, ctx.part)
         return (dx,)
 
 
 def take(x: Tensor, index: Index | tuple[Index, ...]) -> Tensor:
-    """Return x[index] as NumPy does, as a copy: whole numbers, slices with any step, `...` and None.
+    """Return x[index] as NumPy does, as a view: whole numbers, slices with any step, `...` and None.
 
-    x: of any type and shape; the result has NumPy's shape.
+    x: of any type and shape; the result has NumPy's shape. With a step below 0, as PyTorch has none, it is a copy.
     Raises ArgumentError for other indices, for one outside its dimension, and for too many.
     """
     if not isinstance(x, Tensor):
         float_tensor("index", x)
     given = index if isinstance(index, tuple) else (index,)
-    starts, steps, sizes, shape = _resolve(x.shape, given)
+    starts, steps, sizes, places = _resolve(x.shape, given)
+    shape = tuple([1 if place is None else sizes[place] for place in places])
     if (starts, steps, sizes) == ((0,) * x.ndim, (1,) * x.ndim, x.shape):
         return reshape(x, shape)
-    return reshape(moved(x, lambda own: SliceOp.apply(own, starts=starts, steps=steps, sizes=sizes)), shape)
+    taken = moved(x, lambda own: SliceOp.apply(own, starts=starts, steps=steps, sizes=sizes))
+    if shape != sizes:
+        taken = Reshape.apply(taken, shape=shape)
+    if min(steps) < 0:
+        return taken
+    own = block_of(x)
+    strides = [stride * step for stride, step in zip(own.strides, steps, strict=True)]
+    first = own.first + sum(start * stride for start, stride in zip(starts, own.strides, strict=True))
+    return viewed(x, taken, Block(first, tuple([0 if place is None else strides[place] for place in places])))
 
 
-def _resolve(shape: Shape, given: tuple[Index, ...]) -> tuple[Shape, Shape, Shape, Shape]:
-    """Return for each dimension the start, step and number of elements, and the shape of the result."""
+def _resolve(shape: Shape, given: tuple[Index, ...]) -> tuple[Shape, Shape, Shape, list[int | None]]:
+    """Return for each dimension the start, step and number of elements, and which one each of the result's is."""
     if given.count(Ellipsis) > 1:
         raise ArgumentError("index: expected at most one ..., got several")
     used = sum(each is not None and each is not Ellipsis for each in given)
@@ -205,17 +147,17 @@ def _resolve(shape: Shape, given: tuple[Index, ...]) -> tuple[Shape, Shape, Shap
     at = given.index(Ellipsis) if Ellipsis in given else len(given)
     entries = (*given[:at], *rest, *given[at + 1 :])
     parts: list[tuple[int, int, int]] = []
-    kept: list[int] = []
+    kept: list[int | None] = []
     for entry in entries:
         if entry is None:
-            kept.append(1)
+            kept.append(None)
             continue
         start, step, size = _range(entry, shape[len(parts)], len(parts))
         parts.append((start, step, size))
         if isinstance(entry, slice):
-            kept.append(size)
+            kept.append(len(parts) - 1)
     starts, steps, sizes = zip(*parts, strict=True) if parts else ((), (), ())
-    return starts, steps, sizes, tuple(kept)
+    return starts, steps, sizes, kept
 
 
 def _range(entry: object, length: int, dimension: int) -> tuple[int, int, int]:
@@ -285,14 +227,14 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 
 @pytorch_names
-@of_any_type
 def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     """Return the parts of x along `axis`: of `sizes`, or all of one size but for a shorter last one.
 
     x: of any type and at least one dimension; the parts differ from its shape in `axis` alone.
     Raises ArgumentError where the sizes do not add up to the dimension.
     """
-    float_tensor("split", x)
+    if not isinstance(x, Tensor):
+        float_tensor("split", x)
     if not -x.ndim <= axis < x.ndim:
         raise ArgumentError(f"split: axis {axis} does not fit a tensor of shape {x.shape}")
     axis %= x.ndim

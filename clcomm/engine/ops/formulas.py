@@ -13,7 +13,7 @@ from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.ordered import Ordered, extreme_over, sort
 from clcomm.engine.ops.reduce import sum
 from clcomm.engine.ops.rounding import log1p, trunc
-from clcomm.engine.ops.shape import reshape
+from clcomm.engine.ops.shape import contiguous, reshape
 from clcomm.engine.tensor import Tensor, float_tensor
 from clcomm.errors import ArgumentError
 
@@ -113,7 +113,7 @@ def reciprocal(x: Tensor) -> Tensor:
 
 def ravel(x: Tensor) -> Tensor:
     """Return the elements as one dimension; x: of any type and shape."""
-    return reshape(x, (-1,))
+    return reshape(contiguous(x), (-1,))
 
 
 negative = neg

@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.engine.grad_slot import Gradient
 from clcomm.engine.modes import is_recording
 from clcomm.engine.ops.casts import to_float
 from clcomm.engine.ops.comparisons import masked_fill, where
 from clcomm.engine.ops.indexing import index_select, places, take
 from clcomm.engine.ops.names import pytorch_names
+from clcomm.engine.ops.parts import copy_part, require_apart
 from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.shape import clone, reshape
-from clcomm.engine.parameter import Parameter
+from clcomm.engine.parameter import LazyParameter
 from clcomm.engine.tensor import BOOL, FLOAT32, Shape, Tensor, constant, copy_into, empty, float_tensor
+from clcomm.engine.view import Block, View, block_of, root_of, whole
 from clcomm.errors import ArgumentError
 
 
@@ -37,27 +40,59 @@ def overwrite(x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
         x.copy_from(result.numpy())
         return x
     float_tensor("in place", x)
-    is_leaf = x._node is None
-    if x.requires_grad and is_leaf and is_recording():
+    if is_recording() and any(each._requires_grad and each._node is None for each in (x, _recorded_root(x))):
         raise ArgumentError(
-            "in place: expected a tensor that is no leaf, or no_grad() around it, got a leaf that needs a gradient"
+            "in place: expected a tensor that is no leaf, or no_grad() around it, got a leaf that needs a gradient, or "
+            "a view of one"
         )
-    before = x.detach()
-    before._node, before._requires_grad = x._node, x._requires_grad
+    before = x.alias(x.shape)
+    before._node, before._requires_grad, before.whole_columns = x._node, x._requires_grad, x.whole_columns
     result = operation(before)
     if result is before:
         return x
     if result.shape != x.shape:
         raise ArgumentError(f"in place: expected a result of shape {x.shape}, got {result.shape}")
     _keep(before, result)
-    if type(x) in (Tensor, Parameter):
-        copy_into(x, result)
-        x.note_write()
-    else:  # its memory is made where it is used
-        x.copy_from(result.numpy())
+    root = _recorded_root(x)
+    if root is not x and is_recording() and (result._requires_grad or root._requires_grad):
+        require_apart(x.shape, block_of(x))
+        chosen = as_strided(np.arange(root.numel(), dtype=np.int32), block_of(x), x.shape)
+        overwrite(root, lambda old: _replaced(old, chosen, result))
+        return x
+    write(x, result)
     if result._node is not None:
         x._node, x._requires_grad = result._node, True
     return x
+
+
+def _recorded_root(x: Tensor) -> Tensor:
+    """Return the tensor whose place on the tape a write to x changes."""
+    return x._source.root if isinstance(x, View) and x._source.is_recorded else x
+
+
+def as_strided(values: np.ndarray, block: Block, shape: Shape) -> np.ndarray:
+    """Return the part of a tensor's values at a block, as an array on the same memory."""
+    strides = [stride * values.itemsize for stride in block.strides]
+    return np.lib.stride_tricks.as_strided(values.reshape(-1)[block.first :], shape, strides)
+
+
+def write(x: Tensor, values: Tensor | np.ndarray) -> None:
+    """Write values of x's shape to its memory, or to that of which it is a view; the tape stays as it is."""
+    root, block = root_of(x), block_of(x)
+    require_apart(x.shape, block)
+    if not x.numel():
+        return
+    if isinstance(root, (LazyParameter, Gradient)) or x.dtype != FLOAT32:  # their memory is made where it is used
+        whole_values = root.numpy()
+        as_strided(whole_values, block, x.shape)[...] = values.numpy() if isinstance(values, Tensor) else values
+        root.copy_from(whole_values)
+        return
+    own = values if isinstance(values, Tensor) else Tensor(values, x.device)
+    if x.numel() == root.numel() and block == whole(x.shape):
+        copy_into(root, own)
+    else:
+        copy_part(x.shape, root, block, own, whole(x.shape))
+    root.note_write()
 
 
 def assign(x: Tensor, index: Any, value: object) -> None:
@@ -83,16 +118,19 @@ def assign(x: Tensor, index: Any, value: object) -> None:
         overwrite(x, lambda old: masked_fill(old, index, float(value)))
     else:
         chosen = places(x, index)
-        sources = np.full(x.numel(), -1, np.int32)
-        sources[chosen] = _numbered(chosen.shape, value)
-        if not chosen.size:
-            return
-        is_given = Tensor((sources >= 0).reshape(x.shape), x.device)
-        if isinstance(value, Real):
-            overwrite(x, lambda old: masked_fill(old, is_given, float(value)))
-        else:
-            given = index_select(reshape(to_float(value), (-1,)), 0, np.maximum(sources, 0))
-            overwrite(x, lambda old: where(is_given, reshape(given, x.shape), old))
+        if chosen.size:
+            overwrite(x, lambda old: _replaced(old, chosen, value))
+
+
+def _replaced(x: Tensor, chosen: np.ndarray, value: Tensor | Real) -> Tensor:
+    """Return x with the elements of a value, or a number, at the chosen places."""
+    sources = np.full(x.numel(), -1, np.int32)
+    sources[chosen] = _numbered(chosen.shape, value)
+    is_given = Tensor((sources >= 0).reshape(x.shape), x.device)
+    if isinstance(value, Real):
+        return masked_fill(x, is_given, float(value))
+    given = index_select(reshape(to_float(value), (-1,)), 0, np.maximum(sources, 0))
+    return where(is_given, reshape(given, x.shape), x)
 
 
 @pytorch_names

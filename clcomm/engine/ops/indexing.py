@@ -11,10 +11,11 @@ import numpy as np
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
 from clcomm.engine.ops import blocks
-from clcomm.engine.ops.blocks import Index, fill
+from clcomm.engine.ops.blocks import Index
 from clcomm.engine.ops.casts import moved
 from clcomm.engine.ops.elementwise import add
 from clcomm.engine.ops.names import pytorch_names
+from clcomm.engine.ops.parts import fill
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.targets import require_below
 from clcomm.engine.tensor import FLOAT32, INT32, Tensor, empty, float_tensor, wrap
@@ -171,9 +172,9 @@ def index_select(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
 
 
 def take(x: Tensor, index: Index | tuple[Index, ...] | Tensor | np.ndarray | Sequence[int]) -> Tensor:
-    """Return x[index] as NumPy does, as a copy: whole numbers, slices with any step, `...` and None.
+    """Return x[index] as NumPy does, as a view: whole numbers, slices with any step, `...` and None.
 
-    Arrays or tensors of indices, or of booleans, pick elements; they are read to the host.
+    Arrays or tensors of indices, or of booleans, pick elements to a copy; they are read to the host.
     x: of any type and shape; the result has NumPy's shape.
     Raises ArgumentError for other indices, for one outside its dimension, and for too many.
     """

@@ -18,6 +18,7 @@ from clcomm.engine.ops.ordered import norm
 from clcomm.engine.ops.reduce import sum
 from clcomm.engine.ops.shape import reshape, transpose, unsqueeze
 from clcomm.engine.tensor import Tensor
+from clcomm.engine.view import Block, block_of, viewed
 from clcomm.errors import ArgumentError
 
 ger = outer
@@ -64,9 +65,13 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
     if not index.size:
         raise ArgumentError(f"diagonal: offset: expected one within shape {(rows, columns)}, got {offset}")
     rest = [d for d in range(x.ndim) if d not in (first, second)]
+    place = block_of(x)
+    down, along = place.strides[first], place.strides[second]
     apart = transpose(x, (*rest, first, second))
     line = reshape(apart, (*[x.shape[d] for d in rest], rows * columns))
-    return moved(line, lambda own: index_select(own, own.ndim - 1, index))
+    start = place.first + (along * offset if offset > 0 else -down * offset)
+    taken = moved(line, lambda own: index_select(own, own.ndim - 1, index))
+    return viewed(x, taken, Block(start, (*[place.strides[d] for d in rest], down + along)))
 
 
 def diag_embed(x: Tensor, offset: int = 0) -> Tensor:

@@ -11,7 +11,7 @@ from clcomm.engine.ops.arrangement import flip, repeat
 from clcomm.engine.ops.casts import moved
 from clcomm.engine.ops.comparisons import masked_fill, where
 from clcomm.engine.ops.elementwise import add, mul
-from clcomm.engine.ops.indexing import gather, index_select, spread, take
+from clcomm.engine.ops.indexing import _axis, gather, index_select, spread, take
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.shape import reshape, swap_dimensions, transpose
 from clcomm.engine.tensor import Tensor, float_tensor
@@ -61,7 +61,7 @@ def index_add(x: Tensor, axis: int, index: Tensor | np.ndarray, source: Tensor, 
 @pytorch_names
 def index_fill(x: Tensor, axis: int, index: Tensor | np.ndarray, value: float) -> Tensor:
     """Return x with a number in its slices at the indices of a dimension; x: float32."""
-    at = axis % float_tensor("index_fill", x).ndim
+    at = _axis("index_fill", x, axis)
     chosen = np.zeros(x.shape[at], np.bool_)
     chosen[index.numpy() if isinstance(index, Tensor) else np.asarray(index)] = True
     return masked_fill(x, chosen.reshape(-1, *(1,) * (x.ndim - at - 1)), value)
@@ -86,7 +86,7 @@ def repeat_interleave(x: Tensor, repeats: int | Tensor | Sequence[int], axis: in
 def movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Return x with dimensions at other places, and the rest in their order; x: of any type and shape."""
     before, after = (
-        [d % x.ndim for d in ([given] if isinstance(given, int) else given)] for given in (source, destination)
+        [d % max(x.ndim, 1) for d in ([given] if isinstance(given, int) else given)] for given in (source, destination)
     )
     order = [d for d in range(x.ndim) if d not in before]
     for place, d in sorted(zip(after, before, strict=True)):

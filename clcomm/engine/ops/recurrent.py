@@ -8,9 +8,10 @@ import numpy as np
 
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
-from clcomm.engine.ops.blocks import Block, copy_part, fill
 from clcomm.engine.ops.matmul import column_sums, linear, multiply, transposed_copy
+from clcomm.engine.ops.parts import copy_part, fill
 from clcomm.engine.tensor import Tensor, copy_into, empty
+from clcomm.engine.view import Block
 
 
 class Cell(NamedTuple):

@@ -9,10 +9,12 @@ import numpy as np
 
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.broadcasting import broadcast_axes, expand
-from clcomm.engine.ops.casts import cast, of_any_type, to_float
+from clcomm.engine.ops.casts import cast, moved, to_float
 from clcomm.engine.ops.integers import is_whole, on_host
 from clcomm.engine.ops.names import pytorch_names
+from clcomm.engine.ops.shape import reshape
 from clcomm.engine.tensor import BOOL, FLOAT32, INT32, Shape, Tensor, empty, float_tensor, wrap
+from clcomm.engine.view import Block, block_of, viewed
 from clcomm.errors import ArgumentError
 
 #: Elements of a row, and of a column, that one work unit sums; constants, so that results do not depend on the device.
@@ -37,20 +39,24 @@ class ExpandOp(Op):
         return (sum_over(grad, broadcast_axes(x.shape, grad.shape), 1.0, ctx.out(0)),)
 
 
-@of_any_type
 def broadcast_to(x: Tensor, size: Sequence[int]) -> Tensor:
-    """Return x repeated along dimensions of size 1 and new ones in front, as a copy; -1 keeps a dimension's size.
+    """Return x repeated along dimensions of size 1 and new ones in front, as a view; -1 keeps a dimension's size.
 
     x: of any type and shape. Raises ArgumentError for a shape that it does not broadcast to.
     """
-    float_tensor("expand", x)
+    if not isinstance(x, Tensor):
+        float_tensor("expand", x)
     new, lead = tuple(size), len(tuple(size)) - x.ndim
     own = (1,) * lead + x.shape
     if lead >= 0:
         new = tuple([o if n == -1 and d >= lead else n for d, (n, o) in enumerate(zip(new, own, strict=True))])
     if lead < 0 or any(n < 0 or o not in (1, n) for n, o in zip(new, own, strict=True)):
         raise ArgumentError(f"expand: expected a shape to which {x.shape} broadcasts, got {tuple(size)}")
-    return x if new == x.shape else ExpandOp.apply(x, shape=new)
+    if new == x.shape:
+        return reshape(x, new)
+    place, taken = block_of(x), moved(x, lambda own: ExpandOp.apply(own, shape=new))
+    strides = [0 if o != n else stride for o, n, stride in zip(x.shape, new[lead:], place.strides, strict=True)]
+    return viewed(x, taken, Block(place.first, (*(0,) * lead, *strides)))
 
 
 class SumOp(Op):

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.ops.blocks import fill
 from clcomm.engine.ops.indexing import index_select, kept
+from clcomm.engine.ops.parts import fill
 from clcomm.engine.ops.pool import max_pool2d, whole_pair
 from clcomm.engine.ops.shape import reshape, transpose
 from clcomm.engine.tensor import Tensor, empty, float_tensor

@@ -11,6 +11,7 @@ from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.casts import moved
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.tensor import Shape, Tensor, copy_into, empty, float_tensor, wrap
+from clcomm.engine.view import NEVER, Block, View, block_of, reshaped, viewed
 from clcomm.errors import ArgumentError
 
 
@@ -107,7 +108,34 @@ def reshape(x: Tensor, shape: Shape) -> Tensor:
     resolved = tuple([x.numel() // known if n == -1 and known > 0 else n for n in shape])
     if shape.count(-1) > 1 or min(resolved, default=1) < 0 or math.prod(resolved) != x.numel():
         raise ArgumentError(f"reshape: {x.numel()} elements of shape {x.shape} do not fit shape {tuple(shape)}")
-    return Reshape.apply(x, shape=resolved)
+    return _reshaped(x, resolved)
+
+
+def _reshaped(x: Tensor, shape: Shape) -> Tensor:
+    """Return x in another shape, a view; where PyTorch would copy, a copy."""
+    block = x._source.block if type(x) is View else None
+    if block is not None:
+        strides = reshaped(x.shape, block.strides, shape)
+        if strides is None:
+            return _released(x, shape)
+        block, x._source.is_alone = Block(block.first, strides), False
+    taken = viewed(x, Reshape.apply(x, shape=shape), block)
+    if block is not None:
+        taken._source.is_alone = False
+    return taken
+
+
+def _released(x: Tensor, shape: Shape) -> Tensor:
+    """Return a copy of a view: the buffer with its values, if it is the view's alone, which reads them anew if used."""
+    copied = Reshape.apply(x if x._source.is_alone else clone(x), shape=shape)
+    if x._source.is_alone:
+        x._source.seen = NEVER
+    return copied
+
+
+def contiguous(x: Tensor) -> Tensor:
+    """Return x itself, or a copy of a view whose elements PyTorch has apart."""
+    return x if x.is_contiguous() else _released(x, x.shape)
 
 
 def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
@@ -119,7 +147,7 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     if not 0 <= first <= max(last, 0) < max(x.ndim, 1):
         raise ArgumentError(f"flatten: dimensions {start_dim} to {end_dim} do not fit a tensor of shape {x.shape}")
     merged = math.prod(x.shape[first : last + 1])
-    return Reshape.apply(x, shape=(*x.shape[:first], merged, *x.shape[last + 1 :]))
+    return _reshaped(x, (*x.shape[:first], merged, *x.shape[last + 1 :]))
 
 
 def clone(x: Tensor) -> Tensor:
@@ -131,16 +159,16 @@ def clone(x: Tensor) -> Tensor:
 def squeeze(x: Tensor, axis: int | None = None) -> Tensor:
     """Return x without its dimensions of size 1, or without one where it has that size; shares memory."""
     if axis is None:
-        return Reshape.apply(x, shape=tuple([n for n in x.shape if n != 1]))
+        return _reshaped(x, tuple([n for n in x.shape if n != 1]))
     at = _dimension("squeeze", x.shape, axis)
-    return Reshape.apply(x, shape=(*x.shape[:at], *x.shape[at + 1 :])) if x.shape[at] == 1 else x
+    return _reshaped(x, (*x.shape[:at], *x.shape[at + 1 :]) if x.shape[at] == 1 else x.shape)
 
 
 @pytorch_names
 def unsqueeze(x: Tensor, axis: int) -> Tensor:
     """Return x with a dimension of size 1 at `axis`; shares memory."""
     at = _dimension("unsqueeze", (*x.shape, 1), axis)
-    return Reshape.apply(x, shape=(*x.shape[:at], 1, *x.shape[at:]))
+    return _reshaped(x, (*x.shape[:at], 1, *x.shape[at:]))
 
 
 def _dimension(name: str, shape: Shape, axis: int) -> int:
@@ -161,11 +189,12 @@ def swap_dimensions(x: Tensor, first: int, second: int) -> Tensor:
 def transpose(x: Tensor, axes: Shape | None = None) -> Tensor:
     """Return x with its dimensions in the order of `axes`, reversed by default.
 
-    x: of any type and shape; the result is a copy.
+    x: of any type and shape; the result is a view with memory of its own.
     """
     if not isinstance(x, Tensor):
         float_tensor("transpose", x)
     order = tuple(range(x.ndim))[::-1] if axes is None else tuple([a + x.ndim if a < 0 else a for a in axes])
     if sorted(order) != list(range(x.ndim)):
         raise ArgumentError(f"transpose: axes {axes} are no order of the dimensions of shape {x.shape}")
-    return moved(x, lambda own: Transpose.apply(own, axes=order))
+    own, taken = block_of(x), moved(x, lambda own: Transpose.apply(own, axes=order))
+    return viewed(x, taken, Block(own.first, tuple([own.strides[a] for a in order])))

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.modes import is_recording, surrounded
 from clcomm.engine.nn.module import Module
-from clcomm.engine.ops.blocks import Block, copy_part
+from clcomm.engine.ops.parts import copy_part
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor, constant
+from clcomm.engine.view import Block
 from clcomm.parallel.exchange import PARAMETER_GRADIENTS, Exchange
 from clcomm.parallel.tensor_parallel.functions import gather_from_ranks, scatter_to_ranks
 

@@ -1,0 +1,183 @@
+"""A part of a tensor is a view: what is written to it, or to what it is a part of, is seen by both, as in PyTorch.
+
+Programs are drawn line by line, and run under both libraries' names: values and gradients are PyTorch's, or the line is
+refused. `make views` draws 20,000; CLCOMM_VIEW_CASES is how many, CLCOMM_VIEW_SEED where the draw begins.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clcomm.as_torch as ours
+from clcomm.errors import ClcommError
+
+CASES, SEED = int(os.environ.get("CLCOMM_VIEW_CASES", "300")), int(os.environ.get("CLCOMM_VIEW_SEED", "1"))
+
+#: Tensors to begin with: values, integers, booleans, a result on the tape, a parameter's values, a gradient.
+BASES = (
+    "x = torch.tensor(values)", "x = torch.arange(24).reshape(values.shape)", "x = torch.tensor(values) > 0",
+    "w = torch.tensor(values, requires_grad=True); x = w * 2", "w = torch.tensor(values, requires_grad=True); x = w",
+    "w = torch.tensor(values, requires_grad=True); x = (w * 2).view(4, 6)",
+    "w = torch.tensor(values, requires_grad=True); x = w.data",
+    "w = torch.tensor(values, requires_grad=True); (w * w).sum().backward(); x = w.grad",
+    "layer = torch.nn.Linear(4, 6); layer.weight.data.copy_(torch.tensor(values).reshape(6, 4)); x = layer.weight.data",
+    "w = torch.tensor(values, requires_grad=True); x = torch.zeros(2, 3, 4); x += w",
+)  # fmt: skip
+
+#: Ways of taking a part of {}, of any shape where it has enough dimensions; some give copies.
+TAKEN = (
+    "{}[0]", "{}[-1]", "{}[1:]", "{}[:2]", "{}[..., 1]", "{}[..., ::2]", "{}[:, 1]", "{}[:, 1:3]", "{}[None]",
+    "{}[...]", "{}[0, 1]", "{}[1:, :2]", "{}[:, None]", "{}[:, 0:1]", "{}.select(1, 0)", "{}.select(0, -1)",
+    "{}.narrow(0, 1, 1)", "{}.narrow(1, 0, 2)", "{}.chunk(2)[1]", "{}.chunk(2, 1)[0]", "{}.split(1)[0]",
+    "{}.split([1, 1])[1]", "{}.unbind(0)[1]", "{}.unbind(1)[0]", "list({})[1]", "{}.tensor_split(2)[0]",
+    "torch.split({}, 2, 1)[0]", "{}.transpose(0, 1)", "{}.transpose(-1, -2)", "{}.T", "{}.mT", "{}.t()",
+    "{}.permute(2, 0, 1)", "{}.permute(1, 0)", "{}.swapaxes(0, -1)", "{}.movedim(0, 1)", "{}.unsqueeze(0)",
+    "{}.unsqueeze(-1)", "{}.squeeze()", "{}.squeeze(0)", "{}.view(-1)", "{}.reshape(-1)", "{}.reshape(2, -1)",
+    "{}.reshape(-1, 2)", "{}.flatten()", "{}.flatten(0, 1)", "{}.ravel()", "{}.unflatten(0, (1, -1))",
+    "{}.view_as({})", "{}.expand(2, -1, -1)", "{}.expand(3, *{}.shape)", "{}.unsqueeze(0).expand(2, *{}.shape)",
+    "torch.diagonal({})", "{}.diagonal(1)", "{}.diagonal(-1, 0, 1)", "{}.diagonal(0, -2, -1)", "{}.unfold(0, 2, 2)",
+    "{}.unfold(-1, 2, 1)", "{}.detach()", "{}.data", "{}.contiguous()", "{}.clone()", "{}.repeat(1, 1, 1)",
+    "{}.flip(0)", "{}.T.contiguous()", "{}.T.reshape(-1)", "{}.roll(0, 0)", "{}[[0, 1]]", "{}[:, [1, 0]]",
+    "{}[{} > 0]", "{}.cpu()", "torch.atleast_2d({})", "torch.broadcast_to({}, (2, *{}.shape))", "{}.float()",
+    "{}.index_select(0, torch.tensor([0, 1]))", "torch.narrow({}, 0, 0, 1)", "torch.movedim({}, -1, 0)",
+    "torch.squeeze({})", "torch.cat([{}])", "{} + 0",
+)  # fmt: skip
+
+#: Ways of writing to {}.
+WRITTEN = (
+    "{}.fill_(3)", "{}.zero_()", "{}.add_(1)", "{}.sub_(2)", "{}.mul_(3)", "{}.div_(2)", "{} += 1", "{} -= 2",
+    "{} *= 2", "{} /= 4", "{}.copy_({} + 1)", "{}.copy_(torch.ones_like({}))", "{}[0] = 5", "{}[..., 0] = 6",
+    "{}[...] = 7", "{}[1:] = 8", "{}[0][..., 1] = 9", "{}[{} > 0] = 4", "{}[:] = {} + 2", "{}[-1] += 3",
+    "{}[0].mul_(2)", "{}[1:] *= 2", "{}.clamp_(0, 2)", "{}.neg_()", "{}.abs_()", "{}.masked_fill_({} > 1, 2)",
+    "{}.relu_()", "{}.sigmoid_()", "{}.addcmul_({}.clone(), torch.ones_like({}))", "torch.nn.init.constant_({}, 2)",
+    "torch.nn.init.ones_({})", "torch.nn.init.zeros_({})", "torch.nn.init.eye_({})", "for row in {}: row.mul_(2)",
+    "for row in {}: row += 1", "{}.T.fill_(2)", "{}.view(-1)[1:].add_(1)", "{}.data.mul_(2)", "{}.detach().add_(1)",
+    "{}.data[0] = 3", "{}[0].copy_({}[-1])", "{}[[0, 1]] = 2", "{}[:, 1] = torch.ones({}.shape[0])",
+    "{}.add_({}.sum())", "{}.exp_().log_()", "{}.diagonal().fill_(1)", "{}.unsqueeze(0).mul_(2)",
+    "{}.squeeze().add_(1)", "{}.add_({}, alpha=2)", "{}.t().zero_()", "{}.select(0, 0).fill_(4)",
+    "{}.narrow(0, 0, 1).mul_(3)", "{}.chunk(2)[0].zero_()", "{}.mul_({})",
+    "{}.scatter_(0, torch.zeros(1, 1, dtype=torch.long), 5.0)", "{}.tril_()",
+    "{}.index_fill_(0, torch.tensor([0]), 2)", "{}.requires_grad_()", "{}.mul_(w.sum())", "{}[0] = w.mean()",
+    "{}.copy_(w.reshape(-1)[:1])",
+)  # fmt: skip
+
+
+class Program:
+    """One drawn program, under both libraries' names."""
+
+    def __init__(self, torch: Any, draw: random.Random):
+        self.draw, self.lines = draw, []
+        values = np.float32(np.random.default_rng(draw.getrandbits(32)).integers(-4, 5, (2, 3, 4)) / 2)
+        self.scopes = [{"torch": library, "values": values} for library in (ours, torch)]
+
+    def run(self, line: str) -> str:
+        """Run a line under both names; return "both", "refused" or "neither"."""
+        self.lines.append(line)
+        mine, theirs = self.scopes
+        try:
+            exec(line, theirs)
+        except Exception:
+            return "neither"
+        try:
+            exec(line, mine)
+        except ClcommError as error:
+            self.refusal = f"{line}: {error}"
+            return "refused"
+        return "both"
+
+    def names(self, also: str = "") -> list[str]:
+        return [name for name in self.scopes[1] if name in ("x", also) or (name[0] == "v" and name[1:].isdigit())]
+
+    def compare(self) -> bool:
+        """Compare all tensors' values; return False where one is refused."""
+        mine, theirs = self.scopes
+        for name in self.names("w"):
+            one, other = mine[name], theirs[name].detach()
+            try:
+                found = one.detach().numpy()
+            except ClcommError as error:
+                self.refusal = f"{name}: {error}"
+                return False
+            assert found.shape == tuple(other.shape), self.lines
+            message = "\n".join([*self.lines, name])
+            np.testing.assert_allclose(found, other.numpy(), rtol=1e-4, atol=1e-5, err_msg=message)
+        return True
+
+    def gradients(self) -> str:
+        """Compare the leaf's gradient by all tensors that have one; return what `run` returns."""
+        results = []
+        for scope, error in zip(self.scopes[::-1], (Exception, ClcommError), strict=True):
+            torch = scope["torch"]
+            names = self.names()
+            try:
+                total = torch.zeros(())
+                for number, name in enumerate(names):
+                    if scope[name].requires_grad and scope[name].grad_fn is not None:
+                        total = total + (scope[name] * scope[name]).sum() * (number + 1)
+                if "w" in scope:
+                    scope["w"].grad = None
+                if total.requires_grad:
+                    total.backward()
+            except error as refusal:
+                self.refusal = f"backward: {refusal}"
+                return "neither" if error is Exception else "refused"
+            grad = scope["w"].grad if "w" in scope else None
+            results.append(None if grad is None else grad.numpy())
+        theirs, own = results
+        if theirs is None or own is None:
+            assert own is None or not own.any(), (self.lines, own)
+            assert theirs is None or not theirs.any(), (self.lines, theirs)
+        else:
+            np.testing.assert_allclose(own, theirs, rtol=1e-3, atol=1e-4, err_msg="\n".join(self.lines))
+        return "both"
+
+
+def drawn_case(torch: Any, number: int) -> str:
+    """Run one program; return how it ended."""
+    draw = random.Random(number)
+    program = Program(torch, draw)
+    assert program.run(draw.choice(BASES)) == "both"
+    taken, is_trained = 0, "requires_grad=True" in program.lines[0]
+    for _ in range(draw.randint(2, 9)):
+        name, is_first = draw.choice(program.names()), taken == 0
+        if is_first or draw.random() < 0.5:
+            taken += 1
+            line = f"v{taken} = " + draw.choice(TAKEN).replace("{}", name)
+        else:
+            line = draw.choice(WRITTEN).replace("{}", name)
+            if is_trained:  # what PyTorch keeps for backward changes by `data` unseen
+                line = line.replace(".data", ".detach()")
+        if draw.random() < (0.5 if is_trained else 0.1):
+            line = f"with torch.no_grad():\n    {line}"
+        end = program.run(line)
+        may_have_written = any(part in line for part in ("for row", "exp_", "[[0, 1]] ="))
+        if end == "refused" or (end == "neither" and may_have_written):
+            return end
+        if end == "neither":
+            taken -= line.count(f"v{taken} = ")
+            program.lines.pop()
+            continue
+        if draw.random() < 0.3 and not program.compare():
+            return "refused"
+    if not program.compare():
+        return "refused"
+    return program.gradients()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_values_and_gradients_of_drawn_programs_are_pytorchs_or_refused(torch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ends = [drawn_case(torch, number) for number in range(SEED, SEED + CASES)]
+    assert ends.count("both") > CASES // 2, {end: ends.count(end) for end in set(ends)}
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
