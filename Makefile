@@ -65,7 +65,7 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
 
 .DELETE_ON_ERROR:
 .PHONY: ulfm options help mnist test test-all test-torch test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
-.PHONY: causes killed-jobs model-check pairs orders snippets families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
+.PHONY: causes killed-jobs model-check pairs orders snippets views families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
 .PHONY: faults clean examples notebooks deploy matrix release newcomer hosts debian-packages unpack-debian docs
 .PHONY: docs-check drawings exporters trees
 
@@ -126,6 +126,9 @@ figures: $(FOR_TEST) ## reports of 696 drawn runs, and of 400 short real ones wi
 
 fuzz: $(FOR_TEST) ## 100,000 hostile files for all parsers: some minutes
 	CLCOMM_FUZZ_INPUTS=100000 $(BIN)/python -m pytest tests/fuzz
+
+views: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),torch-suite ## 20,000 drawn programs that write to parts of tensors, beside PyTorch: some ten minutes
+	CLCOMM_VIEW_CASES=20000 $(BIN)/python -m pytest tests/as_torch/test_views.py
 
 snippets: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),torch-suite ## 1,000 drawn programs beside PyTorch: a few minutes (CLCOMM_SNIPPETS=5000, CLCOMM_SNIPPETS_FROM=1000: others)
 	CLCOMM_SNIPPETS=$(or $(CLCOMM_SNIPPETS),1000) $(BIN)/python -m pytest tests/snippets

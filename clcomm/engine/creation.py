@@ -39,12 +39,16 @@ def as_tensor(values: object, dtype: Any = None, device: Place = None) -> Tensor
     """Return a tensor itself, other values as a new one."""
     if isinstance(values, Tensor):
         return values if dtype is None and device is None else values.to(dtype, device)
+    if isinstance(values, np.ndarray) and dtype is None and device is None:
+        return from_numpy(values)
     return tensor(values, dtype, device)
 
 
 def from_numpy(array: np.ndarray) -> Tensor:
-    """Return an array's values as a tensor: a copy, as the device may not share the array's memory."""
-    return tensor(array)
+    """Return an array's values as a tensor; what is written to the tensor is written to the array, not the reverse."""
+    result = tensor(array)
+    result.buffer.array_of_values = array
+    return result
 
 
 def full(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from clcomm.engine.tensor import FLOAT32, Shape, Tensor, copy_into
+from clcomm.engine.tensor import FLOAT32, Shape, Tensor, copy_into, orders
 from clcomm.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -58,7 +58,12 @@ class Gradient(Tensor):
     def numpy(self) -> np.ndarray:
         array = np.empty(self.shape, self.dtype)
         self.device.read(self._slot.current().buffer, array)
+        array.flags.writeable = False
         return array
+
+    def note_write(self) -> None:
+        """Note a write; a recorded one is not repeated, as the next step has another gradient."""
+        self.device.written_at = self.buffer.written_at = next(orders)
 
     def _as_host_array(self) -> np.ndarray:
         """Return a copy: the gradient's memory holds the next one, and all ranks share the average's."""

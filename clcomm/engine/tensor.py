@@ -126,12 +126,15 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
     # -- values on the host
 
     def numpy(self) -> np.ndarray:
-        """Return a copy of the values on the host; waits for the queue."""
+        """Return a copy of the values on the host, read-only, as a write would be lost; waits for the queue."""
         array = np.empty(self.shape, INT32 if self.dtype == BOOL else self.dtype)
         if array.size:
             self.device.read(self.buffer, array)
         if self.dtype == BOOL:
-            return array.astype(BOOL)
+            array = array.astype(BOOL)
+        array.flags.writeable = False
+        if self.dtype == BOOL:
+            return array
         # Perhaps the loss of a target that is no class, or integers of floats that are none.
         if self.dtype == INT32 or (array.ndim < 2 and np.isnan(array).any()):
             require_none_noted(self.device)
@@ -171,6 +174,9 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         recorder = self.device.recorder
         if recorder is not None:
             recorder.note_write(self)
+        array = getattr(self.buffer, "array_of_values", None)  # see creation.from_numpy
+        if array is not None and array.flags.writeable:
+            np.copyto(array, self.numpy().reshape(array.shape), casting="unsafe")
 
     def _note_known(self, array: np.ndarray) -> None:
         if array.dtype == INT32 and array.size:

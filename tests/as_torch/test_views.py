@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import clcomm.as_torch as ours
-from clcomm.errors import ClcommError
+from clcomm.engine import Replay
+from clcomm.errors import ArgumentError, ClcommError
 
 CASES, SEED = int(os.environ.get("CLCOMM_VIEW_CASES", "300")), int(os.environ.get("CLCOMM_VIEW_SEED", "1"))
 
@@ -170,6 +171,11 @@ def drawn_case(torch: Any, number: int) -> str:
     return program.gradients()
 
 
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_values_and_gradients_of_drawn_programs_are_pytorchs_or_refused(torch):
     with warnings.catch_warnings():
@@ -178,6 +184,89 @@ def test_values_and_gradients_of_drawn_programs_are_pytorchs_or_refused(torch):
     assert ends.count("both") > CASES // 2, {end: ends.count(end) for end in set(ends)}
 
 
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch", reason="PyTorch is not installed")
+WRITES = {
+    "a part's": lambda x: x[0].fill_(3.0), "a part of a part's": lambda x: x[0][1:].mul_(2.0),
+    "rows'": lambda x: [row.div_(2.0) for row in x], "a turned one's": lambda x: x.T[1].add_(1.0),
+    "a shape's": lambda x: x.view(-1)[1::2].zero_(), "init's": lambda x: ours.nn.init.ones_(x[1:]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_replayed_step_that_writes_to_parts_does_the_same(write):
+    kept, results = [], []
+    for is_replayed in (True, False):
+        buffer = ours.tensor(np.arange(6, dtype=np.float32).reshape(2, 3))
+        part = buffer[:, 1]
+
+        def step(x, buffer=buffer):
+            with ours.no_grad():
+                write(buffer)
+                buffer[0] += x
+                return buffer.sum() + x
+
+        run = Replay(step) if is_replayed else step
+        sums = [run(ours.tensor(np.float32(number)).reshape(1)).numpy() for number in range(6)]
+        results.append([*sums, buffer.numpy(), part.numpy()])
+        kept.append(part)
+    for own, other in zip(*results, strict=True):
+        assert np.array_equal(own, other)
+
+
+def test_a_part_from_before_a_replayed_step_is_read_again_where_its_whole_has_changed():
+    whole = ours.tensor(np.zeros((3, 2), np.float32))
+    part = whole.T[1]
+    run = Replay(lambda x: x + part)
+    x = ours.tensor(np.ones(3, np.float32))
+    for number in range(12):
+        if number % 5 == 4:
+            whole.add_(1.0)
+        assert np.array_equal(run(x).numpy(), 1.0 + whole.numpy()[:, 1])
+    assert run.replayed >= 3
+
+
+def test_a_step_that_writes_to_its_argument_writes_to_the_callers():
+    run = Replay(lambda x: x.add_(1.0).sum())
+    x = ours.tensor(np.zeros(3, np.float32))
+    part = x[:2]
+    for number in range(1, 8):
+        assert run(x).item() == 3 * number
+        assert np.array_equal(part.numpy(), np.full(2, number, np.float32))
+
+
+def test_a_gradients_parts_and_a_parameters_follow_it_to_other_memory():
+    layer = ours.nn.Linear(3, 2)
+    values, row = layer.weight.data, layer.weight.data[0]
+    optimizer = ours.optim.SGD(layer.parameters(), lr=0.5)
+    x = ours.tensor(np.float32([[1.0, 2.0, 3.0]]))
+    layer(x).sum().backward()
+    slope = layer.weight.grad[1]
+    layer(x).sum().backward()
+    assert np.array_equal(slope.numpy(), [2.0, 4.0, 6.0])
+    slope.zero_()
+    assert np.array_equal(layer.weight.grad.numpy(), [[2.0, 4.0, 6.0], [0.0, 0.0, 0.0]])
+    before = layer.weight.numpy()
+    optimizer.step()
+    after = before - np.float32([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
+    for own, wanted in ((layer.weight, after), (values, after), (row, after[0])):
+        np.testing.assert_allclose(own.numpy(), wanted, rtol=1e-6)
+    row.fill_(7.0)
+    assert np.array_equal(layer.weight.numpy()[0], [7.0, 7.0, 7.0])
+
+
+def test_what_would_be_lost_on_the_host_is_refused_and_a_tensor_of_an_array_writes_to_it():
+    x = ours.tensor(np.ones((2, 3), np.float32))
+    for array in (x.numpy(), x[0].numpy(), np.asarray(x.T), (x > 0).numpy()):
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+    values = np.float64([[1.0, 2.0], [3.0, 4.0]])
+    for make in (ours.from_numpy, ours.as_tensor):
+        tensor, wanted = make(values), values * 2
+        tensor.mul_(2.0)
+        assert np.array_equal(values, wanted)
+        tensor[0][1] = -1
+        assert values[0, 1] == -1
+
+
+def test_an_element_in_several_places_is_not_written():
+    with pytest.raises(ArgumentError, match=r"in place: expected a tensor whose elements are each in one place, got"):
+        ours.zeros(1, 3).expand(2, 3).fill_(1.0)

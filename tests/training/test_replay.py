@@ -124,7 +124,7 @@ class Planted(Session):
     def _plant(self) -> None:
         if self.trainer.progress.step == PLANTED - 1:
             weight = self.parts.model.fc2.weight
-            values = weight.numpy()
+            values = weight.numpy().copy()
             values[3, 4] += 1
             weight.copy_from(values)
 

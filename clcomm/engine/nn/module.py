@@ -325,7 +325,7 @@ def _part_of(tensor: Tensor) -> ParameterPart | None:
 
 def _whole(tensor: Tensor) -> np.ndarray:
     part = _part_of(tensor)
-    return tensor.numpy() if part is None else part.gather(tensor.numpy())
+    return tensor.numpy().copy() if part is None else part.gather(tensor.numpy())
 
 
 def _values_for(name: str, tensor: Tensor, given: Any) -> np.ndarray:

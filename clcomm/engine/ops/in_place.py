@@ -83,7 +83,7 @@ def write(x: Tensor, values: Tensor | np.ndarray) -> None:
     if not x.numel():
         return
     if isinstance(root, (LazyParameter, Gradient)) or x.dtype != FLOAT32:  # their memory is made where it is used
-        whole_values = root.numpy()
+        whole_values = root.numpy().copy()
         as_strided(whole_values, block, x.shape)[...] = values.numpy() if isinstance(values, Tensor) else values
         root.copy_from(whole_values)
         return
@@ -108,7 +108,7 @@ def assign(x: Tensor, index: Any, value: object) -> None:
     if not isinstance(value, (Real, Tensor)):
         raise ArgumentError(f"x[...] =: expected a number or a Tensor, got {type(value).__name__}")
     if x.dtype != FLOAT32:
-        values = x.numpy()
+        values = x.numpy().copy()
         values.reshape(-1)[places(x, index)] = value.numpy() if isinstance(value, Tensor) else value
         x.copy_from(values)
     elif index is Ellipsis and x._node is None and not getattr(value, "requires_grad", False):
