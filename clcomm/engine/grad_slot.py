@@ -67,7 +67,7 @@ class Gradient(Tensor):
 
     def _as_host_array(self) -> np.ndarray:
         """Return a copy: the gradient's memory holds the next one, and all ranks share the average's."""
-        return self.numpy()
+        return self.numpy().copy()
 
     def copy_from(self, array_like: ArrayLike) -> None:
         self._slot.require_changeable()

@@ -70,7 +70,8 @@ class HostExchange:
         if not self.device.shares_host_memory:
             raise AttributeError("__array_interface__: the tensor is in a device's own memory; use numpy()")
         array = self._as_host_array()
-        array.flags.writeable &= not self.exports_copy  # a write to a copy would be lost
+        if self.exports_copy:
+            array.flags.writeable = False  # a write would be lost
         # As an object the memory is kept by whoever reads this, also where the tensor gets another buffer.
         return {**array.__array_interface__, "data": array}
 

@@ -36,7 +36,7 @@ class StoredParameter(LazyParameter):
 
     def _as_host_array(self) -> np.ndarray:
         """Return a copy, as no float32 memory exists to share."""
-        return self.numpy()
+        return self.numpy().copy()
 
 
 class Storage:

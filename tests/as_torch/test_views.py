@@ -16,6 +16,8 @@ import pytest
 
 import clcomm.as_torch as ours
 from clcomm.engine import Replay
+from clcomm.engine.tensor_functions import FunctionMethods
+from clcomm.engine.view import root_of
 from clcomm.errors import ArgumentError, ClcommError
 
 CASES, SEED = int(os.environ.get("CLCOMM_VIEW_CASES", "300")), int(os.environ.get("CLCOMM_VIEW_SEED", "1"))
@@ -270,3 +272,36 @@ def test_what_would_be_lost_on_the_host_is_refused_and_a_tensor_of_an_array_writ
 def test_an_element_in_several_places_is_not_written():
     with pytest.raises(ArgumentError, match=r"in place: expected a tensor whose elements are each in one place, got"):
         ours.zeros(1, 3).expand(2, 3).fill_(1.0)
+
+
+#: Calls of tensors' methods are tried with these arguments, and those that both libraries take are compared.
+ARGUMENTS = ("", "0", "1", "2", "1.0", "0, 0", "0, 1", "1, 1", "(0,)", "x", "x, x", "[0]", "1, 2", "0, i", "x > 9", "3")
+OTHERS = (
+    "F.pad(x, (0, 0))", "F.unfold(im, 1)", "F.avg_pool2d(im, 1)", "F.max_pool2d(im, 1)", "F.pixel_shuffle(im, 1)",
+    "torch.cat([x])", "torch.stack([x])", "torch.einsum('ij->ji', x)", "x ** 1", "x * 1", "x + 0", "x[[0, 1]]",
+    "torch.rot90(x, 4)", "torch.roll(x, 0)", "x[:1].sum(0)", "x[:1].mean(0)", "x[0, 0].sum()", "torch.tile(x, (1,))",
+    "nn.Flatten()(im)", "torch.broadcast_tensors(x, x)[0]", "torch.meshgrid(x[0], x[0])[0]", "torch.as_tensor(x)",
+)  # fmt: skip
+
+
+MEMORIES = (lambda x: x.untyped_storage().data_ptr(), lambda x: id(root_of(x).buffer))
+
+
+def test_results_share_memory_where_pytorchs_do(torch):
+    names = [name for name in FunctionMethods.__annotations__ if not name.endswith("_")]
+    names += ["contiguous", "float", "detach", "expand_as", "view_as", "t", "long", "clone", "unfold", "T", "mT"]
+    compared = 0
+    for call in (*(f"x.{name}({given})" for name in names for given in ARGUMENTS), *OTHERS):
+        shares = []
+        for library, memory in zip((torch, ours), MEMORIES, strict=True):
+            x, im = (library.ones(*shape) for shape in ((2, 4), (1, 1, 4, 4)))
+            i, F = library.tensor([0, 1]), library.nn.functional
+            try:
+                result = eval(call, {"torch": library, "nn": library.nn, "F": F, "x": x, "im": im, "i": i})
+                result = result[0] if isinstance(result, (list, tuple)) else result
+                shares.append(any(memory(result) == memory(each) for each in (x, im, i)))
+            except Exception:  # one of both does not take it
+                break
+        compared += len(shares) == 2
+        assert len(set(shares)) < 2, call
+    assert compared > 300

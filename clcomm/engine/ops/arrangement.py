@@ -14,12 +14,13 @@ from clcomm.engine.ops.casts import moved
 from clcomm.engine.ops.indexing import index_select, kept, take
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.reduce import broadcast_to
-from clcomm.engine.ops.shape import Transpose, clone, reshape, transpose
+from clcomm.engine.ops.shape import Transpose, reshape, transpose, unshared
 from clcomm.engine.tensor import FLOAT32, Tensor, float_tensor
 from clcomm.engine.view import Block, block_of, viewed
 from clcomm.errors import ArgumentError
 
 
+@unshared
 def repeat(x: Tensor, *sizes: int | Sequence[int]) -> Tensor:
     """Return x as often as `sizes` say along each dimension, of which there may be more than x has, in front.
 
@@ -32,19 +33,19 @@ def repeat(x: Tensor, *sizes: int | Sequence[int]) -> Tensor:
     shape = (1,) * (len(times) - x.ndim) + x.shape
     apart = [n for pair in zip([1] * len(shape), shape, strict=True) for n in pair]
     wanted = [n for pair in zip(times, shape, strict=True) for n in pair]
-    whole = broadcast_to(reshape(x, tuple(apart)), tuple(wanted)) if max(times, default=1) > 1 else clone(x)
+    whole = broadcast_to(reshape(x, tuple(apart)), tuple(wanted))
     return reshape(whole, tuple([n * size for n, size in zip(times, shape, strict=True)]))
 
 
+@unshared
 def flip(x: Tensor, *given: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Tensor:
     """Return x with the order of its elements along the dimensions reversed; x: of any type and shape."""
     turned = _dimensions("flip", x, given if dims is None else (dims,))
-    if not turned:
-        return clone(x)
     index: Any = tuple([slice(None, None, -1 if d in turned else None) for d in range(x.ndim)])
     return take(x, index)
 
 
+@unshared
 def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Tensor:
     """Return x with its elements shifted along the dimensions, those that leave at one end entering at the other.
 
@@ -57,7 +58,7 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | Non
     for d, shift in zip(_dimensions("roll", x, (dims,)), by, strict=True):
         by_less = shift % x.shape[d]
         result = moved(result, partial(blocks.Roll.apply, shift=by_less, axis=d)) if by_less else result
-    return clone(x) if result is x else result
+    return result
 
 
 @pytorch_names
@@ -99,6 +100,7 @@ def windows(x: Tensor, axis: int, size: int, step: int, dilation: int = 1) -> Te
     return viewed(x, taken, Block(place.first, (*strides, place.strides[at] * dilation)))
 
 
+@unshared
 def unfold(
     x: Tensor, kernel_size: int | tuple[int, int], dilation: int | tuple[int, int] = 1,
     padding: int | tuple[int, int] = 0, stride: int | tuple[int, int] = 1,
@@ -150,12 +152,12 @@ def meshgrid(*tensors: Tensor | Sequence[Tensor], indexing: str = "ij") -> tuple
     return tuple(grids)
 
 
+@unshared
 def pad(
     x: Tensor, widths: Sequence[tuple[int, int]] | Sequence[int], mode: str | float = "constant", value: float = 0.0
 ) -> Tensor:
     """Return `padded`, a copy also where the widths are 0."""
-    result = padded(x, widths, mode, value)
-    return clone(x) if result is x else result
+    return padded(x, widths, mode, value)
 
 
 def padded(

@@ -12,7 +12,7 @@ from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
 from clcomm.engine.ops import convolution, convolution_products, convolution_winograd
 from clcomm.engine.ops.activation import relu
-from clcomm.engine.ops.arrangement import pad
+from clcomm.engine.ops.arrangement import padded
 from clcomm.engine.ops.blocks import concat, split, take
 from clcomm.engine.ops.convolution import Geometry
 from clcomm.engine.ops.elementwise import add
@@ -193,7 +193,7 @@ def _same(
         return x, (0, 0)
     apart = whole_pair("conv2d: dilation", dilation, 1)
     around = [step * (kernel - 1) for step, kernel in zip(apart, weight.shape[2:], strict=True)]
-    return pad(x, [(0, 0), (0, 0), *((0, each % 2) for each in around)]), (around[0] // 2, around[1] // 2)
+    return padded(x, [(0, 0), (0, 0), *((0, each % 2) for each in around)]), (around[0] // 2, around[1] // 2)
 
 
 def _group_by_group(x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:
@@ -206,7 +206,7 @@ def _group_by_group(x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry)
 def _with_zeros_between(x: Tensor, steps: tuple[int, int]) -> Tensor:
     """Return x [N, C, H, W] with its rows and columns `steps` apart, and zeros between them."""
     n, channels, height, width = x.shape
-    apart = pad(
+    apart = padded(
         reshape(x, (n, channels, height, 1, width, 1)), [(0, 0)] * 3 + [(0, steps[0] - 1), (0, 0), (0, steps[1] - 1)]
     )
     whole = reshape(apart, (n, channels, height * steps[0], width * steps[1]))
@@ -270,7 +270,7 @@ def conv_transpose2d(
     check_bias(name, bias, groups * weight.shape[1])
     same_device(name, x, weight, bias)
     # More rows than a stride at the end are those of further zeros in x.
-    x = pad(x, [(0, 0), (0, 0), *((0, added // stride) for added in more)])
+    x = padded(x, [(0, 0), (0, 0), *((0, added // stride) for added in more)])
     kernel_h, kernel_w = weight.shape[2:]
     geometry = Geometry(
         x.shape[0],

@@ -13,7 +13,7 @@ from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.ordered import Ordered, extreme_over, sort
 from clcomm.engine.ops.reduce import sum
 from clcomm.engine.ops.rounding import log1p, trunc
-from clcomm.engine.ops.shape import contiguous, reshape
+from clcomm.engine.ops.shape import contiguous, reshape, unshared
 from clcomm.engine.tensor import Tensor, float_tensor
 from clcomm.errors import ArgumentError
 
@@ -176,6 +176,7 @@ def nansum(x: Tensor, axis: int | tuple[int, ...] | None = None, keepdims: bool 
 
 
 @pytorch_names
+@unshared
 def diff(x: Tensor, n: int = 1, axis: int = -1) -> Tensor:
     """Return the differences of neighbours along a dimension, n times over; x: float32."""
     for _ in range(n):

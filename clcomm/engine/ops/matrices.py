@@ -16,7 +16,7 @@ from clcomm.engine.ops.indexing import index_select, kept, spread
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.ordered import norm
 from clcomm.engine.ops.reduce import sum
-from clcomm.engine.ops.shape import reshape, transpose, unsqueeze
+from clcomm.engine.ops.shape import reshape, transpose, unshared, unsqueeze
 from clcomm.engine.tensor import Tensor
 from clcomm.engine.view import Block, block_of, viewed
 from clcomm.errors import ArgumentError
@@ -81,6 +81,7 @@ def diag_embed(x: Tensor, offset: int = 0) -> Tensor:
     return reshape(spread(x, x.ndim - 1, index, size * size), (*x.shape[:-1], size, size))
 
 
+@unshared
 def diag(x: Tensor, diagonal: int = 0) -> Tensor:
     """Return a diagonal of a matrix, or the matrix with a vector on it. See `diagonal` and `diag_embed`."""
     return diag_embed(x, diagonal) if x.ndim == 1 else x.diagonal(diagonal)

@@ -13,7 +13,7 @@ from clcomm.engine.ops.comparisons import masked_fill, where
 from clcomm.engine.ops.elementwise import add, mul
 from clcomm.engine.ops.indexing import _axis, gather, index_select, spread, take
 from clcomm.engine.ops.names import pytorch_names
-from clcomm.engine.ops.shape import reshape, swap_dimensions, transpose
+from clcomm.engine.ops.shape import reshape, swap_dimensions, transpose, unshared
 from clcomm.engine.tensor import Tensor, float_tensor
 from clcomm.errors import ArgumentError
 
@@ -110,6 +110,7 @@ def tile(x: Tensor, *dims: int | Sequence[int]) -> Tensor:
     return repeat(x, *(1,) * (x.ndim - len(given)), *given)
 
 
+@unshared
 def rot90(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     """Return x turned by k quarters from the first of two dimensions towards the second; x: of any type and shape."""
     first, second = dims

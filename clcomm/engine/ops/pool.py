@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.ops.arrangement import pad
+from clcomm.engine.ops.arrangement import padded
 from clcomm.engine.ops.elementwise import mul
 from clcomm.engine.ops.reduce import mean
 from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, wrap
@@ -115,7 +115,7 @@ def max_pool2d(
         raise ArgumentError(f"max_pool2d: dilation: expected 1, as windows have no gaps here, got {dilation!r}")
     window = _window("max_pool2d", x, kernel_size, stride, padding)
     if ceil_mode and any(_behind(window)):
-        x = pad(x, [(0, 0), (0, 0), *((0, more) for more in _behind(window))], -math.inf)
+        x = padded(x, [(0, 0), (0, 0), *((0, more) for more in _behind(window))], -math.inf)
         window = _window("max_pool2d", x, kernel_size, stride, padding)
     return MaxPool2dOp.apply(x, window=window)
 
@@ -139,8 +139,8 @@ def avg_pool2d(
     if not any(more) and count_include_pad and divisor_override is None:
         return AvgPool2dOp.apply(x, window=window)
     sizes, kernel, strides, pads = x.shape[2:], window[4:6], window[6:8], window[8:10]
-    padded = pad(x, [(0, 0), (0, 0), *((0, each) for each in more)])
-    window = _window("avg_pool2d", padded, kernel_size, stride, padding)
+    around = padded(x, [(0, 0), (0, 0), *((0, each) for each in more)])
+    window = _window("avg_pool2d", around, kernel_size, stride, padding)
     counts = []
     for n, length, step, before, results in zip(sizes, kernel, strides, pads, window[2:4], strict=True):
         first = np.arange(results) * step - before
@@ -149,7 +149,7 @@ def avg_pool2d(
     divisors = np.outer(*counts) if divisor_override is None else np.full(window[2:4], divisor_override)
     factors = np.float32(kernel[0] * kernel[1]) / divisors.astype(np.float32)
     buffer = x.device.keep(("pooled", factors.shape, factors.tobytes()), lambda: factors)
-    return mul(AvgPool2dOp.apply(padded, window=window), wrap(x.device, buffer, factors.shape))
+    return mul(AvgPool2dOp.apply(around, window=window), wrap(x.device, buffer, factors.shape))
 
 
 def _behind(window: Window) -> tuple[int, int]:

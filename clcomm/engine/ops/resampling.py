@@ -11,7 +11,7 @@ from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.indexing import index_select, kept
 from clcomm.engine.ops.parts import fill
 from clcomm.engine.ops.pool import max_pool2d, whole_pair
-from clcomm.engine.ops.shape import reshape, transpose
+from clcomm.engine.ops.shape import reshape, transpose, unshared
 from clcomm.engine.tensor import Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
@@ -97,6 +97,7 @@ def _along(x: Tensor, axis: int, count: int, scale: float, mode: str, align_corn
     return Resample.apply(x, axis=axis, places=kept(x.device, places), weights=kept(x.device, weights))
 
 
+@unshared
 def pixel_shuffle(x: Tensor, upscale_factor: int) -> Tensor:
     """Return x [N, C * r^2, H, W] as [N, C, H * r, W * r]. Source: Shi et al., 2016, "Real-time single image ...".
 
@@ -111,6 +112,7 @@ def pixel_shuffle(x: Tensor, upscale_factor: int) -> Tensor:
     return reshape(transpose(reshape(x, (n, c // r**2, r, r, h, w)), (0, 1, 4, 2, 5, 3)), (n, c // r**2, h * r, w * r))
 
 
+@unshared
 def pixel_unshuffle(x: Tensor, downscale_factor: int) -> Tensor:
     """Return x [N, C, H * r, W * r] as [N, C * r^2, H, W]; ArgumentError unless the factor r divides the sizes."""
     r = downscale_factor

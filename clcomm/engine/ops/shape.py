@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +13,7 @@ from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.casts import moved
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.tensor import Shape, Tensor, copy_into, empty, float_tensor, wrap
-from clcomm.engine.view import NEVER, Block, View, block_of, reshaped, viewed
+from clcomm.engine.view import NEVER, Block, View, block_of, reshaped, root_of, viewed
 from clcomm.errors import ArgumentError
 
 
@@ -153,6 +155,17 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 def clone(x: Tensor) -> Tensor:
     """Return a copy through which gradients pass; x: of any type and shape."""
     return moved(x, Clone.apply)
+
+
+def unshared(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function that copies a result in the memory of the first argument, where PyTorch's has its own."""
+
+    @wraps(function)
+    def call(x: Tensor, *args: Any, **named: Any) -> Tensor:
+        result = function(x, *args, **named)
+        return clone(result) if root_of(result) is root_of(x) else result
+
+    return call
 
 
 @pytorch_names

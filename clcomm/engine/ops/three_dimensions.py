@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.engine.ops.arrangement import pad, windows
+from clcomm.engine.ops.arrangement import padded, windows
 from clcomm.engine.ops.blocks import take
 from clcomm.engine.ops.conv2d import conv2d, conv_transpose2d
 from clcomm.engine.ops.elementwise import add, mul
@@ -55,11 +55,11 @@ def conv3d(
                 f"conv3d: padding: expected numbers, 'valid', or 'same' with a stride of 1, got {padding!r}, {stride!r}"
             )
         around = [gap * (n - 1) if padding == "same" else 0 for gap, n in zip(apart, weight.shape[2:], strict=True)]
-        x = pad(x, [(0, 0), (0, 0), *((0, each % 2) for each in around)])
+        x = padded(x, [(0, 0), (0, 0), *((0, each % 2) for each in around)])
         padding = (around[0] // 2, around[1] // 2, around[2] // 2)
     before, *pads = whole_triple("conv3d: padding", padding, 0)
     outputs, channels, depth, *kernel = weight.shape
-    seen = pad(x, [(0, 0), (0, 0), (before, before), (0, 0), (0, 0)])
+    seen = padded(x, [(0, 0), (0, 0), (before, before), (0, 0), (0, 0)])
     if apart[0] * (depth - 1) + 1 > seen.shape[2]:
         raise ArgumentError(f"conv3d: weight: expected a depth of at most {seen.shape[2]}, got {depth} by {apart[0]}")
     seen = transpose(windows(seen, 2, depth, steps[0], apart[0]), (0, 2, 1, 5, 3, 4))  # [N, results, C, depth, H, W]
