@@ -191,6 +191,7 @@ from clcomm.engine.ops.ordered import (
     topk,
     var_mean,
 )
+from clcomm.engine.ops.parts import taken_again as taken_again
 from clcomm.engine.ops.picking import (
     argwhere,
     bincount,

@@ -12,8 +12,6 @@ from clcomm.engine.program import Kernel, Size
 if TYPE_CHECKING:
     import pyopencl as cl
 
-    from clcomm.engine.tensor import Tensor
-
 
 class Stateful(Protocol):
     """An object with state that a run may change, such as a gradient's slot."""
@@ -79,8 +77,8 @@ class Recorder:
         self.refusal: str | None = None  # why the run can't be replayed
         self.in_doubt = False  # see LaunchQueue
         self.segments = [Segment()]
-        self.written: list[Tensor] = []  # tensors from before the run that it writes to in place
-        self.parts: dict[int, tuple[Tensor, int]] = {}  # roots of views from before, and their last writes, by address
+        self.written: list[Any] = []  # tensors from before the run that it writes to in place
+        self.parts: dict[int, tuple[Any, int]] = {}  # roots of views from before, and their last writes, by address
         self.before: dict[Slots, list[int]] = {}  # states before the run
         self.allocations: dict[int, Allocation] = {}  # by address, as long as their memory is in use
         #: What the run has decided by values that the host knows: the number of an input or another tensor, the rule,
@@ -123,7 +121,7 @@ class Recorder:
         if address not in self.allocations:  # of which the host knows none
             self.decisions.append((self.inputs.get(address, tensor), rule, outcome))
 
-    def note_write(self, tensor: Tensor) -> None:
+    def note_write(self, tensor: Any) -> None:
         """Note a write in place."""
         address = tensor.buffer.int_ptr
         if address in self.inputs:
@@ -131,7 +129,7 @@ class Recorder:
         elif address not in self.allocations:
             self.written.append(tensor)
 
-    def note_part(self, buffer: cl.Buffer, root: Tensor) -> None:
+    def note_part(self, buffer: cl.Buffer, root: Any) -> None:
         """Note the use of a view's own buffer, which a replay would not read again."""
         if buffer.int_ptr not in self.allocations:
             self.parts[buffer.int_ptr] = root, root.written_at

@@ -7,9 +7,8 @@ write to it goes to the memory that it is of, and it is read anew where that was
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -62,9 +61,6 @@ class View(Tensor):
 
     __slots__ = ()
 
-    #: Takes a part of a root again, on the tape: `apply` of parts.py, which imports this file and sets it.
-    taken_again: ClassVar[Callable[..., Tensor]]
-
     @property
     def buffer(self) -> Any:
         """The root's buffer, or one with the values that the root has now."""
@@ -109,7 +105,7 @@ class View(Tensor):
         if source.block is None and not on_tape:
             return
         with enable_grad() if on_tape else no_grad():
-            fresh = View.taken_again(root, block=block_of(self), shape=self.shape)
+            fresh = self._functional.taken_again(root, block=block_of(self), shape=self.shape)
         if source.block is not None:
             _BUFFER.__set__(self, fresh.buffer)
             source.is_alone = True
