@@ -18,6 +18,7 @@ from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.memory import MemoryUse
 from clcomm.flat_space.shards import ShardPart, ShardPlan
 from clcomm.optim import Optimizer
+from clcomm.optim.checks import MISSED
 from clcomm.optim.groups import ParamGroup
 from clcomm.sync.agreement import require_agreement
 from clcomm.sync.shared_space import SharedSpace
@@ -76,6 +77,7 @@ class DistributedOptimizer:
         self._shard: Update | None = None
         self._weight = 1.0  # of this rank's gradients in the next mean
         self._is_reduced = False  # whether the gradients are averaged already, before the step
+        self._missing: frozenset[str] = frozenset()  # parameters of which no rank has a gradient
         sync.models.delegate(optimizer.space, self)
 
     def _plan_of(self, layout: FlatLayout) -> ShardPlan:
@@ -177,7 +179,10 @@ class DistributedOptimizer:
     def _step(self) -> None:
         is_clipped, shard = self._is_reduced, self._reduced()
         shard.begin_update(is_clipped)
-        self.optimizer.update_range(shard.gradients, shard.params)
+        flat = self.optimizer.space
+        named = zip(flat.layout.ranges, flat.parameters, strict=True) if self._missing else ()
+        missing = [parameter for place, parameter in named if place.name in self._missing]
+        self.optimizer.update_range(shard.gradients, shard.params, missing)
         shard.gather()
         self._is_reduced = self.optimizer.space.step_averages = False
         ours = self.sync.models.of(shard.space.model)
@@ -197,7 +202,7 @@ class DistributedOptimizer:
             shard = self._shard = RangeUpdate(self.sync, space, self._plan)
         if not self._is_reduced:
             shard.reduce(self._weight)
-            self._weight = 1.0
+            self._weight, self._missing = 1.0, shard.missing()
             if known.settings.check_finite:
                 shard.require_finite()
             self._is_reduced = True
@@ -225,7 +230,10 @@ class DistributedOptimizer:
             block = np.zeros(self._plan.shard_nbytes // _ITEM, np.float32)
             block[: state[name].size] = state[name]
             state[name] = self._plan.merged(list(comm.all_gather(block, label="checkpoint")))
-        return state
+        # A rank knows of the parameters of which it has a part which steps they were left out of.
+        missed = np.asarray(state.pop(MISSED, np.zeros(len(self.optimizer.space.parameters), np.int64)))
+        missed = comm.all_reduce(missed, "max", label="checkpoint")
+        return {**state, **({MISSED: missed} if missed.any() else {})}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Continue from a whole state, written by any number of ranks or by the plain optimizer."""

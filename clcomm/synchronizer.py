@@ -178,7 +178,7 @@ class Synchronizer:
         samples: float | None = None,
         of: float | None = None,
     ) -> None:
-        """Replace each gradient by its mean over the ranks; a rank without a gradient counts as zero.
+        """Replace each gradient by its mean over the ranks; a rank without one counts as zero where another has one.
 
         Within `no_sync()` nothing happens, nor where a DistributedOptimizer reduces the model's gradients in its step.
         With a policy gradients stay this rank's own.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ import numpy as np
 from clcomm.compression.coding import Codec
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.layout import FlatLayout
+from clcomm.flat_space.missing import MISSING
 from clcomm.flat_space.parameters import ParameterSpec
 from clcomm.stats.events import Phase
 from clcomm.transport.reduction import Fold
@@ -69,13 +70,13 @@ class GradientMoves(Protocol):
         """Encodes gradients for compression on the model's device; None: NumPy does."""
 
     def pull_gradients(self, bucket: Bucket) -> None:
-        """Copy the gradients of `bucket.opening` to `arrays.grads`; a missing one counts as zero."""
+        """Copy the gradients of `bucket.opening` to `arrays.grads`, marked; where there is none MISSING."""
 
     def send_gradients(self, bucket: Bucket, mark: Mark | None) -> None:
         """Copy like `pull_gradients`, once `mark` is reached; no backward may follow before `push_gradients`."""
 
     def push_gradients(self, bucket: Bucket) -> None:
-        """Copy the gradients of `bucket.closing` from `arrays.reduced` to the model, missing ones included."""
+        """Copy the gradients of `bucket.closing` from `arrays.reduced` to the model; none where no rank had one."""
 
     def moves_in_place(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
         """Return functions that pull and push all gradients where they lie in the arrays; None: they are copied."""
@@ -175,6 +176,16 @@ class CopyingAdapter:
 
     def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
         self._layout, self._arrays = layout, arrays
+
+    def _mark(self, bucket: Bucket, missing: Collection[str]) -> None:
+        """Finish `pull_gradients` of a bucket, of which these gradients are missing here."""
+        for name in missing:
+            self._layout.view(self._arrays.grads, name)[...] = MISSING
+        bucket.beginnings[0].mark(self._arrays.grads, missing)
+
+    def _missing(self, bucket: Bucket) -> frozenset[str]:
+        """Return the gradients of a bucket's that no rank has, once it is reduced."""
+        return bucket.beginnings[1].missing(self._arrays.reduced)
 
     def record(self, synchronise: Callable[[], None]) -> bool:
         return False

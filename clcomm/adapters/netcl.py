@@ -180,13 +180,22 @@ class NetclAdapter(CopyingAdapter):
         self._model.zero_grad()
 
     def pull_gradients(self, bucket: Bucket) -> None:
+        missing = []
         for place in bucket.opening:
             gradient = self._parameters[place.name].grad
-            self._layout.view(self._arrays.grads, place.name)[...] = 0 if gradient is None else gradient.numpy()
+            if gradient is None:
+                missing.append(place.name)
+            else:
+                self._layout.view(self._arrays.grads, place.name)[...] = gradient.numpy()
+        self._mark(bucket, missing)
 
     def push_gradients(self, bucket: Bucket) -> None:
+        missing = self._missing(bucket)
         for place in bucket.closing:
-            self._parameters[place.name].set_gradient(self._layout.view(self._arrays.reduced, place.name))
+            if place.name in missing:
+                self._parameters[place.name].tensor.grad = None
+            else:
+                self._parameters[place.name].set_gradient(self._layout.view(self._arrays.reduced, place.name))
 
     def pull_written(self) -> tuple[str, ...]:
         """Copy gradients that differ from the averaged ones into the flat space; return their names."""

@@ -71,25 +71,28 @@ class NumpyAdapter(CopyingAdapter):
             np.copyto(_data(name, parameter), self._layout.view(self._arrays.params, name), casting="same_kind")
 
     def pull_gradients(self, bucket: Bucket) -> None:
-        """Copy a bucket's gradients into the flat space; a missing one counts as zero."""
+        missing = []
         for place in bucket.opening:
             gradient = _gradient(place.name, self._parameters[place.name])
-            if gradient is not None and np.shape(gradient) != place.shape:
+            if gradient is None:
+                missing.append(place.name)
+                continue
+            if np.shape(gradient) != place.shape:
                 raise ArgumentError(
                     f"gradient of {place.name!r}: expected shape {place.shape}, got {np.shape(gradient)}"
                 )
-            np.copyto(
-                self._layout.view(self._arrays.grads, place.name),
-                0 if gradient is None else gradient,
-                casting="same_kind",
-            )
+            np.copyto(self._layout.view(self._arrays.grads, place.name), gradient, casting="same_kind")
+        self._mark(bucket, missing)
 
     def push_gradients(self, bucket: Bucket) -> None:
+        missing = self._missing(bucket)
         for place in bucket.closing:
             parameter = self._parameters[place.name]
             averaged = self._layout.view(self._arrays.reduced, place.name)
             gradient = _gradient(place.name, parameter)
-            if gradient is None or not gradient.flags.writeable:
+            if place.name in missing:
+                parameter.grad = None
+            elif gradient is None or not gradient.flags.writeable:
                 parameter.grad = averaged.astype(_data(place.name, parameter).dtype)
             else:
                 np.copyto(gradient, averaged, casting="same_kind")

@@ -75,6 +75,7 @@ class TorchAdapter(CopyingAdapter):
             slot.attach(name, layout, arrays)
         first = arrays.grads.ctypes.data
         self._addresses = range(first, first + arrays.grads.nbytes)
+        super().attach(layout, arrays)
 
     @torch.no_grad()
     def pull_parameters(self) -> None:
@@ -106,12 +107,13 @@ class TorchAdapter(CopyingAdapter):
         return block
 
     def pull_gradients(self, bucket: Bucket) -> None:
-        """Copy a bucket's gradients into the flat space, except those that lie there; a missing one counts as zero."""
+        """Copy a bucket's gradients into the flat space, except those that lie there."""
         if bucket.index == 0:
             self._separate()
         lasting = [slot for place in bucket.opening if (slot := self._slots[place.name]).pull()]
         for slot in lasting:
             slot.move_in()
+        self._mark(bucket, [p.name for p in bucket.opening if self._slots[p.name].parameter.grad is None])
 
     def _separate(self) -> None:
         """Give a gradient that lies in another parameter's range of `grads` memory of its own, before any is copied."""
@@ -123,11 +125,12 @@ class TorchAdapter(CopyingAdapter):
                 slot.parameter.grad = gradient.detach().clone()
 
     def push_gradients(self, bucket: Bucket) -> None:
-        """Copy a bucket's averaged gradients into the model, missing ones included, so that all ranks' optimizers
-        apply momentum and weight decay to the same gradients.
+        """Copy a bucket's averaged gradients into the model, also where another rank alone had one, so that all ranks'
+        optimizers apply momentum and weight decay to the same gradients.
         """
+        missing = self._missing(bucket)
         for place in bucket.closing:
-            self._slots[place.name].push()
+            self._slots[place.name].push(is_missing=place.name in missing)
 
     @torch.no_grad()
     def pull_written(self) -> tuple[str, ...]:

@@ -57,7 +57,6 @@ class Slot:
         if self._fits and self._references_to_own() != self._idle:
             self._kept = self.own.clone()  # of a gradient that the program has dropped from the parameter alone
         if gradient is None:
-            self.own.zero_()
             return False
         self.own.copy_(values(gradient))
         return self._fits and self._kept is None and self._pushed is not None and self._pushed() is gradient
@@ -67,17 +66,23 @@ class Slot:
         if _references_to_gradient(self.parameter) == _SOLE and _is_plain(self.parameter.grad):
             self.parameter.grad = self.own
 
-    def push(self) -> None:
-        """Copy the mean into the gradient, a new one where there is none or it cannot be written to."""
+    def push(self, is_missing: bool) -> None:
+        """Copy the mean into the gradient, a new one where there is none or it cannot be written to.
+
+        is_missing: no rank has a gradient, and none is left here.
+        """
+        if is_missing:
+            self.parameter.grad = None
         gradient = self.parameter.grad
         if gradient is self.own:
             if self.averaged is not self.own:
                 self.own.copy_(self.averaged)
             return
-        if gradient is None or not _is_writable(gradient):
-            gradient = self.parameter.grad = torch.empty_like(self.parameter)
-        values(gradient).copy_(self.averaged)
-        self._pushed = ref(gradient)
+        if not is_missing:
+            if gradient is None or not _is_writable(gradient):
+                gradient = self.parameter.grad = torch.empty_like(self.parameter)
+            values(gradient).copy_(self.averaged)
+            self._pushed = ref(gradient)
         if self._kept is not None:
             self.own.copy_(self._kept)
             self._kept = None

@@ -8,6 +8,7 @@ import numpy as np
 
 from clcomm.engine.flat import FlatSpace
 from clcomm.errors import ArgumentError
+from clcomm.flat_space.missing import Beginnings
 from clcomm.host.arrays import aligned_zeros
 from clcomm.sync.uneven_inputs import apply_weight, weight_of
 from clcomm.synchronizer import Synchronizer
@@ -40,13 +41,13 @@ class GradientMean:
         for space in spaces[1:]:
             rows.append(aligned_zeros(span))
             space.rebind(aligned_zeros(span), rows[-1], self._mean)
-        self._names = frozenset(place.name for place in first.layout.ranges)
+        self._names, self._beginnings = {each.name for each in first.layout.ranges}, Beginnings(first.layout.ranges)
         self._rows = [row.view(np.float32) for row in rows]
         total = self._rows[0] if synchronizer is not None else self._mean.view(np.float32)
         self._fold: Callable[[], None] = prepared_reduction(self._rows, total, "mean")
 
     def run(self, samples: Sequence[float] | None) -> None:
-        """Average; a missing gradient counts as zero.
+        """Average; a gradient that only some devices have counts as zero on the others.
 
         samples: how many each device's gradient is the mean of; None: equally many.
         """
@@ -65,7 +66,7 @@ class GradientMean:
         if self._synchronizer is None:
             first.moves.push(0, first.layout.span)
         else:
-            first.moves.push_own(self._names)
+            first.moves.push_own(self._names - self._beginnings.missing(self._grads))
             total = sum(samples) if samples is not None else len(self._rows)
             self._synchronizer.sync_gradients(self._model, samples=total)
         for space in others:

@@ -6,8 +6,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
 
 from clcomm.engine.flat_buffers import FlatBuffers
-from clcomm.engine.grad_slot import LOCAL, REDUCED, SENT, GradSlot
+from clcomm.engine.grad_slot import LOCAL, NONE, REDUCED, SENT, GradSlot
 from clcomm.engine.queue_mark import QueueMark
+from clcomm.flat_space.missing import Beginnings
 from clcomm.flat_space.parameters import ParameterRange
 
 
@@ -23,12 +24,18 @@ class GradMoves:
         ranges = buffers.layout.ranges  # in ascending order
         self._starts, self._stops = [place.start for place in ranges], [place.stop for place in ranges]
         self._kept: dict[tuple[int, int], tuple[Callable[[], None], Callable[[], None]]] = {}  # by range
+        self._cuts: tuple[int, ...] = ()
 
     def forget(self) -> None:
         self._kept.clear()
 
+    def divide(self, cuts: Sequence[int]) -> None:
+        """Mark parts of gradients too, which begin at these bytes, as a rank that has one reads no more of the mean."""
+        self._cuts = tuple(cuts)
+        self.forget()
+
     def pull(self, start: int, stop: int) -> None:
-        """Bring bytes [start, stop) of the host's `grads` up to date; zeros where there is no gradient."""
+        """Bring bytes [start, stop) of the host's `grads` up to date; MISSING where there is no gradient."""
         self.of_range(start, stop)[0]()
 
     def push(self, start: int, stop: int) -> None:
@@ -39,9 +46,7 @@ class GradMoves:
         """Return functions that do `pull` and `push` of a range, to be called any number of times."""
         found = self._kept.get((start, stop))
         if found is None:
-            closing = self._slots[bisect_right(self._stops, start) : bisect_right(self._stops, stop)]
-            pull, push = self._pull(self._opening(start, stop), start, stop), self._push(closing, start, stop)
-            found = self._kept[start, stop] = pull, push
+            found = self._kept[start, stop] = self._pull(start, stop), self._push(start, stop)
         return found
 
     def send(self, start: int, stop: int, mark: QueueMark | None) -> None:
@@ -49,13 +54,15 @@ class GradMoves:
 
         Until `push` these gradients must not change.
         """
-        opening, buffers = self._opening(start, stop), self._buffers
+        opening, buffers = self._slots[self._opening(start, stop)], self._buffers
         if mark is None or any(slot.state != LOCAL for slot in opening):
             self.pull(start, stop)
-        elif buffers.is_staged:
-            mark.read(buffers.grads, buffers.host_array("grads")[start:stop], start)
         else:
-            mark.wait()
+            if buffers.is_staged:
+                mark.read(buffers.grads, buffers.host_array("grads")[start:stop], start)
+            else:
+                mark.wait()
+            self._beginnings(self._opening(start, stop)).mark(buffers.host_array("grads"))
         for slot in opening:
             slot.state = SENT
 
@@ -86,27 +93,46 @@ class GradMoves:
     def _places(self) -> zip[tuple[ParameterRange, GradSlot]]:
         return zip(self._buffers.layout.ranges, self._slots, strict=True)
 
-    def _opening(self, start: int, stop: int) -> Sequence[GradSlot]:
-        return self._slots[bisect_left(self._starts, start) : bisect_left(self._starts, stop)]
+    def _opening(self, start: int, stop: int) -> slice:
+        return slice(bisect_left(self._starts, start), bisect_left(self._starts, stop))
 
-    def _pull(self, opening: Sequence[GradSlot], start: int, stop: int) -> Callable[[], None]:
+    def _beginnings(self, which: slice) -> Beginnings:
+        return Beginnings(self._buffers.layout.ranges[which], self._cuts)
+
+    def _pull(self, start: int, stop: int) -> Callable[[], None]:
+        which = self._opening(start, stop)
+        places = [*zip(self._buffers.layout.ranges[which], self._slots[which], strict=True)]
+        beginnings = self._beginnings(which)
+
         def pull() -> None:
-            for slot in opening:
+            missing = []
+            for place, slot in places:
                 if slot.state != LOCAL:
                     slot.make_own()
+                    if slot.state == NONE:
+                        missing.append(place.name)
             if self._buffers.is_staged:
                 self._buffers.read_grads(start, stop)
             else:
                 self._buffers.device.finish()
+            beginnings.mark(self._buffers.host_array("grads"), missing)
 
         return pull
 
-    def _push(self, closing: Sequence[GradSlot], start: int, stop: int) -> Callable[[], None]:
+    def _push(self, start: int, stop: int) -> Callable[[], None]:
+        which = slice(bisect_right(self._stops, start), bisect_right(self._stops, stop))
+        places = [*zip(self._buffers.layout.ranges[which], self._slots[which], strict=True)]
+        beginnings = self._beginnings(which)
+
         def push() -> None:
             if self._buffers.is_staged:
                 self._buffers.write_grads(start, stop, "reduced")
             self.note_states()
-            for slot in closing:
-                slot.state = REDUCED
+            missing = beginnings.missing(self._buffers.host_array("reduced"))
+            for place, slot in places:
+                if place.name in missing:
+                    slot.drop()
+                else:
+                    slot.state = REDUCED
 
         return push

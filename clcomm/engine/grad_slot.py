@@ -8,6 +8,7 @@ import numpy as np
 
 from clcomm.engine.tensor import FLOAT32, Shape, Tensor, copy_into, orders
 from clcomm.errors import ArgumentError
+from clcomm.flat_space.missing import MISSING
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -179,10 +180,10 @@ class GradSlot:
         return None if self.state == NONE else self.own()
 
     def make_own(self) -> None:
-        """Fill `local` with this rank's own gradient, zeros if there is none."""
+        """Fill `local` with this rank's own gradient, MISSING if there is none."""
         if self.state == NONE:
             device, size = self.local.device, self.local.numel()
-            device.launch(device.kernel("elementwise", "fill"), *device.grid(size), self.local, 0.0, size)
+            device.launch(device.kernel("elementwise", "fill"), *device.grid(size), self.local, MISSING, size)
         else:
             self.for_update()
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from clcomm.flat_space.missing import Beginnings
 from clcomm.flat_space.parameters import ParameterRange
 
 #: A bucket may be complete this many positions later than in the layout; beyond that the cut follows the observed
@@ -51,6 +52,11 @@ class Bucket:
     def closing(self) -> tuple[ParameterRange, ...]:
         """Ranges that end in this bucket; their whole gradients are averaged once it is reduced."""
         return tuple(place for place in self.ranges if place.stop <= self.stop)
+
+    @cached_property
+    def beginnings(self) -> tuple[Beginnings, Beginnings]:
+        """Where the gradients of `opening` begin, and those of `closing`."""
+        return Beginnings(self.opening), Beginnings(self.closing)
 
 
 class _Piece(NamedTuple):

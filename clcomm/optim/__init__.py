@@ -1,7 +1,6 @@
 """Optimizers with PyTorch's formulas and defaults: one kernel launch for each step, over all parameters at once.
 
-A missing gradient counts as zeros, as it does between ranks; a step without any gradient does nothing. Frozen
-parameters do not change.
+Parameters that are frozen, or of which no rank has a gradient, do not change, nor does their state.
 """
 
 from clcomm.optim import lr_scheduler

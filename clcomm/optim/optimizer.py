@@ -6,7 +6,7 @@ frozen, that is one launch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, ClassVar, TypeAlias
 
@@ -33,7 +33,7 @@ from clcomm.optim.checks import (
 from clcomm.optim.flat_state import ITEM, MASTER, FlatState
 from clcomm.optim.groups import PARAMS, group_of, groups_of, members_of
 from clcomm.optim.order import in_order_of, order_of
-from clcomm.optim.runs import runs_of
+from clcomm.optim.runs import StateRun, runs_of
 
 #: What an optimizer trains: a dict has "params", and hyper-parameters of these parameters' own.
 Params: TypeAlias = Module | Iterable[Parameter] | Iterable[Mapping[str, Any]]
@@ -42,9 +42,9 @@ Params: TypeAlias = Module | Iterable[Parameter] | Iterable[Mapping[str, Any]]
 class Optimizer:
     """Base of the optimizers: hyper-parameters, state in flat device buffers, and one kernel over the flat space.
 
-    Parameters may be frozen and unfrozen between steps, as with PyTorch's optimizers: while one is frozen, its value,
-    state and number of steps do not change. A trained one without a gradient counts as one of zeros, as after a
-    synchronisation. Optimizers may share parameters: each has a state of its own.
+    Parameters may be frozen and unfrozen between steps, as with PyTorch's optimizers: while one is frozen or has no
+    gradient, its value, state and number of steps do not change. Optimizers may share parameters: each has a state of
+    its own.
 
     Where the flat space stores parameters in 16 bits, the state has a master of each in float32. A step updates the
     masters, and rounds them to what is stored. A value that the program has stored becomes its master in the next step.
@@ -74,9 +74,10 @@ class Optimizer:
         self._members = members_of(self.param_groups)
         self.space = self._find_space()
         self.steps = 0
-        self._missed: dict[Parameter, int] = {}  # steps taken while a parameter was frozen
+        self._missed: dict[Parameter, int] = {}  # steps taken while a parameter was frozen or had no gradient
         self._state = FlatState(self.space)
         self._checked_revision = -1  # the device's revision at the last _find_trained()
+        self._runs: list[StateRun] | None = None  # those of a step; None: to be found
 
     @property
     def state_nbytes(self) -> int:
@@ -161,15 +162,24 @@ class Optimizer:
     def _step_trained(self) -> None:
         self.space.require_classes()
         self._find_trained()
-        if [slot.state for slot in self._trained].count(NONE) < len(self._trained):
-            self.update_range(self.space.complete_grads(self._trained))
+        there = [slot for slot in self._trained if slot.state != NONE]
+        if there:
+            pairs = zip(self._trained, self._updated, strict=True)
+            missing = [] if len(there) == len(self._trained) else [each for slot, each in pairs if slot.state == NONE]
+            self.update_range(self.space.complete_grads(there), missing=missing)
 
-    def update_range(self, gradients: object, params: object = None) -> None:
+    def update_range(self, gradients: object, params: object = None, missing: Collection[Parameter] = ()) -> None:
         """Take a step on the optimizer's range, with buffers of that range's gradients and parameters.
 
-        params: None: they are in the flat space.
+        Args:
+            gradients: a buffer.
+            params: likewise; None: they are in the flat space.
+            missing: the parameters without a gradient, which the step leaves alone.
         """
         self._find_trained()
+        if self._runs is None or self._runs_without != frozenset(missing):
+            self._find_runs(frozenset(missing))
+        assert self._runs is not None
         self.steps += 1
         device, state = self.space.device, self._state
         state.reconcile(params)
@@ -180,8 +190,9 @@ class Optimizer:
             launch(kernel, *device.grid(count), own, gradients, int(hyper["maximize"]), *arguments, first, count)
         state.narrow(params)
         for parameter in self._updated:
-            parameter.note_write()
-        for parameter in self._frozen:
+            if parameter not in self._runs_without:
+                parameter.note_write()
+        for parameter in (*self._frozen, *self._runs_without):
             self._missed[parameter] = self._missed.get(parameter, 0) + 1
 
     # -- trained parameters
@@ -221,11 +232,14 @@ class Optimizer:
         self._trained = [slot for slot, parameter in pairs if parameter.requires_grad]
         self._updated = [parameter for _, parameter in pairs if parameter.requires_grad]
         self._frozen = [parameter for _, parameter in pairs if not parameter.requires_grad]
-        groups = self._groups()
-        trained = {parameter: groups[parameter] for _, parameter in pairs if parameter.requires_grad}
-        self._runs = runs_of(self._state, trained, self._missed)
-        self._launches = [device.repeated_launch() for _ in self._runs]
+        self._runs = None
         self._has_all, self._checked_revision = self.is_alone, device.revision
+
+    def _find_runs(self, missing: frozenset[Parameter]) -> None:
+        groups = self._groups()
+        stepped = {parameter: groups[parameter] for parameter in self._updated if parameter not in missing}
+        self._runs, self._runs_without = runs_of(self._state, stepped, self._missed), missing
+        self._launches = [self.space.device.repeated_launch() for _ in self._runs]
 
     def _groups(self) -> dict[Parameter, int]:
         """Return each parameter's group, by its position."""
@@ -257,11 +271,11 @@ class Optimizer:
         A copy trains the same parameters with its own state; a deep copy also has its own parameters. Copied together
         with the model, it trains the copied model.
         """
-        found_anew = ("_trained", "_updated", "_frozen", "_runs", "_launches", "_has_all")
+        found_anew = ("_trained", "_updated", "_frozen", "_runs_without", "_launches", "_has_all")
         kept = {name: value for name, value in self.__dict__.items() if name not in found_anew}
         groups = [copy(group) for group in self.param_groups]
         own = {"param_groups": groups, "_missed": dict(self._missed), "_state": copy(self._state)}
-        return {**kept, **own, "_checked_revision": -1}
+        return {**kept, **own, "_checked_revision": -1, "_runs": None}
 
     # -- checkpoints
 
@@ -289,9 +303,9 @@ class Optimizer:
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return kind, number of steps, hyper-parameters (arrays without dimensions) and the flat state buffers.
 
-        "names", "sizes" and "places" are the parameters', in the order of the buffers. So is "missed", if any:
-        the steps in which each was frozen. After `restrict` the buffers are those of the range; `load_state_dict` takes
-        whole ones.
+        "names", "sizes" and "places" are the parameters', in the order of the buffers. So is "missed", if any: the
+        steps in which each was frozen or had no gradient. After `restrict` the buffers are those of the range;
+        `load_state_dict` takes whole ones.
         """
         state = {name: np.array(value) for name, value in self.settings().items()}
         missed = np.array([self._missed.get(parameter, 0) for parameter in self.space.parameters])

@@ -25,7 +25,7 @@ def runs_of(state: FlatState, trained: Mapping[Parameter, int], missed: Mapping[
     Args:
         state: of all parameters.
         trained: the group of each.
-        missed: the steps for which each was frozen, 0 for others.
+        missed: the steps that each was left out of, 0 for others.
     """
     runs: list[StateRun] = []
     places = state.space.layout.ranges

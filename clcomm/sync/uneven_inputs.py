@@ -9,6 +9,7 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
+from clcomm.flat_space.missing import MISSING
 from clcomm.sync.agreement import CHECKS
 
 
@@ -82,8 +83,8 @@ def weight_of(samples: float, count: int, total: float) -> float:
 
 
 def apply_weight(gradients: np.ndarray, weight: float) -> None:
-    """Multiply gradients by a weight, in place; 0 clears them, NaN and Inf included."""
+    """Multiply gradients by a weight, in place; with 0 they are missing, NaN and Inf included."""
     if weight == 0.0:
-        gradients[...] = 0
+        gradients[...] = MISSING
     elif weight != 1.0:
         gradients *= gradients.dtype.type(weight)

@@ -19,6 +19,7 @@ from clcomm.engine.device import Device
 from clcomm.engine.grad_blocks import GradUnit
 from clcomm.engine.grad_slot import NONE
 from clcomm.engine.modes import current_backward
+from clcomm.flat_space.missing import MISSING, Beginnings
 from clcomm.flat_space.parameters import ParameterRange
 from clcomm.flat_space.shards import ShardPlan, Unit
 from clcomm.host.arrays import aligned_zeros
@@ -59,6 +60,8 @@ class GradientShards:
         self._mean = aligned_zeros(plan.largest_part)  # of the unit that is reduced
         self._areas = _Areas(comm, plan, self._mean)
         self._order = list(plan.units)
+        cuts = [(unit, range(unit.start, unit.stop, unit.part_nbytes)) for unit in plan.units]
+        self._beginnings = [Beginnings(unit.ranges, parts, unit.start) for unit, parts in cuts]
         self._fresh = {place.name for place in plan.layout.ranges}  # parameters whose next mean replaces the shard's
         self._rounds = 0  # in which all units were reduced, since the last step
         self._non_finite: NonFinite | None = None  # what this rank brought first
@@ -114,7 +117,7 @@ class GradientShards:
             for unit in self._plan.units:
                 for place, part in self._own_places(unit):
                     if place.name in self._fresh:
-                        self.values[part] = 0
+                        self.values[part] = MISSING
 
     def finish_step(self) -> None:
         """Note that the optimizer has used the gradients."""
@@ -160,12 +163,13 @@ class GradientShards:
             self._add(unit)
 
     def _fill(self, own: GradUnit, area: np.ndarray) -> None:
-        """Move a unit's gradients to its area, zeros where there is none, and drop them."""
+        """Move a unit's gradients to its area, MISSING where there is none, and drop them."""
         unit = own.unit
         area[unit.nbytes :] = 0
         if not own.is_open:
-            area[: unit.nbytes] = 0
+            area[: unit.nbytes].view(np.float32)[...] = MISSING
             return
+        missing = [place.name for place, slot in zip(unit.ranges, own.slots, strict=True) if slot.state == NONE]
         for slot in own.slots:
             if slot.state == NONE:
                 slot.make_own()
@@ -174,6 +178,7 @@ class GradientShards:
             slot.drop()
         for start, stop in unit.gaps():
             area[start:stop] = 0
+        self._beginnings[unit.index].mark(area, missing)
         if self._checks and self._non_finite is None:
             views = [area[place.start - unit.start :][: place.nbytes].view(np.float32) for place in unit.ranges]
             self._non_finite = first_non_finite(unit.ranges, views)

@@ -48,6 +48,7 @@ class RangeUpdate(Update):
         self._all_gather = self.comm.all_gather_in_place_init(params, label=PARAMETERS, nbytes=space.params_nbytes)
         self.gradients = self._gradient_buffer()
         self._whole_gradients = self._flat.reduced
+        self._flat.moves.divide([own * rank for rank in range(1, self.comm.size)])
         self._pull = partial(space.adapter.pull_gradients, Bucket(0, space.layout.ranges, 0, space.layout.span))
 
     def _gradient_buffer(self) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 
 from clcomm.clipping import clip_coefficient, global_norm, scale
 from clcomm.communicator import Communicator
+from clcomm.flat_space.missing import is_missing
 from clcomm.sync.agreement import CHECKS
 from clcomm.sync.shared_space import SharedSpace
 
@@ -39,6 +40,10 @@ class Update(ABC):
     @abstractmethod
     def named_parts(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield what this rank has of each parameter's averaged gradient, by name."""
+
+    def missing(self) -> frozenset[str]:
+        """Return the parameters of which this rank has a part, and no rank a gradient."""
+        return frozenset(name for name, mean in self.named_parts() if is_missing(mean))
 
     @abstractmethod
     def upload(self) -> None:

@@ -37,6 +37,8 @@ class Library:
     ties = True
     #: Whether a parameter is an object, which no other may take the place of.
     keeps = True
+    #: Whether a gradient that no rank has stays missing; otherwise it is zero, as the library's own are.
+    misses = True
 
     def model(self, dtype: str = "float32", scale: float = 1.0, tied: bool = False, frozen: bool = False) -> Any:
         """Return a model with `scale` times ones; tied: `again` is `first`; frozen: `second` is not trained."""
@@ -236,6 +238,8 @@ class Torch(Library):
 
 
 class Tinygrad(Library):
+    misses = False
+
     def empty(self):
         import clcomm.tinygrad  # noqa: F401  # before tinygrad opens its device
 
@@ -268,6 +272,7 @@ class Tinygrad(Library):
 class Jax(Library):
     ties = False  # a leaf that is used in two places has one name
     keeps = False
+    misses = False
 
     def empty(self):
         import jax

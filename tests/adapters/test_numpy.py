@@ -127,7 +127,7 @@ def test_one_rank_alone_keeps_its_gradients():
     sync.broadcast_parameters(model)
     sync.sync_gradients(model)
     np.testing.assert_array_equal(model.w.grad, np.full((2, 3), 2.0))
-    np.testing.assert_array_equal(model.b.grad, np.zeros(3))
+    assert model.b.grad is None
 
 
 @pytest.mark.mpi(min_size=1)

@@ -54,7 +54,11 @@ OPTIMIZERS = {
 
 
 def mean_of(gradients):
-    """The mean over ranks by the formula, in rank order, as bits; a rank without a gradient counts as zero."""
+    """The mean over ranks by the formula, in rank order, as bits; a rank without a gradient counts as zero, without any: None."""
+    there = next((each for each in gradients if each is not None), None)
+    if there is None:
+        return None
+    gradients = [torch.zeros_like(there) if each is None else each for each in gradients]
     total = gradients[0].clone()
     for gradient in gradients[1:]:
         total += gradient
@@ -62,9 +66,9 @@ def mean_of(gradients):
 
 
 def wide(gradient, parameter):
-    """A gradient as the ranks exchange it: dense, float32 where it was narrow, zero where there is none."""
+    """A gradient as the ranks exchange it: dense, float32 where it was narrow."""
     if gradient is None:
-        gradient = torch.zeros_like(parameter)
+        return None
     gradient = (gradient.to_dense() if gradient.is_sparse else gradient).detach().clone()
     return gradient.float() if gradient.dtype in (torch.bfloat16, torch.float16) else gradient
 
@@ -83,10 +87,11 @@ def reference(make, size, optimizer, set_to_none, parts, clip, **backward):
                 model(batch(rank, step, part)).backward(**backward)
             ranks.append([wide(p.grad, p) for p in parameters])
         for parameter, gradients in zip(parameters, zip(*ranks, strict=True), strict=True):
-            parameter.grad = mean_of(gradients).to(parameter.dtype)
+            mean = mean_of(gradients)
+            parameter.grad = None if mean is None else mean.to(parameter.dtype)
         if clip:
             torch.nn.utils.clip_grad_norm_(parameters, 1e-3)
-        seen.append([p.grad.detach().clone() for p in parameters])
+        seen.append([None if p.grad is None else p.grad.detach().clone() for p in parameters])
         stepper.step()
     return model, seen
 
@@ -108,7 +113,7 @@ def ours(comm, make, optimizer, set_to_none, parts, clip, model=None, check=None
         sync.sync_gradients(model)
         if clip:
             torch.nn.utils.clip_grad_norm_(parameters, 1e-3)
-        seen.append([p.grad.detach().clone() for p in parameters])
+        seen.append([None if p.grad is None else p.grad.detach().clone() for p in parameters])
         if check is not None:
             check(step, sync, model)
         stepper.step()
@@ -116,7 +121,7 @@ def ours(comm, make, optimizer, set_to_none, parts, clip, model=None, check=None
 
 
 def bits(tensor):
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return None if tensor is None else tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def assert_same_bits(one, other):
