@@ -37,7 +37,7 @@ class _Distributed:
         reduction = self._reduction
         reducing = reduction.op is not Adasum
         if reducing and reduction.should_synchronize and closure is None:
-            if reduction.synchronized:
+            if reduction.synchronized and not reduction.has_new_gradients():
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): the "
                     "gradients are not reduced again; call step() within that block",
@@ -45,8 +45,10 @@ class _Distributed:
                 )
             else:
                 self.synchronize()
+        elif closure is None:
+            reduction.require_reduced()
         reduction.synchronized = False
-        if closure is not None and reducing and reduction.should_synchronize:
+        if closure is not None and reducing:
             closure = partial(self._reduced_after, closure)
         result = super().step(closure) if reducing or not reduction.is_needed else self._step_together(closure)  # type: ignore[misc]
         reduction.note_step()
@@ -55,7 +57,10 @@ class _Distributed:
     def _reduced_after(self, closure: Callable[[], object]) -> Any:
         with torch.enable_grad():
             loss = closure()
-        self.synchronize()
+        if self._reduction.should_synchronize:
+            self.synchronize()
+        else:
+            self._reduction.require_reduced()
         self._reduction.synchronized = False
         return loss
 
@@ -72,7 +77,7 @@ class _Distributed:
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Let `step` within this block use the gradients as they are, after `synchronize`."""
+        """Let `step` within this block use the gradients as `synchronize` left them; UsageError after another backward."""
         if self._reduction.op is Adasum:
             raise UsageError("skip_synchronize: expected another op than Adasum, whose ranks meet after their steps")
         self._reduction.should_synchronize = False

@@ -13,7 +13,7 @@ import torch
 
 from clcomm.errors import ArgumentError
 from clcomm.horovod import joined, world
-from clcomm.horovod.calls import Adasum, like, sources
+from clcomm.horovod.calls import Adasum, OperationCall, like, sources
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.gradients import GradientBuckets, require_same_start
 from clcomm.horovod.lost_ranks import raising_internal_errors
@@ -177,6 +177,21 @@ class Reduction:
         if self._generation != world.generation() or self.op is Adasum or not self.is_needed:
             return False
         return any(left < self.passes for left in self._left.values())
+
+    def has_new_gradients(self) -> bool:
+        """Return whether backward has run on any rank since the gradients were reduced; collective."""
+        if not self.is_needed:
+            return False
+        mine, ranks, label = [torch.tensor([float(self.is_under_way)])], self._process_set, "synchronized"
+        operation = AllReduce(sources(mine, ranks, label), label, ReduceOp.Max, 1.0, 1.0)
+        return bool(OperationCall(ranks, operation, like(mine, ranks, label)).run()[0])
+
+    def require_reduced(self) -> None:
+        """Raise UsageError where backward has run since the gradients were reduced."""
+        if self.is_under_way:
+            raise UsageError(
+                "skip_synchronize: expected synchronize() after the last backward(), got gradients that are not reduced"
+            )
 
     def note_complete(self, parameter: torch.Tensor) -> None:
         """Note a gradient that backward has completed."""
