@@ -103,7 +103,10 @@ def test_a_backward_before_a_skipped_reduction_is_refused(hvd):
         optimizer.synchronize()
         if closure is None:
             weight.sum().backward()
-        with optimizer.skip_synchronize(), pytest.raises(AssertionError, match="skip_synchronize: expected synchronize"):
+        with (
+            optimizer.skip_synchronize(),
+            pytest.raises(AssertionError, match="skip_synchronize: expected synchronize"),
+        ):
             optimizer.step(closure)
         optimizer.synchronize()
     assert weight.item() == 1.0

@@ -54,12 +54,14 @@ def flip(model, name="b1") -> None:
     model[name].data.view(np.uint32)[2] ^= 1 << 20
 
 
-def test_the_majoritys_parameters_are_sent_and_reported_once(several, caplog):
+@pytest.mark.parametrize("place", [0, 1, -1])
+def test_the_majoritys_parameters_are_sent_and_reported_once(several, caplog, place):
     model = small_model(several.rank)
     sync = Synchronizer(several, check_replicas_every=2, on_divergence="rebroadcast")
     sync.broadcast_parameters(model)
     before = model.bits()
-    culprit = 0 if several.size > 2 else 1  # of two ranks the lower one counts as right
+    culprit = range(several.size)[place] if several.size > 2 else 1  # of two ranks the lower one counts as right
+    others = [rank for rank in range(several.size) if rank != culprit]
     with caplog.at_level(logging.WARNING, logger="clcomm"):
         for step in range(1, 5):
             if several.rank == culprit and step % 2:
@@ -70,7 +72,8 @@ def test_the_majoritys_parameters_are_sent_and_reported_once(several, caplog):
     told = [record.getMessage() for record in caplog.records if "replicas" in record.getMessage()]
     assert len(told) == (several.rank == 0)
     if told and several.size > 2:
-        assert told[0].endswith("; all go on with rank 1's") and "'b1' on rank 0 differs from ranks 1" in told[0]
+        assert told[0].endswith(f"; all go on with rank {others[0]}'s")
+        assert f"'b1' on rank {culprit} differs from ranks {others[0]}" in told[0]
     assert sync.guard.divergences == 2
 
 

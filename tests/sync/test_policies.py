@@ -52,6 +52,15 @@ def one_step(comm, model, sync, optimizer, step):
     sync.finish_step(model)
 
 
+def partners(ranks, seed, turn):
+    """Return each rank's partner: a permutation drawn from seed and turn, in which neighbours are pairs."""
+    order = np.random.default_rng([seed, turn]).permutation(ranks)
+    found = list(range(ranks))
+    for first, second in zip(order[::2], order[1::2], strict=False):
+        found[first], found[second] = second, first
+    return found
+
+
 class Simulated:
     """All ranks in one process: local steps of real optimizers, outer steps in float64 from the papers' formulas."""
 
@@ -102,7 +111,7 @@ class Simulated:
     def noloco(self, turn):
         gradients, before = self.gradients(), [dict(each) for each in self.anchors]
         for rank in range(len(self.models)):
-            other = partner_of(rank, len(self.models), 3, int(turn))
+            other = partners(len(self.models), 3, int(turn))[rank]
             for name in self.names:
                 mean = (gradients[rank][name] + gradients[other][name]) / 2
                 anchor = (before[rank][name] + before[other][name]) / 2
@@ -215,6 +224,18 @@ def test_the_course_is_that_of_one_process(comm, policy):
     expected = simulated.read(comm.rank)
     for name, value in model.state_dict().items():
         assert np.abs(value - expected[name]).max() <= 2e-5 * max(1.0, np.abs(expected[name]).max()), name
+
+
+def test_pairs_change_from_turn_to_turn_and_with_the_seed():
+    for ranks in range(1, 8):
+        drawn = [tuple(partner_of(rank, ranks, 5, turn) for rank in range(ranks)) for turn in range(40)]
+        for pairs in drawn:
+            assert all(pairs[pairs[rank]] == rank for rank in range(ranks))
+            assert sum(pairs[rank] == rank for rank in range(ranks)) == ranks % 2
+        others = {rank: {pairs[rank] for pairs in drawn} - {rank} for rank in range(ranks)}
+        assert all(len(met) == ranks - 1 for met in others.values()), "each rank meets every other"
+        seeded = [tuple(partner_of(rank, ranks, 6, turn) for rank in range(ranks)) for turn in range(40)]
+        assert (seeded != drawn) == (ranks > 2)
 
 
 def test_a_wrapped_model_takes_the_same_steps(comm):
