@@ -77,7 +77,7 @@ class _Distributed:
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Let `step` within this block use the gradients as `synchronize` left them; UsageError after another backward."""
+        """Let `step` within this block use what `synchronize` left; UsageError after another backward."""
         if self._reduction.op is Adasum:
             raise UsageError("skip_synchronize: expected another op than Adasum, whose ranks meet after their steps")
         self._reduction.should_synchronize = False

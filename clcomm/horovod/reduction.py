@@ -275,11 +275,12 @@ class Reduction:
 
     def note_step(self) -> None:
         """Report the time since the last step as a step, with its part in communication."""
-        if not self._process_set.included():
+        if not self._process_set.included() or not count_step(id(self)):
             return
-        count_step()
         comm, now = self._process_set.communicator(), time.perf_counter()
-        spent = comm.communicated() + (self._buckets.comm.communicated() if self._buckets else 0.0)
+        spent = comm.communicated() + sum(
+            each.buckets.comm.communicated() for each in known_reductions.live if each.buckets
+        )
         if self._step_ended_s:
             began, seconds = self._step_ended_s, now - self._step_ended_s
             communication_s = min(seconds, max(0.0, spent - self._communicated_s))

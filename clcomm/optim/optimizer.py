@@ -78,6 +78,7 @@ class Optimizer:
         self._state = FlatState(self.space)
         self._checked_revision = -1  # the device's revision at the last _find_trained()
         self._runs: list[StateRun] | None = None  # those of a step; None: to be found
+        self._stepped_with: list[list[float]] = []  # the groups' hyper-parameters in the last step
 
     @property
     def state_nbytes(self) -> int:
@@ -181,6 +182,7 @@ class Optimizer:
             self._find_runs(frozenset(missing))
         assert self._runs is not None
         self.steps += 1
+        self._note_settings()
         device, state = self.space.device, self._state
         state.reconcile(params)
         for (first, count, missed, part, group), launch in zip(self._runs, self._launches, strict=True):
@@ -194,6 +196,13 @@ class Optimizer:
                 parameter.note_write()
         for parameter in (*self._frozen, *self._runs_without):
             self._missed[parameter] = self._missed.get(parameter, 0) + 1
+
+    def _note_settings(self) -> None:
+        numbers = [list(group.numbers.values()) for group in self.param_groups]
+        if numbers != self._stepped_with:
+            self._stepped_with = numbers
+            said = "; ".join(", ".join(f"{name} {number:g}" for name, number in each.items()) for each in self._numbers)
+            self.space.new_settings[id(self)] = f"{type(self).__name__} with {said}"
 
     # -- trained parameters
 

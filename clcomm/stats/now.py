@@ -22,6 +22,7 @@ class Now:
         self.step = self.step_ns = self.samples = 0
         self.phase = ""
         self.numbered = False
+        self.stepped = set[int]()  # what was counted since the step began
         self.step_begins: Callable[[int], None] | None = None
 
 
@@ -35,13 +36,19 @@ def note_step(step: int) -> None:
         NOW.step_begins(step)
 
 
-def count_step() -> None:
-    """Count a synchronisation as a step, unless the program numbers its steps."""
-    if not NOW.numbered:
+def count_step(by: int) -> bool:
+    """Count a synchronisation of something, by its id, as a step; return whether a step has begun.
+
+    Of several models or optimizers that take turns, all together count once. Steps that the program numbers stay so.
+    """
+    begins = not NOW.stepped or by in NOW.stepped
+    NOW.stepped = {by} if begins else {*NOW.stepped, by}
+    if begins and not NOW.numbered:
         NOW.step += 1
         NOW.step_ns = perf_counter_ns()
         if NOW.step_begins is not None:
             NOW.step_begins(NOW.step)
+    return begins
 
 
 def note_samples(samples: int) -> None:

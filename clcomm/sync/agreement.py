@@ -15,7 +15,9 @@ from clcomm.errors import MismatchError
 CHECKS = "checks"
 
 
-def require_agreement(comm: Communicator, what: str, lines: Sequence[str], remedy: str, beside: str = "") -> bool:
+def require_agreement(
+    comm: Communicator, what: str, lines: Sequence[str], remedy: str, beside: str = "", label: str = CHECKS
+) -> bool:
     """Raise the same MismatchError on every rank unless all ranks pass the same lines; collective.
 
     Args:
@@ -23,11 +25,12 @@ def require_agreement(comm: Communicator, what: str, lines: Sequence[str], remed
         lines: this rank's settings, one a line.
         remedy: end of the message: what to do.
         beside: this rank's further setting, in which ranks may differ.
+        label: names the comparison where other ranks are elsewhere.
 
     Returns whether all ranks pass the same `beside`.
     """
     own = np.frombuffer(digest("\n".join([*lines, beside]).encode()), np.uint8)
-    if all_alike(comm.all_gather(own, label=CHECKS)):
+    if all_alike(comm.all_gather(own, label=label)):
         return True
     everyone = comm.all_gather_object(list(lines), label=CHECKS)
     if all(theirs == everyone[0] for theirs in everyone):

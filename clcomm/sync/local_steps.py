@@ -64,7 +64,7 @@ class PolicySteps:
             steps, ours = self._steps_of(model, "finish_step"), self._models.of(model)
             ours.is_in_step = False
             steps.step_finished()
-            count_step()
+            count_step(id(ours))
 
     def align(self, model: object) -> None:
         """Give all ranks the same parameters; collective."""

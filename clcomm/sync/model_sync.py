@@ -71,6 +71,8 @@ class ModelSync:
         self.space = space
         #: How many times the gradients were averaged.
         self.synchronisations = 0
+        #: The optimizers' settings that ranks have yet to compare, and how often there were new ones.
+        self.settings_seen, self.changes = list[str](), 0
         #: Whether all ranks have been given the same parameters.
         self.is_alike = False
         #: Whether the gradients were to be averaged, or the replicas compared for that.

@@ -9,7 +9,7 @@ import numpy as np
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.stats.now import count_step
-from clcomm.sync.agreement import CHECKS
+from clcomm.sync.agreement import CHECKS, require_agreement
 from clcomm.sync.divergence import ReplicaGuard
 from clcomm.sync.known_models import KnownModels
 from clcomm.sync.model_ranks import refuse_mixing
@@ -17,6 +17,8 @@ from clcomm.sync.model_sync import ModelSync
 from clcomm.sync.parameter_broadcast import average_parameters, broadcast_buffers, broadcast_parameters
 from clcomm.sync.sample_weights import SampleWeights
 
+#: So many changes of an optimizer's settings are compared one by one, and later ones together.
+_FIRST_CHANGES = 16
 _log = logging.getLogger("clcomm")
 
 
@@ -97,6 +99,22 @@ class Replicas:
                 self._expect_gradients(ours)
         ours.has_started = True
 
+    def compare_settings(self, ours: ModelSync) -> None:
+        """Compare what optimizers step with where that is new: at the first changes, then at every 16th; collective.
+
+        A rank alone with a new setting is in another collective than the others, which all ranks raise.
+        """
+        flat = ours.space.flat_space
+        if flat is None or not flat.new_settings:
+            return
+        ours.settings_seen += flat.new_settings.values()
+        flat.new_settings.clear()
+        ours.changes += 1
+        if ours.changes <= _FIRST_CHANGES or not ours.changes % _FIRST_CHANGES:
+            seen, ours.settings_seen = ours.settings_seen, []
+            remedy = "set learning rates by what all ranks know, such as a loss that was all-reduced"
+            require_agreement(self._comm, "optimizer", seen, remedy, label="new settings of an optimizer")
+
     def _expect_gradients(self, ours: ModelSync) -> None:
         """Log a warning where no rank has a gradient; collective."""
         counts = self._comm.all_gather(np.array([ours.space.adapter.has_gradients()], np.uint8), label=CHECKS)
@@ -106,6 +124,6 @@ class Replicas:
     def count_synchronisation(self, ours: ModelSync) -> None:
         """Note that a model's gradients were averaged, and compare the replicas where that is due."""
         ours.count_synchronisation()
-        count_step()
+        count_step(id(ours))
         if self._guard.every and ours.synchronisations % self._guard.every == 0:
             self.check(ours.space.model)

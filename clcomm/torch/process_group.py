@@ -218,7 +218,7 @@ class ClcommProcessGroup(ProcessGroup):
         if backward < 0 or not tensor.is_floating_point():
             return "", -1
         if backward != self._backward:
-            count_step()
+            count_step(id(self))
         self._bucket = self._bucket + 1 if backward == self._backward else 0
         self._backward = backward
         return GRADIENTS, self._bucket

@@ -54,7 +54,7 @@ OPTIMIZERS = {
 
 
 def mean_of(gradients):
-    """The mean over ranks by the formula, in rank order, as bits; a rank without a gradient counts as zero, without any: None."""
+    """The mean by the formula, in rank order, as bits; a missing gradient counts as zero, None if all are missing."""
     there = next((each for each in gradients if each is not None), None)
     if there is None:
         return None

@@ -253,8 +253,15 @@ def test_rates_are_those_of_the_steps_begins(monkeypatch):
     now.NOW.step, now.NOW.step_ns = 1, time.perf_counter_ns()  # another run
     assert json.loads(taken.take(Watched(), None))["steps_per_s"] == 0.0
     before = now.NOW.step
-    now.count_step()
+    now.count_step(1)
     assert now.NOW.step == before, "the program numbers its steps"
+
+
+def test_optimizers_that_take_turns_count_once(monkeypatch):
+    for name, value in (("step", 0), ("step_ns", 0), ("numbered", False), ("stepped", set())):
+        monkeypatch.setattr(now.NOW, name, value)
+    begun = [now.count_step(which) for _ in range(12) for which in (1, 2, 3)]
+    assert now.NOW.step == sum(begun) == 12
 
 
 def test_waits_name_the_rank_that_came_last():

@@ -1,0 +1,70 @@
+"""A learning rate or other setting that parts the replicas is an error on every rank, at the next synchronisation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clcomm import Communicator, Synchronizer
+from clcomm.engine import Tensor, nn
+from clcomm.errors import MismatchError
+from clcomm.optim import SGD, AdamW
+from clcomm.optim.lr_scheduler import ReduceLROnPlateau
+from tests.helpers import one_line
+
+
+def job(make=SGD, **options):
+    comm, model = Communicator(), nn.Linear(3, 2)
+    sync, optimizer = Synchronizer(comm), make(model, **options)
+    sync.broadcast_parameters(model)
+    return comm, model, sync, optimizer
+
+
+def one_step(comm, model, sync, optimizer):
+    optimizer.zero_grad()
+    model(Tensor(np.full((2, 3), 1.0 + comm.rank, np.float32))).sum().backward()
+    sync.sync_gradients(model)
+    optimizer.step()
+
+
+SETTINGS = {
+    "lr": (SGD, {"lr": 0.1}, "lr", 0.2), "momentum": (SGD, {"lr": 0.1, "momentum": 0.9}, "momentum", 0.8),
+    "betas": (AdamW, {}, "betas", (0.9, 0.99)), "decay": (AdamW, {}, "weight_decay", 0.5),
+}  # fmt: skip
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("rank", [0, -1])
+@pytest.mark.parametrize("begin", [0, 1, 3])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_another_setting_on_one_rank_is_an_error_on_all(name, begin, rank):
+    make, options, key, value = SETTINGS[name]
+    comm, *rest = job(make, **options)
+    with pytest.raises(MismatchError) as caught:
+        for step in range(5):
+            if step == begin and comm.rank == range(comm.size)[rank]:
+                rest[2].param_groups[0][key] = value
+            one_step(comm, *rest)
+    assert step == begin + 1, "at the synchronisation after the step that used it"
+    assert "optimizer" in one_line(caught)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_scheduler_that_follows_a_ranks_own_loss_is_found():
+    comm, *rest = job(lr=0.1)
+    scheduler = ReduceLROnPlateau(rest[2], patience=0)
+    with pytest.raises(MismatchError, match="optimizer"):
+        for step in range(40):
+            one_step(comm, *rest)
+            scheduler.step(1.0 if comm.rank else 1.0 / (step + 1))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_schedule_that_all_ranks_follow_costs_few_messages():
+    comm, *rest = job(lr=0.1)
+    counts = []
+    for step in range(64):
+        one_step(comm, *rest)
+        rest[2].lr = 0.1 / (step + 2)
+        counts.append(comm.stats.total("all_gather", "new settings of an optimizer")["calls"])
+    assert counts[-1] == 16 + 63 // 16 - 1
