@@ -12,7 +12,7 @@ import numpy as np
 from clcomm.collectives.arguments import address_of, check_op, flat, writable
 from clcomm.collectives.in_flight import Handle
 from clcomm.collectives.prepared import PreparedBackgroundCollective, PreparedCollective
-from clcomm.collectives.runner import KEPT_CALLS, CollectiveRunner
+from clcomm.collectives.runner import KEPT_CALLS, CollectiveRunner, refused_on_all
 from clcomm.collectives.world import World
 from clcomm.errors import ArgumentError
 from clcomm.host.arrays import host_array, is_plain
@@ -80,6 +80,7 @@ class AllReduces:
         """What sums float32 in shared memory on this rank: "device", or "numpy" without `fold_with`."""
         return "numpy" if self.world.shared is None or self.world.shared.fold is None else "device"
 
+    @refused_on_all
     def all_reduce(
         self,
         array: np.ndarray,
@@ -158,6 +159,7 @@ class AllReduces:
         finish()
         return into
 
+    @refused_on_all
     def all_reduce_init(
         self,
         array: np.ndarray,
@@ -186,6 +188,7 @@ class AllReduces:
 
         return OneKernelAllReduce(self.runner, call, cast("FusedReduction", prepared), keeps).run
 
+    @refused_on_all
     def all_reduce_async(
         self,
         array: np.ndarray,
@@ -212,6 +215,7 @@ class AllReduces:
         start = partial(chosen.start_all_reduce, source, target, op)
         return self.runner.start(call, start, result, keeps=self)
 
+    @refused_on_all
     def all_reduce_async_init(
         self,
         array: np.ndarray,
@@ -262,6 +266,7 @@ class AllReduces:
         shared = self.world.shared
         return isinstance(shared, HierarchicalTransport) and shared.holds(array) and shared.is_common(out)
 
+    @refused_on_all
     def all_reduce_between_hosts_init(
         self, array: np.ndarray, out: np.ndarray, between: Callable[[Transport], int], *, label: str = ""
     ) -> Callable[[], int]:

@@ -20,7 +20,7 @@ from clcomm.collectives.arguments import (
 )
 from clcomm.collectives.in_flight import Handle, T
 from clcomm.collectives.prepared import GatherInPlace, MeetAndReduce, PreparedCollective
-from clcomm.collectives.runner import CollectiveRunner
+from clcomm.collectives.runner import CollectiveRunner, refused_on_all
 from clcomm.collectives.world import World
 from clcomm.errors import ArgumentError
 from clcomm.host.arrays import host_array
@@ -57,6 +57,7 @@ class OtherCollectives:
             ):
                 mpi_communicators.wait_patiently(self.world.comm.Ibarrier())
 
+    @refused_on_all
     def broadcast(self, array: np.ndarray, root: int = 0, *, label: str = "", nbytes: int | None = None) -> np.ndarray:
         """Copy root's array into every rank's array of the same shape and dtype, in place, and return it.
 
@@ -71,6 +72,7 @@ class OtherCollectives:
         finish()
         return array
 
+    @refused_on_all
     def all_gather(
         self,
         array: np.ndarray,
@@ -107,6 +109,7 @@ class OtherCollectives:
         check_separate([("array", source), ("out", out)])
         return source
 
+    @refused_on_all
     def all_gather_async(self, array: np.ndarray, *, out: np.ndarray, label: str = "", bucket: int = -1) -> Handle:
         """Start an `all_gather` in the background, through MPI; arguments as there, both contiguous, up to 1 GiB.
 
@@ -121,6 +124,7 @@ class OtherCollectives:
         start = partial(self.world.base.start_all_gather, source, out.reshape(-1))
         return self.runner.start(call, start, given, keeps=self)
 
+    @refused_on_all
     def all_gather_rows_async(
         self, array: np.ndarray, *, label: str = "", operation: str = "all_gather", **compared: object
     ) -> Handle:
@@ -139,6 +143,7 @@ class OtherCollectives:
         start = partial(self.world.base.start_gather_rows, array, rows)
         return self.runner.start(call, start, rows, keeps=self)
 
+    @refused_on_all
     def all_gather_in_place(self, array: np.ndarray, *, label: str = "", nbytes: int | None = None) -> np.ndarray:
         """Gather, in place, an array of which rank r has written block r, and return it.
 
@@ -149,6 +154,7 @@ class OtherCollectives:
         self.all_gather_in_place_init(array, label=label, nbytes=nbytes)()
         return array
 
+    @refused_on_all
     def all_gather_in_place_init(
         self, array: np.ndarray, *, label: str = "", nbytes: int | None = None
     ) -> Callable[[], None]:
@@ -176,6 +182,7 @@ class OtherCollectives:
         """Return whether an array is memory common to all ranks of this host."""
         return self.world.is_common(array)
 
+    @refused_on_all
     def reduce_scatter(
         self,
         array: np.ndarray,
@@ -214,6 +221,7 @@ class OtherCollectives:
         finish()
         return given
 
+    @refused_on_all
     def reduce_scatter_init(
         self, rows: np.ndarray, op: str = "sum", *, out: np.ndarray, label: str = "", nbytes: int | None = None,
         bucket: int = -1, count: int | None = None,
@@ -245,6 +253,7 @@ class OtherCollectives:
         call = self.runner.call("reduce_scatter", shared, label, array=rows[0], nbytes=nbytes, op=op, bucket=bucket)
         return PreparedCollective(self.runner, call, MeetAndReduce(shared, reduce).run, self).run
 
+    @refused_on_all
     def all_to_all(
         self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray], *, label: str = "", operation: str = ""
     ) -> None:
@@ -277,6 +286,7 @@ class OtherCollectives:
         call = self.runner.call(operation or "all_to_all", self.world.base, label, nbytes=nbytes, dtype=dtype)
         self.runner.run(call, self.world.base.all_to_all, sends, receives)
 
+    @refused_on_all
     def gather(self, data: Any, root: int = 0, *, label: str = "") -> list[Any] | None:
         """Return the list of all ranks' data on root, None elsewhere.
 
@@ -294,6 +304,7 @@ class OtherCollectives:
         self.runner.run(call, chosen.gather, source, flat_out, root)
         return None if out is None else list(out)
 
+    @refused_on_all
     def scatter(self, data: Any, root: int = 0, *, label: str = "") -> Any:
         """Return item `rank` of root's sequence of world_size items; the others' argument is ignored.
 
@@ -315,25 +326,29 @@ class OtherCollectives:
 
     # --- objects, for small ones ---
 
+    @refused_on_all
     def broadcast_object(self, obj: object, root: int = 0, *, label: str = "") -> Any:
         """Return root's object on every rank; it is pickled."""
         check_root(root, self.size)
-        return self.runner.run(
-            self.runner.call("broadcast_object", self.world.base, label, root=root), self.world.bcast, obj, root
-        )
+        call, own = self.runner.call("broadcast_object", self.world.base, label, root=root), self._packed(obj, root)
+        return self._unpacked(self.runner.run(call, self.world.bcast, own, root))
 
+    @refused_on_all
     def all_gather_object(self, obj: T, *, label: str = "") -> list[T]:
         """Return every rank's object, in rank order; they are pickled."""
-        return self.runner.run(self.runner.call("all_gather_object", self.world.base, label), self.world.allgather, obj)
+        call = self.runner.call("all_gather_object", self.world.base, label)
+        return [self._unpacked(each) for each in self.runner.run(call, self.world.allgather, self._packed(obj))]
 
+    @refused_on_all
     def gather_object(self, obj: T, root: int = 0, *, label: str = "") -> list[T] | None:
         """Return every rank's object on root, None elsewhere; they are pickled."""
         check_root(root, self.size)
-        move: Callable[[], list[T] | None] = (
-            (lambda: [obj]) if self.world.comm is None else (lambda: self.world.comm.gather(obj, root))
-        )
-        return self.runner.run(self.runner.call("gather_object", self.world.base, label, root=root), move)
+        comm, own = self.world.comm, self._packed(obj)
+        call = self.runner.call("gather_object", self.world.base, label, root=root)
+        found = self.runner.run(call, lambda: [own] if comm is None else comm.gather(own, root))
+        return None if found is None else [self._unpacked(each) for each in found]
 
+    @refused_on_all
     def scatter_object(self, items: Sequence[object] | None, root: int = 0, *, label: str = "") -> Any:
         """Return item `rank` of root's sequence of world_size items; they are pickled.
 
@@ -346,7 +361,22 @@ class OtherCollectives:
             raise ArgumentError(f"items: {problem} on rank {root}")
         return self._scatter_items(items, root, label)
 
+    @refused_on_all
     def _scatter_items(self, items: Sequence[object] | None, root: int, label: str) -> Any:
-        ordered = list(items) if self.rank == root and items is not None else None
-        move = (lambda: ordered[0]) if self.world.comm is None else (lambda: self.world.comm.scatter(ordered, root))  # type: ignore[index]
-        return self.runner.run(self.runner.call("scatter_object", self.world.base, label, root=root), move)
+        comm, given = self.world.comm, items if self.rank == root and items is not None else ()
+        ordered = [self._packed(each) for each in given] or None
+        call = self.runner.call("scatter_object", self.world.base, label, root=root)
+        move = (lambda: ordered[0]) if comm is None else (lambda: comm.scatter(ordered, root))  # type: ignore[index]
+        return self._unpacked(self.runner.run(call, move))
+
+    def _packed(self, obj: object, root: int = -1) -> Any:
+        """Return what MPI sends for an object, of which it can be sure that it is sent; None if another rank is root.
+
+        A rank that found out while the others wait for the object could not tell them. In a world of one it is itself.
+        """
+        if self.world.comm is None:
+            return obj
+        return mpi_communicators.pickled(obj) if root in (-1, self.rank) else None
+
+    def _unpacked(self, data: Any) -> Any:
+        return data if self.world.comm is None else mpi_communicators.unpickled(data)

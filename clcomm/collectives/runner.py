@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from pickle import UnpicklingError
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
 from clcomm.collectives.in_flight import Handle, StartGuard, T
 from clcomm.collectives.notifier import Notifier
@@ -36,6 +36,37 @@ class Named(Protocol):
     name: str
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def refused_on_all(
+    call: Callable[P, R], runner_of: Callable[..., Any] = lambda of, *_, **__: of.runner
+) -> Callable[P, R]:
+    """Let an ArgumentError that a rank raises in a collective before it meets the others be raised on all of them.
+
+    runner_of: returns the runner of a call's ranks from its arguments, None for no ranks; by default that of `self`.
+    """
+
+    @wraps(call)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        runner: CollectiveRunner | None = runner_of(*args, **kwargs)
+        met = runner and runner.met
+        try:
+            return call(*args, **kwargs)
+        except ArgumentError as error:
+            if runner is None or runner.met != met or not runner.checked or runner.closed_by:
+                raise
+            try:
+                runner.refuse(str(error))
+            except ArgumentError:
+                if type(error) is ArgumentError:
+                    raise
+            raise
+
+    return checked
+
+
 class CollectiveRunner:
     """Runs every collective of a Communicator, which holds it.
 
@@ -53,12 +84,13 @@ class CollectiveRunner:
         unraised: the error of ranks in different collectives that only a poll has met.
         completes_first: whether other Communicators' operations are completed before a blocking call.
         checked: whether ranks compare their calls.
+        met: how often this rank has come to where ranks compare them.
     """
 
     def __init__(self, world: World, notifier: Notifier, name_ranks: RankNames):
         self._world, self.notifier, self._name_ranks = world, notifier, name_ranks
         self.current: tuple[Call, int, float] | None = None
-        self.sequence = 0
+        self.sequence = self.met = 0
         self.closed_by = ""
         self.pending = world.pending
         self.unraised: Exception | None = None
@@ -146,6 +178,7 @@ class CollectiveRunner:
     def _guard(self, call: Call, sequence: int) -> StartGuard | None:
         """Announce an operation that is about to start, and return what watches it; None: nothing is compared."""
         tag = call.tag + sequence
+        self.met += 1
         self._rendezvous.announce(tag)
         if not self.checked:
             return None
@@ -190,6 +223,7 @@ class CollectiveRunner:
     def compare_and_move(self, call: Call, sequence: int, begin: float, move: Callable[..., T], args: Arguments) -> T:
         """Announce the call, compare it where the transport does not, and return what `move` returns."""
         rendezvous = self._rendezvous
+        self.met += 1
         rendezvous.announce(call.tag + sequence)
         self.current = call, sequence, begin
         try:

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from clcomm.errors import ArgumentError
-from clcomm.horovod.calls import Average, OperationCall, Sum, chosen_op, like, listed, sources
+from clcomm.horovod.calls import Average, OperationCall, Sum, chosen_op, like, listed, refused_in_set, sources
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.handles import Handle
 from clcomm.horovod.operations import AllReduce, ReduceOp, SparseAllReduce
 from clcomm.horovod.world import ProcessSet, global_process_set
 
 
+@refused_in_set
 def _call(
     tensors: Sequence[torch.Tensor], average: bool | None, name: str | None, op: ReduceOp | None,
     prescale_factor: float, postscale_factor: float, process_set: ProcessSet, *, in_place: bool = False,
@@ -74,6 +75,7 @@ class _GroupedAllreduce(torch.autograd.Function):
         return (None, *_call(gradients, None, **ctx.arguments).run())
 
 
+@refused_in_set
 def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -168,6 +170,7 @@ def allreduce_(
     return grouped_allreduce_([tensor], average, name, op, prescale_factor, postscale_factor, process_set)[0]
 
 
+@refused_in_set
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None = None, op: ReduceOp = Average, process_set: ProcessSet = global_process_set
 ) -> Handle:

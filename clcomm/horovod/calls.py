@@ -7,10 +7,12 @@ in the same order; where they do not, every rank raises the same MismatchError.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
+from clcomm.collectives.runner import CollectiveRunner, refused_on_all
 from clcomm.errors import ArgumentError
 from clcomm.horovod import joined
 from clcomm.horovod.handles import Handle
@@ -65,6 +67,15 @@ class OperationCall(NamedTuple):
         except Exception as error:
             found = internal_error(error)
             raise found from found.__cause__
+
+
+def _runner_of(*args: object, **kwargs: object) -> CollectiveRunner | None:
+    ranks = next((each for each in (*args, *kwargs.values()) if isinstance(each, ProcessSet)), global_process_set)
+    return None if ranks.collectives is None else ranks.collectives.comm.runner
+
+
+#: Lets a mistake of one rank in a call of a process set's ranks be raised on all of them.
+refused_in_set = partial(refused_on_all, runner_of=_runner_of)
 
 
 def chosen_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:

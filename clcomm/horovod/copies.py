@@ -10,7 +10,7 @@ import torch
 from clcomm.errors import ArgumentError
 from clcomm.horovod import world
 from clcomm.horovod.all_reduces import allreduce
-from clcomm.horovod.calls import Average, OperationCall, like, listed, root_in, sources
+from clcomm.horovod.calls import Average, OperationCall, like, listed, refused_in_set, root_in, sources
 from clcomm.horovod.handles import Handle
 from clcomm.horovod.operations import AllGather, AllToAll, Broadcast
 from clcomm.horovod.world import ProcessSet, global_process_set
@@ -25,6 +25,7 @@ def allgather_async(
     return _gathering([tensor], name, process_set).single().start()
 
 
+@refused_in_set
 def _gathering(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet) -> OperationCall:
     label = name or ""
     operation = AllGather(sources(tensors, process_set, label), label)
@@ -82,6 +83,7 @@ def broadcast_async(
     return _sending(tensor, root_rank, name, process_set).start()
 
 
+@refused_in_set
 def _sending(
     tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, *, in_place: bool = False
 ) -> OperationCall:
@@ -142,6 +144,7 @@ def alltoall_async(
     return _exchange(tensor, splits, name, process_set).start()
 
 
+@refused_in_set
 def _exchange(tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> OperationCall:
     label = name or ""
     (own,) = sources([tensor], process_set, label, name="tensor")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from clcomm.errors import ArgumentError
-from clcomm.horovod.calls import OperationCall, like, root_in, sources
+from clcomm.horovod.calls import OperationCall, like, refused_in_set, root_in, sources
 from clcomm.horovod.operations import AllGatherObject, Broadcast, BroadcastObject
 from clcomm.horovod.world import ProcessSet, global_process_set
 from clcomm.synchronizer import PARAMETERS
@@ -17,6 +17,7 @@ from clcomm.synchronizer import PARAMETERS
 _STATE = "optimizer state"
 
 
+@refused_in_set
 def broadcast_parameters(params: object, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Give every rank root's tensors, in one broadcast for each dtype; collective.
 
@@ -33,12 +34,14 @@ def broadcast_parameters(params: object, root_rank: int, process_set: ProcessSet
     root = root_in(process_set, root_rank)
 
     if tensors:
-        lines = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in tensors.items()]
         given = list(tensors.values())
-        operation = Broadcast(sources(given, process_set, PARAMETERS), PARAMETERS, root, lines)
+        own = sources(given, process_set, PARAMETERS)
+        lines = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in tensors.items()]
+        operation = Broadcast(own, PARAMETERS, root, lines)
         OperationCall(process_set, operation, like(given, process_set, PARAMETERS, in_place=True)).run()
 
 
+@refused_in_set
 def broadcast_optimizer_state(
     optimizer: Any, root_rank: int, model: Any = None, process_set: ProcessSet = global_process_set
 ) -> None:
@@ -66,6 +69,7 @@ def _on_host(state: Any, process_set: ProcessSet) -> Any:
     return state
 
 
+@refused_in_set
 def broadcast_object(
     obj: object, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
@@ -81,6 +85,7 @@ def broadcast_object_fn(
     return lambda obj: broadcast_object(obj, root_rank, name, process_set)
 
 
+@refused_in_set
 def allgather_object(obj: object, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Return every rank's object, in rank order; they are pickled. Collective."""
     return OperationCall(process_set, AllGatherObject(obj, name or ""), lambda found: found).run()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from clcomm.errors import ArgumentError
-from clcomm.horovod.calls import Adasum, Average, Sum
+from clcomm.horovod.calls import Adasum, Average, Sum, refused_in_set
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.operations import ReduceOp
 from clcomm.horovod.reduction import Reduction, UsageError
@@ -107,6 +107,7 @@ class _Distributed:
         self._reduction.start_over()
 
 
+@refused_in_set
 def DistributedOptimizer(
     optimizer: object,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,

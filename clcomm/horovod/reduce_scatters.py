@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from clcomm.errors import ArgumentError
-from clcomm.horovod.calls import Adasum, Average, OperationCall, Sum, chosen_op, like, listed, sources
+from clcomm.horovod.calls import Adasum, Average, OperationCall, Sum, chosen_op, like, listed, refused_in_set, sources
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.copies import allgather
 from clcomm.horovod.handles import Handle
@@ -21,6 +21,7 @@ class UnsupportedError(ArgumentError, RuntimeError):
     """An operation that Horovod does not have either, and for which it raises RuntimeError."""
 
 
+@refused_in_set
 def _call(
     tensors: Sequence[torch.Tensor], name: str | None, op: ReduceOp, process_set: ProcessSet, prescale_factor: float,
     postscale_factor: float,

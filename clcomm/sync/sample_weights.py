@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from clcomm.collectives.runner import refused_on_all
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.sync.adasum import AdasumHook
@@ -23,12 +24,14 @@ class SampleWeights:
 
     Attributes:
         in_join: whether ranks may run out of batches.
+        runner: that of the ranks' collectives.
     """
 
     def __init__(self, comm: Communicator, models: KnownModels):
-        self._comm, self._models = comm, models
+        self._comm, self._models, self.runner = comm, models, comm.runner
         self.in_join = False
 
+    @refused_on_all
     def expect(self, model: Any, samples: float, of: float | None) -> None:
         """Set the factor of a step before its backward; see `Synchronizer.expect_samples`."""
         self._refuse_unweighable(model)
@@ -39,6 +42,7 @@ class SampleWeights:
         weight_of = mixing_weight if mixes_ranks(self._models.of(model).space) else gradient_weight
         self._weigh(model, weight_of(self._comm, samples, of))
 
+    @refused_on_all
     def take(self, model: object, samples: float | None, of: float | None) -> float:
         """Return the factor of a synchronisation that was expected, or else of these samples, which a join asks for."""
         ours = self._models.of(model)

@@ -33,6 +33,8 @@ def require_usable(tensor: torch.Tensor, name: str = "tensor") -> None:
     """Raise ArgumentError, which calls it `name`, for what is no dense tensor on a device that has its values."""
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+    if torch.nn.parameter.is_lazy(tensor):
+        raise ArgumentError(f"{name}: expected a shape, got a lazy one; run one batch through the model")
     device = tensor.device.type
     if device not in DEVICES and device != private_backend_name():
         instead = "it has no values: use to_empty(device='cpu')" if device == "meta" else "use cpu()"

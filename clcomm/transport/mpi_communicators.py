@@ -35,6 +35,24 @@ def checked(comm: object) -> Intracomm:
     return comm
 
 
+def pickled(obj: object) -> bytes:
+    """Return an object as mpi4py sends it; ArgumentError for one that cannot be pickled."""
+    from mpi4py import MPI
+
+    try:
+        return cast("bytes", MPI.pickle.dumps(obj))
+    except Exception as error:  # an object's own code may raise anything
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ArgumentError(f"object: expected one that can be pickled, got {type(obj).__name__}: {reason}") from None
+
+
+def unpickled(data: bytes) -> Any:
+    """Return the object that `pickled` was given."""
+    from mpi4py import MPI
+
+    return MPI.pickle.loads(data)
+
+
 def byte() -> Datatype:
     """Return the MPI datatype in which all arrays are sent."""
     from mpi4py import MPI
