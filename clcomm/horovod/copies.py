@@ -37,8 +37,9 @@ class _Allgather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+        call = _gathering([tensor], name, process_set).single()
         ctx.shape, ctx.process_set = tensor.shape, process_set
-        return _gathering([tensor], name, process_set).single().run()
+        return call.run()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ def mistakes(hvd, is_odd):
         "root": lambda: hvd.broadcast(x, either(0, n)),
         "op": lambda: hvd.allreduce(x, op=either(hvd.Sum, "sum")),
         "no tensor": lambda: hvd.allreduce(either(x, [1.0])),
-        "sparse op": lambda: hvd.sparse_allreduce_async(x.to_sparse(), op=either(hvd.Sum, hvd.Max)),
+        "sparse op": lambda: hvd.synchronize(hvd.sparse_allreduce_async(x.to_sparse(), op=either(hvd.Sum, hvd.Max))),
         "gather": lambda: hvd.allgather(either(x, None)),
         "scatter": lambda: hvd.reducescatter(either(x, torch.ones(()))),
         "lazy": lambda: hvd.broadcast_parameters({"weight": either(x, lazy)}, 0),
