@@ -94,7 +94,8 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
         hook_job()
         comm, bucket_size = bucket_size_by_position(comm, bucket_size, _DEFAULT_BUCKET_SIZE)
         self.auto_bucket_size = isinstance(bucket_size, str) and bucket_size == AUTO
-        self.bucket_size = parse_size(_DEFAULT_BUCKET_SIZE if self.auto_bucket_size else bucket_size)
+        is_open = self.auto_bucket_size or (bucket_size == 0 and not use_bucketing)  # 0: LizarDist's, for no buckets
+        self.bucket_size = parse_size(_DEFAULT_BUCKET_SIZE if is_open else bucket_size)
         self.use_bucketing = use_bucketing
         self.transport, self.name = transport, name
         self._given_observers = tuple(observers)

@@ -55,6 +55,11 @@ class LizarDistCalls:
         return int(self.get_bucket_stats()["total_allreduce_calls"])
 
     @property
+    def total_buckets(self) -> int:
+        """Number of buckets that were all-reduced; an array that is reduced by itself is one."""
+        return self.total_allreduce_calls
+
+    @property
     def total_bytes_sent(self) -> int:
         """Bytes of all all-reduces together."""
         return int(self.get_bucket_stats()["total_bytes_sent"])

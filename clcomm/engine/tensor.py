@@ -125,6 +125,10 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
 
     # -- values on the host
 
+    def to_host(self) -> np.ndarray:
+        """Return `numpy()`, under netcl's name."""
+        return self.numpy()
+
     def numpy(self) -> np.ndarray:
         """Return a copy of the values on the host, read-only, as a write would be lost; waits for the queue."""
         array = np.empty(self.shape, INT32 if self.dtype == BOOL else self.dtype)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from clcomm.engine.functional import cross_entropy, mse_loss, relu
 from clcomm.engine.tensor import Tensor
 
-__all__ = ["Tape", "cross_entropy", "mse_loss", "relu"]
+__all__ = ["Tape", "cross_entropy", "mse_loss", "relu", "tensor"]
+
+
+def tensor(data: object, requires_grad: bool = False) -> Tensor:
+    """Return a tensor whose gradient `Tape.backward` computes if asked, of an array or of a tensor as it is."""
+    found = data if isinstance(data, Tensor) else Tensor(data)
+    if requires_grad:
+        found.requires_grad = True
+    return found
 
 
 class Tape:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from clcomm.engine import nn
 from clcomm.engine.functional import cross_entropy, mse_loss
 from clcomm.engine.nn import Dropout, Flatten, MaxPool2d, Module, ReLU, Sequential, Sigmoid, Tanh
-from clcomm.netcl.distributed.manager import device_of
+from clcomm.netcl.distributed.device_manager import device_of
 
 __all__ = [
     "Conv2d",

@@ -337,6 +337,10 @@ class Optimizer:
             {**dict.fromkeys(self._later, off), **self.settings()},
             {**dict.fromkeys(self._later, off), **state},
         )
+        if self.space.storage is None:
+            state.pop(MASTER, None)  # of a model in 16 bits: this one's parameters are its own
+        else:
+            state.setdefault(MASTER, np.zeros(self._state.span, np.float32))  # the next step takes what is stored
         expected = {*own, *self.order_in(self.space.layout), *self.state_names}
         if set(state) - {MISSED} != expected:
             raise ArgumentError(f"state_dict: expected the entries {sorted(expected)}, got {sorted(state)}")

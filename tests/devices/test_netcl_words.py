@@ -130,3 +130,14 @@ def test_a_worker_whose_device_is_not_there_says_so():
     command = [sys.executable, "-m", "clcomm.netcl.distributed.replica"]
     ended = subprocess.run(command, input="", env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2 and "gpu:9" in ended.stderr and "Traceback" not in ended.stderr, ended.stderr
+
+
+def test_every_module_and_name_that_its_pages_show():
+    from clcomm.netcl.distributed import collectives, data_parallel, device_manager, trainer
+
+    assert {"all_reduce", "broadcast", "scatter", "gather"} <= {*dir(collectives)}
+    assert {"shard_batch", "replicate_params", "sync_grads", "broadcast_params"} <= {*dir(data_parallel)}
+    assert device_manager.DeviceManager is DeviceManager and trainer.data_parallel_step is data_parallel_step
+    x = ag.tensor(np.arange(3, dtype=np.float32), requires_grad=True)
+    (x * x).sum().backward()
+    assert ag.tensor(x) is x and x.grad.to_host().tolist() == [0.0, 2.0, 4.0]

@@ -226,3 +226,14 @@ def test_a_logger_writes_each_message_once_with_its_rank(capsys, rank, name, lev
 )
 def test_lizardists_imports(module, name):
     assert callable(getattr(importlib.import_module(f"clcomm.lizardist.{module}"), name))
+
+
+def test_buckets_are_counted_and_a_size_of_0_stands_for_none():
+    comm = Communicator(bucket_size=0, use_bucketing=False)
+    comm.bucketed_allreduce([np.ones(3, np.float32)] * 4)
+    assert comm.total_buckets == 4
+    comm.use_bucketing = True
+    comm.bucketed_allreduce([np.ones(3, np.float32)] * 4)
+    assert comm.total_buckets == 5
+    with pytest.raises(ArgumentError, match="bucket_size"):
+        Communicator(bucket_size=0)

@@ -13,7 +13,7 @@ from clcomm.engine.device import Device
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.errors import ArgumentError
-from clcomm.netcl.distributed.manager import DeviceManager
+from clcomm.netcl.distributed.device_manager import DeviceManager
 from clcomm.optim import Optimizer
 from clcomm.synchronizer import Synchronizer
 
