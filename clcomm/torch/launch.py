@@ -30,8 +30,10 @@ def prepare_environment() -> None:
         if size > 1:
             default_backends["cpu"] = "clcomm"
         if size > 1 or launched_rank() is None:
+            is_left_over = os.environ.get("WORLD_SIZE", str(size)) != str(size)  # from another job, for all ranks alike
             for name, value in zip(OF_TORCH, (launched_rank() or 0, size, *local_place()), strict=False):
-                os.environ.setdefault(name, str(value))
+                if is_left_over or name not in os.environ:
+                    os.environ[name] = str(value)
     inherited = {name: os.environ.get(name) for name in OF_TORCH}
     original: Callable[..., Any] = rendezvous_handlers[_ENV]
 

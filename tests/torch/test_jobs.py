@@ -111,6 +111,18 @@ dist.destroy_process_group()
     assert sorted(ended.out.splitlines()) == ["True True 2"] * ranks + ["gloo ProcessGroup"] * ranks
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_variables_that_another_job_has_left_make_way(tmp_path, ranks):
+    script = (
+        "import os\nprint(os.environ['RANK'] == str(rank), os.environ['WORLD_SIZE'], dist.get_world_size(), flush=True)"
+    )
+    old = {"RANK": "0", "WORLD_SIZE": "1"}
+    ended = job(tmp_path, script, preamble=PREAMBLE, ranks=ranks, **old)
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines() == [f"True {ranks} {ranks}"] * ranks
+    assert not ended.err, ended.err
+
+
 @pytest.mark.parametrize(("call", "ranks"), [("set_timeout", 2), ("_set_default_timeout", 3)])
 def test_the_time_limit_of_a_group_may_be_set(tmp_path, call, ranks):
     """Of that group alone, and in place of the one with which it was made."""
