@@ -187,6 +187,7 @@ class DistributedOptimizer:
         self._is_reduced = self.optimizer.space.step_averages = False
         ours = self.sync.models.of(shard.space.model)
         self.sync.replicas.count_synchronisation(ours)
+        self.sync.replicas.compare_settings(ours)  # not before: a rank's backward may be reducing gradients
         shard.follow(ours.completion_order)
 
     def _reduced(self) -> Update:

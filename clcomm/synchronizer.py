@@ -248,12 +248,12 @@ class Synchronizer:
             refuse_hook(self.models.settings.hook, ours.space)
         if not ours.has_started:
             self.replicas.check_start(ours)
-        self.replicas.compare_settings(ours)
         if ours.sharded_update is not None:
             if ours.sharded_steps is not None and ours.shard_mean is not None:
                 ours.sharded_steps.require_complete()
             ours.sharded_update.expect_step(weight)
             return
+        self.replicas.compare_settings(ours)
         ours.average(use_bucketing, weight)
         self.replicas.count_synchronisation(ours)
 
