@@ -124,8 +124,8 @@ class InPlaceMethods(ShapeMethods[AnyTensor]):
         return self.to(other.dtype)
 
     def new_tensor(self, values: object) -> AnyTensor:
-        """Return values as a tensor on the same device."""
-        return _like(self, values)  # type: ignore[no-any-return]
+        """Return values as a tensor of the same type, on the same device."""
+        return _like(self, values).to(self.dtype)  # type: ignore[no-any-return]
 
     def new_zeros(self, *shape: Any) -> AnyTensor:
         """Return zeros of this tensor's type on its device."""

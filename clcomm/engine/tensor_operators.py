@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator as op
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from clcomm.engine.tensor_methods import TensorMethods
@@ -17,6 +18,10 @@ class _Comparing(threading.local):
 
 
 comparing = _Comparing()
+
+
+def _in_place(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda x, other: x._functional.overwrite(x, lambda old: operation(old, other))
 
 
 class TensorOperators(TensorMethods[AnyTensor]):
@@ -63,18 +68,13 @@ class TensorOperators(TensorMethods[AnyTensor]):
     def __rtruediv__(self, other: float) -> AnyTensor:
         return self._functional.div(other, self)
 
-    def __iadd__(self, other: AnyTensor | float) -> AnyTensor:
-        """Add in place: all names and views of the tensor see it, as in PyTorch."""
-        return self._functional.overwrite(self, lambda x: x + other)
-
-    def __isub__(self, other: AnyTensor | float) -> AnyTensor:
-        return self._functional.overwrite(self, lambda x: x - other)
-
-    def __imul__(self, other: AnyTensor | float) -> AnyTensor:
-        return self._functional.overwrite(self, lambda x: x * other)
-
-    def __itruediv__(self, other: AnyTensor | float) -> AnyTensor:
-        return self._functional.overwrite(self, lambda x: x / other)
+    # In place: all names and views of the tensor see it, as in PyTorch.
+    __iadd__, __isub__, __imul__, __itruediv__, __ifloordiv__, __imod__, __ipow__ = map(
+        _in_place, (op.add, op.sub, op.mul, op.truediv, op.floordiv, op.mod, op.pow)
+    )
+    __iand__, __ior__, __ixor__, __ilshift__, __irshift__ = map(
+        _in_place, (op.and_, op.or_, op.xor, op.lshift, op.rshift)
+    )
 
     def __neg__(self) -> AnyTensor:
         return self._functional.mul(self, -1)
@@ -150,6 +150,9 @@ class TensorOperators(TensorMethods[AnyTensor]):
     def __getitem__(self, index: object) -> AnyTensor:
         """Return a part of the tensor as NumPy does, as a copy. See `functional.take`."""
         return self._functional.take(self, index)
+
+    def __reversed__(self) -> AnyTensor:
+        return self._functional.flip(self, 0)
 
     def __iter__(self) -> Iterator[AnyTensor]:
         """Yield the parts along the first dimension; raises TypeError for a tensor without dimensions."""

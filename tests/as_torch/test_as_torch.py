@@ -283,6 +283,11 @@ def test_initial_values_are_pytorchs(torch):
         ours.nn.init.trunc_normal_(ours.empty(2), 0, 1, 9, 10)
 
 
+def test_a_generator_without_a_seed_draws_pytorchs_numbers(torch):
+    found = [library.rand(5, generator=library.Generator()).tolist() for library in (ours, torch)]
+    assert found[0] == found[1]
+
+
 def test_parts_of_a_module_by_name(torch):
     for library in (ours, torch):
         nn = library.nn

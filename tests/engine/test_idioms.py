@@ -280,6 +280,25 @@ def test_assignments_have_pytorchs_values_and_gradients(torch, text):
         assert (theirs is None) or np.allclose(0 if ours is None else ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("text", [
+    "x += 2", "x -= y", "x *= 3", "x /= 3", "x //= 0.3", "x %= 0.3", "x **= 2", "c //= 2", "c %= 2", "c <<= 2",
+    "c >>= 1", "c &= 3", "c |= 4", "c ^= 5", "m &= n", "m |= n", "m ^= n", "c //= 0.5", "c **= 0.5",
+])  # fmt: skip
+def test_operators_in_place_write_to_what_all_names_have_or_are_refused(torch, text):
+    found = []
+    for make in (Tensor, torch.tensor):
+        names = {name: make(drawn(number, 3, 4)) for number, name in enumerate("xy")}
+        names.update(c=make(np.arange(6, 12)), m=make(drawn(7, 5) > 0), n=make(drawn(8, 5) > 0))
+        same = names[text[0]].view(-1)
+        try:
+            exec(text, names)
+            found.append(same.numpy())
+        except (ClcommError, RuntimeError):
+            found.append(None)
+    ours, theirs = found
+    assert (ours is None) == (theirs is None) and (ours is None or np.allclose(ours, theirs, rtol=1e-6))
+
+
 def test_assignments_to_integers_and_what_they_refuse():
     c = Tensor(np.arange(6).reshape(2, 3))
     c[0, 1] = 9
@@ -295,6 +314,9 @@ def test_assignments_to_integers_and_what_they_refuse():
         (lambda: (c * 2**27).sum(), "integers must fit int32"),
         (lambda: c.gather(1, Tensor([[0], [3]])), "expected indices from 0 to 2, got 3"),
         (lambda: c.index_select(0, Tensor([2])), "expected indices from 0 to 1, got 2"),
+        (lambda: nn.init.uniform_(c), "uniform_: expected a float32 tensor, got int32"),
+        (lambda: nn.init.normal_(c), "normal_: expected a float32 tensor, got int32"),
+        (lambda: x.outer(x), "outer: expected two tensors of one dimension"),
         (lambda: leaf.__setitem__(0, 1.0), "got a leaf that needs a gradient"),
     ):
         with pytest.raises(ClcommError, match=said):

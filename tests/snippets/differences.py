@@ -34,6 +34,7 @@ class Difference(NamedTuple):
     said: str = ""
 
 
+_TURNED = r"\.(T|mT|t\(\)|transpose|permute|swapaxes)"
 DIFFERENCES = (
     Difference("`int64` means int32: larger values are refused", "n = str(torch.tensor([1]).dtype)", r"dtype\)"),
     Difference("`dtype` is NumPy's", "n = str(torch.ones(1).dtype)", r"dtype\)"),
@@ -48,6 +49,28 @@ DIFFERENCES = (
                "kept = np.zeros(2, np.float32)\na = torch.from_numpy(kept)\nkept[0] = 1", r"from_numpy|as_tensor"),
     Difference("an element of every type has four bytes", "n = torch.tensor([True]).element_size()", r"element_size"),
     Difference("texts of tensors and modules are others", "n = repr(torch.ones(1))", r"repr|str\("),
+    Difference("`numpy()` takes tensors that need a gradient", "a = torch.ones(2, requires_grad=True).numpy()",
+               r"numpy|np\.", "^PyTorch raises .*numpy"),
+    Difference("parts that `unbind`, `split`, `chunk` and iterations give may be written to",
+               "a = torch.ones(2, requires_grad=True) * 1\nb = a.unbind()[0]\nb.add_(1)", r".", "Output [0-9] of"),
+    Difference("`binary_cross_entropy` takes values outside of 0 to 1",
+               "a = F.binary_cross_entropy(torch.tensor([0.5]), torch.tensor([2.0]))", r"BCELoss|binary_cross_entropy",
+               "between 0 and 1"),
+    Difference("`soft_margin_loss` of large values is finite",
+               "a = F.soft_margin_loss(torch.tensor([1e30]), torch.tensor([-1.0]))", r"soft_margin_loss", "inf"),
+    Difference("`gelu` of infinity is infinity", "a = F.gelu(torch.full((8,), inf))", r"gelu|GELU"),
+    Difference("random values come to a transposed tensor in its own order, not in its memory's",
+               "a = torch.ones(2, 3)\na.T.normal_()",
+               rf"{_TURNED}.*(normal_|uniform_|random_)|_\(.*{_TURNED}"),
+    Difference("labels may change between `cross_entropy` and its backward, which keeps the gradient",
+               "a = torch.ones(1, 2, requires_grad=True)\nb = torch.tensor([0])\n"
+               "c = F.cross_entropy(a, b)\nb += 1\nc.backward()",
+               r"cross_entropy|CrossEntropyLoss", "modified by an inplace operation"),
+    Difference("a tensor in place of `dim` of `min` and `max` is another operand",
+               "a = torch.ones(2, 2).min(dim=torch.tensor(0))", r"dim=torch\.tensor", "tensor for list"),
+    Difference("rows that an iteration within `no_grad` goes through need no gradient",
+               "with torch.no_grad():\n    for row in torch.ones(2, 2, requires_grad=True).T:\n        pass",
+               r"for row", "^row.*requires_grad"),
     Difference("`param_groups` has objects that are read and written as dictionaries",
                "n = isinstance(optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1).param_groups[0], dict)"),
 )  # fmt: skip

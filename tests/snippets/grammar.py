@@ -9,6 +9,7 @@ import ast
 import random
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,22 @@ from tests.snippets import courses
 from tests.snippets.sides import names_of
 from tests.snippets.texts import (
     ARGUMENTS,
+    ARRAY_TYPES,
+    ARRAYS,
+    AS_ARRAYS,
     BINARY,
     CASTS,
+    COMPUTED,
+    DRAWN,
     EDGES,
     FUNCTIONS,
     IN_PLACE,
+    INDICES,
     INITS,
     INTEGERS,
+    ITERATED,
+    KEPT,
+    KEPT_MASKS,
     OPERATORS,
     REDUCTIONS,
     UNARY,
@@ -99,14 +109,19 @@ class Writer:
         for name, each in self.names.items():
             if name not in self.given and isinstance(each, self.names["torch"].Tensor):
                 kind = "f" if each.is_floating_point() else "b" if each.dtype == self.names["torch"].bool else "i"
-                if kind in kinds and 0 < each.numel() <= MOST_ELEMENTS and is_wanted(each):
-                    found.append(name)
+                with suppress(RuntimeError):  # which is_leaf raises of a part whose whole was written to
+                    if kind in kinds and 0 < each.numel() <= MOST_ELEMENTS and is_wanted(each):
+                        found.append(name)
         return found
 
     def some(self, kinds: str = "fiub", is_wanted: Callable[[Any], bool] = lambda t: True) -> str | None:
         """Return one of those names, mostly a late one; None: there is none."""
         found = self.tensors(kinds, is_wanted)
         return self.rng.choice(found[-3:] if self.rng.random() < 0.7 else found) if found else None
+
+    def of(self, kind: str) -> list[str]:
+        """Return the names of what is of a type of that name."""
+        return [name for name, each in self.names.items() if type(each).__name__ == kind]
 
     def value(self, text: str) -> Any:
         """Return the value of an expression in PyTorch; None where it has none."""
@@ -258,12 +273,7 @@ class Writer:
 
         def one() -> str:
             n = self.rng.choice((0, 0, 1, 1, 2, -1, -2, 3))
-            return self.rng.choice((str(n), ":", f"{n}:", f":{n}", "::2", "[0, 1]", "[1, 0, 1]", f"[{n}]", "None",
-                                    "...",
-                                    "torch.tensor([0, 1])", f"torch.tensor({n})", "[[0], [1]]", "[True, False]", "True",
-                                    "slice(None)", "np.array([1, 0])", f"slice(0, {n})", "range(2)", "False", "[]",
-                                    "(0, 1)",
-                                    "-1:", ":-1", "torch.tensor([True, False])", "torch.tensor([-1])"))  # fmt: skip
+            return self.rng.choice(INDICES).format(n=n)
 
         return ", ".join(one() for _ in range(self.rng.choice((1, 1, 2, 2, 2, 3, 3))))
 
@@ -338,55 +348,23 @@ class Writer:
         name = self.some("f")
         if not name:
             return None
-        shape = tuple(self.names[name].shape)
-        other = self.fitting(shape)
-        texts = ["{x} * {y}", "{x} * {x}", "{x} / {y}", "{x}.exp()", "{x}.sigmoid()", "{x}.tanh()", "{x} * 2",
-                 "{x} + {y}", "{x}.relu()",
-                 "{x} ** 2", "{x}.view(-1)", "{x}.sum(0)", "{x}[0] * 2", "({x} * {y}).view(-1)", "{x}.softmax(-1)",
-                 "{x}.clamp(min=0)",
-                 "{x}.reshape(-1) * 3", "{x}.abs()", "F.layer_norm({x}, {x}.shape[-1:])", "{x}.max(0)[0]",
-                 "{x}.prod()", "{x}.std()",
-                 "{x}.T @ {y}", "{x}.norm()", "F.normalize({x}, dim=0)", "torch.cat([{x}, {y}])",
-                 "{x}.expand(2, *{x}.shape)",
-                 "{x}.masked_fill({x} > 0, 0.0)", "torch.where({x} > 0, {x}, {y})", "{x}.unsqueeze(0)", "{x}.log()",
-                 "{x}.sqrt()",
-                 "{x}.logsumexp(0)", "{x}.cumsum(0)", "{x}.detach() * {x}", "F.mse_loss({x}, {y})", "{x}.clone()",
-                 "{x}.cumprod(0)",
-                 "torch.maximum({x}, {y})", "{x}.atan2({y})", "torch.logaddexp({x}, {y})", "torch.hypot({x}, {y})",
-                 "{x}.pow({y})",
-                 "{x}.var(0)", "{x}.amax(0)", "{x}.min()", "{x}.sort(0)[0]", "{x}.flip(0)", "{x}.median()",
-                 "{x}.reciprocal()", "{x}.square()",
-                 "F.softplus({x})", "F.gelu({x})", "F.silu({x})", "F.smooth_l1_loss({x}, {y})",
-                 "F.l1_loss({x}, {y})"]  # fmt: skip
-        return f"{self.name()} = {self.rng.choice(texts).format(x=name, y=other)}"
+        other = self.fitting(tuple(self.names[name].shape))
+        return f"{self.name()} = {self.rng.choice(COMPUTED).format(x=name, y=other)}"
 
     def kept(self) -> str | None:
         """An operation that keeps an index, a mask or flags, as an attribute."""
-        w, i = self.some("f", lambda t: t.ndim == 2), self.some("i")
-        m = self.some("b")
-        w = w or "torch.ones(4, 3, requires_grad=True)"
-        i = i or "torch.tensor([0, 1])"
-        texts = [f"F.embedding({i}, {w})", f"{w}[{i}]", f"{w}.index_select(0, {i})", f"F.cross_entropy({w}, {i})",
-                 f"F.nll_loss({w}, {i})",
-                 f"{w}.gather(1, {i}.view(-1, 1))", f"{w}.scatter(0, {i}.view(1, -1), 2.0)",
-                 f"{w}.index_add(0, {i}, {w})",
-                 f"F.cross_entropy({w}, {i}, reduction='sum')", f"F.multi_margin_loss({w}, {i})", f"{w} * {i}",
-                 f"{w} + {i}",
-                 f"torch.take_along_dim({w}, {i}.view(-1, 1), 1)", f"{w}.repeat_interleave({i}.abs(), 0)"]  # fmt: skip
-        if m:
-            texts += [f"{w}.masked_fill({m}, 0.0)", f"torch.where({m}, {w}, {w} * 2)", f"{w}[{m}]", f"{w} * {m}",
-                      f"F.binary_cross_entropy_with_logits({w}, {m}.float())", f"{w}.masked_select({m})"]  # fmt: skip
-        return f"{self.name()} = {self.rng.choice(texts)}"
+        w, i, m = self.some("f", lambda t: t.ndim == 2), self.some("i"), self.some("b")
+        text = self.rng.choice((*KEPT, *KEPT_MASKS) if m else KEPT)
+        given = {"w": w or "torch.ones(4, 3, requires_grad=True)", "i": i or "torch.tensor([0, 1])", "m": m}
+        return f"{self.name()} = {text.format(**given)}"
 
     def backward(self) -> str | None:
         """Gradients of what there is."""
         name = self.some("f", lambda t: t.requires_grad)
         if not name:
             return None
-        draw, text = (
-            self.rng.random(),
-            f"({name} * torch.ones({name}.shape)).sum()" if self.rng.random() < 0.2 else f"{name}.sum()",
-        )
+        draw = self.rng.random()
+        text = f"({name} * torch.ones({name}.shape)).sum()" if self.rng.random() < 0.2 else f"{name}.sum()"
         leaf = self.some("f", lambda t: t.requires_grad and t.is_leaf)
         if draw < 0.1 and leaf:
             return f"{self.name()} = torch.autograd.grad({text}, {leaf})"
@@ -398,72 +376,27 @@ class Writer:
 
     def share(self) -> str | None:
         """Memory that NumPy and PyTorch share."""
-        arrays = [name for name, each in self.names.items() if name not in self.given and isinstance(each, np.ndarray)]
-        draw, name = self.rng.random(), self.some()
+        arrays, name, draw = self.of("ndarray"), self.some(), self.rng.random()
         if arrays and draw < 0.5:
-            array = self.rng.choice(arrays)
-            return self.rng.choice((f"{array}[0] = 5", f"{array} += 1", f"{array}[...] = 0",
-                                    f"{self.name()} = torch.from_numpy({array})",
-                                    f"{self.name()} = torch.as_tensor({array})",
-                                    f"{self.name()} = torch.tensor({array})",
-                                    f"{self.name()} = {array}.sum()", f"{array}.fill(2)"))  # fmt: skip
-        if name and draw < 0.8:
-            return f"{self.name()} = " + self.rng.choice((f"{name}.numpy()", f"{name}.detach().numpy()",
-                                                          f"np.asarray({name})",
-                                                          f"{name}.data.numpy()", f"{self.place(name)}.numpy()",
-                                                          f"{name}.tolist()",
-                                                          f"np.array({name})", f"np.exp({name})",
-                                                          f"{name}.cpu().numpy()"))  # fmt: skip
-        dtype = self.rng.choice(
-            ("np.float32", "np.float32", "np.int64", "np.float64", "np.uint8", "np.int32", "np.bool_")
-        )
-        return f"{self.name()} = np.ones(({self.rng.choice(('3', '2, 3'))},), {dtype})"
+            text = self.rng.choice(ARRAYS).format(a=self.rng.choice(arrays), n=self.name())
+        elif name and draw < 0.8:
+            text = f"{self.name()} = " + self.rng.choice(AS_ARRAYS).format(x=name, part=self.place(name))
+        else:
+            dtype, shape = self.rng.choice(ARRAY_TYPES), self.rng.choice(("3", "2, 3"))
+            text = f"{self.name()} = np.ones(({shape},), np.{dtype})"
+        return text
 
     def iterate(self) -> str | None:
         """Python's own ways over a tensor."""
         name = self.some()
-        texts = ("[row.sum() for row in {x}]", "list({x})", "sum({x})", "max({x}.view(-1))", "{x}.tolist()",
-                 "len({x})", "[*{x}]",
-                 "[n * row for n, row in enumerate({x})]", "[a + b for a, b in zip({x}, {x})]",
-                 "bool(({x} > 0).all())", "1 in {x}",
-                 "float({x}.sum())", "int({x}.max())", "f'{{{x}.sum():.2f}}'", "list(reversed({x}))",
-                 "[float(n) for n in {x}.view(-1)]",
-                 "torch.stack([row for row in {x}])", "{x}.unbind()", "{x}.max().item()",
-                 "sorted({x}.view(-1).tolist())",
-                 "[3, 4, 5, 6][{x}.view(-1)[0]]", "torch.tensor([row.sum() for row in {x}])",
-                 "copy.deepcopy({x}.detach())", "copy.copy({x})",
-                 "np.float32({x}.sum())", "range({x}.view(-1)[0])", "round({x}.sum().item(), 2)", "{x} is {x}.data",
-                 "{x}.sum() == {x}.sum()",
-                 "hash({x}) == hash({x})", "{x} == None", "{x} != 'a'", "not {x}.any()", "abs({x})", "-{x}", "~{x}",
-                 "{x}.__index__()")  # fmt: skip
-        return name and f"{self.name()} = {self.rng.choice(texts).format(x=name)}"
+        return name and f"{self.name()} = {self.rng.choice(ITERATED).format(x=name)}"
 
     def draw(self) -> str:
         """Seeds, generators and what they draw."""
-        found = [
-            name for name, each in self.names.items() if name not in self.given and type(each).__name__ == "Generator"
-        ]
+        found = self.of("Generator")
         generator = f", generator={self.rng.choice(found)}" if found and self.rng.random() < 0.7 else ""
-        texts = ("torch.manual_seed(7)", "{n} = torch.Generator()", "{n} = torch.Generator().manual_seed(7)",
-                 "{n} = torch.rand(3{g})",
-                 "{n} = torch.randn(2, 2{g})", "{n} = torch.randperm(5{g})", "{n} = torch.randint(0, 9, (4,){g})",
-                 "{n} = torch.initial_seed()",
-                 "{n} = [list(part) for part in data.random_split(range(10), [7, 3]{g})]",
-                 "{n} = torch.rand(1{g}).item()",
-                 "{n} = [each.tolist() for each in data.DataLoader(torch.arange(6), batch_size=2, shuffle=True{g})]",
-                 "{n} = list(data.RandomSampler(range(5){g}))", "{n} = torch.empty(3).uniform_(0, 1{g})",
-                 "{n} = torch.empty(3).normal_(0, 1{g})",
-                 "{n} = torch.rand_like(torch.ones(2))", "{n} = nn.Linear(2, 2)",
-                 "{n} = torch.normal(0.0, 1.0, (3,){g})",
-                 "{n} = torch.get_rng_state()", "{n} = torch.random.initial_seed()",
-                 "{n} = torch.empty(20).random_(5{g})",
-                 "{n} = torch.seed()", "with torch.random.fork_rng():\n    {n} = torch.rand(2)",
-                 "{n} = [list(part) for part in data.random_split(range(10), [0.5, 0.5]{g})]",
-                 "{n} = init.normal_(torch.empty(3){g})", "{n} = torch.randint_like(torch.ones(3), 9)",
-                 "{n} = torch.default_generator.initial_seed()")  # fmt: skip
-        texts += tuple(f"{each}.manual_seed(3)" for each in found) + tuple(
-            f"{{n}} = {each}.initial_seed()" for each in found
-        )
+        texts = (*DRAWN, *(f"{each}.manual_seed(3)" for each in found),
+                 *(f"{{n}} = {each}.initial_seed()" for each in found))  # fmt: skip
         return self.rng.choice(texts).format(n=self.name(), g=generator)
 
     def course(self) -> str:
@@ -476,11 +409,7 @@ class Writer:
 
     def edit(self) -> str | None:
         """What is done to a module that there is."""
-        found = [
-            name
-            for name, each in self.names.items()
-            if name not in self.given and isinstance(each, self.names["nn"].Module)
-        ]
+        found = [name for name, each in self.names.items() if hasattr(each, "named_buffers")]
         return courses.edit(self.rng, self.rng.choice(found), self.name()) if found else None
 
     def loss(self) -> str:

@@ -168,17 +168,19 @@ def _are_close(ours: np.ndarray, theirs: np.ndarray) -> bool:
     finite = theirs[np.isfinite(theirs)]
     largest = float(np.abs(finite.astype(np.float64)).max()) if finite.size else 0.0
     with np.errstate(all="ignore"):
-        return bool(np.allclose(ours, theirs, rtol=1e-4, atol=1e-5 * min(largest, 1e30) + 1e-6, equal_nan=True))
+        return bool(np.allclose(ours, theirs, rtol=2e-4, atol=1e-5 * min(largest, 1e30) + 1e-6, equal_nan=True))
 
 
 def compared(text: str) -> Outcome:
     """Return how a snippet ends with the engine, beside PyTorch."""
     theirs, ours = ended(text, "torch"), ended(text, "clcomm")
     if ours.error is not None:
-        if theirs.error is None and not isinstance(ours.error, (ClcommError, TypeError, AttributeError, IndexError)):
+        is_told = isinstance(ours.error, (ClcommError, TypeError, AttributeError, IndexError))
+        if theirs.error is None and not is_told and "read-only" not in str(ours.error):  # NumPy's, of an array of ours
             return Outcome(CRASHED, f"{type(ours.error).__name__}: {ours.error}")
         done = ours.statements
-        if ours.seen and done < min(len(parts_of(text)), len(theirs.seen)) and "\n" not in _statement(text, done):
+        # A statement that PyTorch refuses too, or that is made of several, may have done a part of its work.
+        if ours.seen and done < theirs.statements and isinstance(ast.parse(text).body[done], ast.Assign | ast.Expr):
             found = difference(ours.seen[-1], theirs.seen[done])
             if found:
                 return Outcome(SILENT, f"before its error, {found}")
@@ -190,15 +192,11 @@ def compared(text: str) -> Outcome:
     return Outcome(SILENT, found) if found else Outcome(SAME, "")
 
 
-def _statement(text: str, number: int) -> str:
-    return ast.unparse(ast.parse(text).body[number])
-
-
 def shrunk(text: str, is_wanted: Callable[[str], bool], most: int = 60) -> str:
     """Return a snippet without the statements that it can do without and still be wanted; as far as `most` tries go."""
-    number = 0
+    number, text = 0, ast.unparse(ast.parse(text))
     while (shorter := _without(text, number)) is not None and (most := most - 1) >= 0:
-        if is_wanted(shorter):
+        if len(shorter) < len(text) and is_wanted(shorter):
             text = shorter
         else:
             number += 1

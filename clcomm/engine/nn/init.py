@@ -14,7 +14,7 @@ from clcomm.engine.device import Device
 from clcomm.engine.ops.argument_types import typed
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.random_stream import RandomStream
-from clcomm.engine.tensor import Tensor
+from clcomm.engine.tensor import Tensor, float_tensor
 from clcomm.errors import ArgumentError
 
 __all__ = [
@@ -28,7 +28,10 @@ Shape = tuple[int, ...]
 class Generator:
     """A source of random numbers with the sequence of PyTorch's CPU generator after `torch.manual_seed(seed)`."""
 
-    def __init__(self, seed: int = 0):
+    #: The seed of PyTorch's generators before `manual_seed`.
+    UNSEEDED = 67280421310721
+
+    def __init__(self, seed: int = UNSEEDED):
         self.manual_seed(seed)
 
     def manual_seed(self, seed: int) -> Generator:
@@ -107,7 +110,7 @@ def _box_muller(uniform: np.ndarray) -> np.ndarray:
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).reshape(-1)
 
 
-_generator = Generator()
+_generator = Generator(0)
 
 
 def default_generator() -> Generator:
@@ -192,12 +195,13 @@ def _filled(tensor: Tensor, values: np.ndarray) -> Tensor:
 
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Fill a tensor with uniform values of [a, b); return it."""
-    return _filled(tensor, (_generator if generator is None else generator).uniform(tensor.shape, a, b))
+    shape = float_tensor("uniform_", tensor).shape
+    return _filled(tensor, (_generator if generator is None else generator).uniform(shape, a, b))
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Fill a tensor with values of N(mean, std^2); return it."""
-    values = normal_values(tensor.shape, generator)
+    values = normal_values(float_tensor("normal_", tensor).shape, generator)
     return _filled(tensor, values * np.float32(std) + np.float32(mean))
 
 

@@ -122,7 +122,9 @@ def unfold(
 
 
 def outer(a: Tensor, b: Tensor) -> Tensor:
-    """Return a[i] * b[j] as [n, m]; a: float32 [n], b: float32 [m]."""
+    """Return a[i] * b[j] as [n, m]; a: float32 [n], b: float32 [m]. Raises ArgumentError for other shapes."""
+    if (a.ndim, b.ndim) != (1, 1):
+        raise ArgumentError(f"outer: expected two tensors of one dimension, got shapes {a.shape} and {b.shape}")
     return reshape(a, (-1, 1)) * reshape(b, (1, -1))
 
 

@@ -13,6 +13,7 @@ from clcomm.engine.ops.broadcasting import broadcast_shape, expand, launch_broad
 from clcomm.engine.ops.casts import cast, to_float
 from clcomm.engine.ops.elementwise import folded
 from clcomm.engine.ops.integers import are_whole, is_whole, of_integers
+from clcomm.engine.targets import require_below
 from clcomm.engine.tensor import (
     BOOL,
     FLOAT32,
@@ -275,10 +276,13 @@ def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     """Return int32 [..., num_classes]: 1 at the class of each element, 0 elsewhere, and everywhere of no class.
 
     x: int32 of any shape; num_classes: -1 for one more than the largest, which waits for the queue.
+    Raises ArgumentError for a number that is no class, where the host knows it.
     """
     if not isinstance(x, Tensor) or x.dtype != INT32:
         raise ArgumentError(f"one_hot: expected int32 classes, got {x.dtype if isinstance(x, Tensor) else type(x)}")
-    classes = int(x.numpy().max()) + 1 if num_classes == -1 else num_classes
+    whole = x.numpy() if num_classes == -1 else x
+    classes = int(whole.max()) + 1 if isinstance(whole, np.ndarray) else num_classes
+    require_below("one_hot: expected classes from 0 to {}, got {}", whole, max(classes, 1))
     if classes < 1:
         raise ArgumentError(f"one_hot: num_classes: expected -1, or 1 or more, got {num_classes}")
     numbers = Tensor(np.arange(classes, dtype=np.int32), x.device)

@@ -190,7 +190,9 @@ def diff(x: Tensor, n: int = 1, axis: int = -1) -> Tensor:
 @pytorch_names
 def cumprod(x: Tensor, axis: int) -> Tensor:
     """Return the products of all elements up to each along a dimension, in pairs of doubling reach; x: float32."""
-    at = axis % float_tensor("cumprod", x).ndim
+    if not float_tensor("cumprod", x).ndim:
+        raise ArgumentError("cumprod: expected a tensor with dimensions, got one without")
+    at = axis % x.ndim
     reach, length = 1, x.shape[at]
     while reach < length:
         before = pad(narrow(x, at, 0, length - reach), [(reach * (d == at), 0) for d in range(x.ndim)], value=1.0)

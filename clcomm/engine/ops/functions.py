@@ -285,6 +285,8 @@ def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tens
             return Tensor(np.clip(x.numpy().astype(np.int64), min, max), x.device)
         x = to_float(x)
     least, most = -math.inf if min is None else float(min), math.inf if max is None else float(max)
+    if least != least or most != most:
+        raise ArgumentError(f"clamp: expected numbers, got {min!r} and {max!r}")
     return Clamp.apply(float_tensor("clamp", x), settings=(least, most))
 
 

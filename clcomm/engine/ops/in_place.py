@@ -118,8 +118,8 @@ def assign(x: Tensor, index: Any, value: object) -> None:
         overwrite(x, lambda old: masked_fill(old, index, float(value)))
     else:
         chosen = places(x, index)
-        if chosen.size:
-            overwrite(x, lambda old: _replaced(old, chosen, value))
+        # Also of nothing, as overwrite refuses leaves.
+        overwrite(x, lambda old: _replaced(old, chosen, value) if chosen.size else old)
 
 
 def _replaced(x: Tensor, chosen: np.ndarray, value: Tensor | Real) -> Tensor:

@@ -178,11 +178,21 @@ def take(x: Tensor, index: Index | tuple[Index, ...] | Tensor | np.ndarray | Seq
     x: of any type and shape; the result has NumPy's shape.
     Raises ArgumentError for other indices, for one outside its dimension, and for too many.
     """
-    given = index if isinstance(index, tuple) else (index,)
+    given = _parts(index)
     arrays = sum(isinstance(each, (Tensor, np.ndarray, list, range)) for each in given)
     if not arrays:
-        return blocks.take(x, index)  # type: ignore[arg-type]
+        return blocks.take(x, given)  # type: ignore[arg-type]
     return _picked(x, given) if arrays == len(given) else _picked_apart(x, given)
+
+
+def _parts(index: Any) -> tuple[Any, ...]:
+    """Return an index for each dimension, as PyTorch: of lists in a list each is one, a tensor of one is a number."""
+    if isinstance(index, list) and any(isinstance(each, (list, tuple, slice, Tensor, np.ndarray)) for each in index):
+        index = tuple(index)
+    return tuple([
+        int(each.item()) if isinstance(each, Tensor) and not each.shape and each.dtype.kind == "i" else each
+        for each in (index if isinstance(index, tuple) else (index,))
+    ])  # fmt: skip
 
 
 def places(x: Tensor, index: Any) -> np.ndarray:
@@ -191,9 +201,7 @@ def places(x: Tensor, index: Any) -> np.ndarray:
     index: as for `take`; tensors are read to the host. As in PyTorch, and not in NumPy, whole numbers come before
     arrays: they do not decide where the arrays' dimensions are in the result.
     """
-    given = [
-        each.numpy() if isinstance(each, Tensor) else each for each in (index if isinstance(index, tuple) else (index,))
-    ]
+    given = [each.numpy() if isinstance(each, Tensor) else each for each in _parts(index)]
     # Of booleans as many as they have dimensions.
     spans = [0 if each is None or each is ... else np.ndim(each) if _is_kind("b", each) else 1 for each in given]
     for at in [at for at, each in enumerate(given) if each is ...][:1]:
@@ -228,6 +236,8 @@ def _picked(x: Tensor, given: tuple[object, ...]) -> Tensor:
     """
     arrays = [np.asarray(each.numpy() if isinstance(each, Tensor) else each) for each in given]
     if len(arrays) == 1 and arrays[0].dtype.kind == "b":
+        if not arrays[0].ndim:
+            return _picked_apart(x, given)
         if arrays[0].shape != x.shape[: arrays[0].ndim]:
             raise ArgumentError(
                 f"index: expected booleans of shape {x.shape}'s first dimensions, got {arrays[0].shape}"
@@ -266,12 +276,13 @@ def _axis(name: str, x: Tensor, axis: int) -> int:
 
 
 def _indices(name: str, x: Tensor, axis: int, given: object) -> Tensor:
-    """Return indices as a tensor on x's device; an array's are checked."""
+    """Return indices as a tensor on x's device; those that the host knows are checked."""
     if isinstance(given, Tensor):
         if given.dtype != INT32 or given.device is not x.device:
             raise ArgumentError(
                 f"{name}: expected int32 indices on the device of x, got {given.dtype} on {given.device.name}"
             )
+        require_below(f"{name}: {OUTSIDE}", given, x.shape[axis])
         return given
     array = np.asarray(given)
     if array.dtype.kind not in "iu":

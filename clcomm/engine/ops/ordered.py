@@ -138,8 +138,10 @@ def median(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor
     x: float32 of any shape.
     """
     if axis is None:
+        if keepdims:
+            raise ArgumentError("median: keepdim: expected a dimension with it, got none")
         whole_rows("median", float_tensor("median", x))
-        return _all_of(x, Extreme.apply(x, sign=0.0), keepdims)
+        return Extreme.apply(x, sign=0.0)
     indices = _middle(x, axis)
     return Ordered(_without(gather(x, axis, indices), axis, keepdims), _without(indices, axis, keepdims))
 

@@ -35,6 +35,9 @@ def take_along_dim(x: Tensor, indices: Tensor | np.ndarray, axis: int | None = N
     """Return the elements at indices along a dimension, see `gather`; without one of x as a single dimension."""
     if axis is None:
         return gather(reshape(x, (-1,)), 0, reshape(indices, (-1,)))  # type: ignore[arg-type]
+    other = [n for d, n in enumerate(indices.shape) if d != axis % x.ndim]
+    if other != [n for d, n in enumerate(x.shape) if d != axis % x.ndim]:
+        raise ArgumentError(f"take_along_dim: expected sizes as of {x.shape} but along {axis}, got {indices.shape}")
     return gather(x, axis, indices)
 
 
