@@ -176,8 +176,11 @@ class RandomSampler(Sampler):
 
     def __iter__(self) -> Iterator[int]:
         own = self._generator or Generator(default_generator().next_seed())
-        if not self._replacement:
-            yield from own.permutation(self._count).tolist()[: self._samples]
+        if not self._replacement and self._count:
+            # PyTorch draws one more order, of which it takes the rest, or nothing.
+            for _ in range(self._samples // self._count):
+                yield from own.permutation(self._count).tolist()
+            yield from own.permutation(self._count).tolist()[: self._samples % self._count]
         else:
             for done in range(0, self._samples, 32):  # at a time, as PyTorch
                 yield from own.integers((min(32, self._samples - done),), 0, self._count).tolist()

@@ -22,6 +22,7 @@ FOUND = (
     "b = torch.ones(2, 1).gather(1, torch.tensor([0, 1]).view(-1, 1))",
     "b = torch.outer(torch.ones(2, 2), torch.ones(2))",
     "b = torch.ones(4)\nc = b.view(2, 2)\nb //= 0.3", "b = torch.rand(3, generator=torch.Generator())",
+    "c = torch.Generator()\nd = [list(data.RandomSampler(range(5), generator=c)) for n in range(3)]",
     "b = init.uniform_(torch.tensor([1, 2]))", "b = torch.ones(2).clamp(max=nan)",
     "b = torch.ones(2).sum().cumprod(0)", "b = torch.ones(2, 2).median(keepdim=True)",
     "b = [each * 1 for each in reversed(torch.arange(3))]",
