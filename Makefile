@@ -194,7 +194,7 @@ release: $(VENV)/.has-$(SETUP),release ## build sdist and wheel into dist/ and c
 newcomer: $(VENV)/.made ## time the README's way to the first trained epoch, in a clean environment
 	$(BIN)/python -m tests.release.newcomer
 
-lint: $(FOR_LINT) ## style, types, and each package's lines beside its budget
+lint: $(FOR_LINT) ## style, types, and each package's lines of code, which only fall
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m mypy
