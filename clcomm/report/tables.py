@@ -37,9 +37,9 @@ def lizardist_table(analysis: Analysis) -> Table:
         *({"figure": name, "value": row[key]} for name, key in whole),
     ]
     columns = [Column("figure", "", "text"), Column("value", "per rank")]
-    note = "LizarDist's three figures."
+    note = "What each rank handed to all-reduce."
     if analysis.compressed:
-        note = "LizarDist's three figures, and the bytes sent after compression; bytes/call are those before."
+        note = "What each rank handed to all-reduce; total bytes are after compression, bytes/call before it."
     return Table("gradients", "Gradient all-reduce", columns, rows if row["calls"] else [], note)
 
 

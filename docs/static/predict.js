@@ -268,7 +268,7 @@ function start(place) {
         `<thead>${cells("td", heads)}</thead><tbody>${rows.map((row) => cells("td", row)).join("")}</tbody>`;
       place.querySelector(".try-drawing").innerHTML = picture;
       status.textContent = `${file}: an all-reduce of ${measured.ranks} ranks (${measured.transport}) takes ` +
-        `${fixed(measured.alpha * 1e6, 1)} us and ${fixed(measured.beta * 1024e9, 1)} ns a KiB.`;
+        `${fixed(measured.alpha * 1e6, 1)} us plus ${fixed(measured.beta * 1048576e3, 2)} ms per MiB.`;
       place.querySelector("code").textContent = `clcomm tune --from ${file} ` +
         page.controls.map((name) => `--${name} ${CONTROLS[name][4](value(name))}`).join(" ") +
         flags.filter((name) => form.elements[name].checked).map((name) => ` --${name}`).join("");
