@@ -19,7 +19,7 @@ OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR
 #: What a rank's job has in its environment besides: beginnings of launchers' variables, and those of `clcomm run`.
 _OF_JOB = (
     "PMI_", "PMIX_", "MPI_LOCAL", "OMPI_", "PRTE_", "HYDI_", "PALS_", "MV2_COMM_WORLD_",
-    "CLCOMM_RANK_PROCESS", "CLCOMM_JOB", "CLCOMM_MEMORY", "CLCOMM_PROGRESS", "CLCOMM_RESTART",
+    "CLCOMM_RANK_PROCESS", "CLCOMM_JOB_FOLDER", "CLCOMM_MEMORY", "CLCOMM_PROGRESS", "CLCOMM_RESTART",
 )  # fmt: skip
 #: Parts of the names of launchers' variables that a user sets.
 _OF_USER = ("_MCA_", "_ALLOW_RUN_AS_ROOT")

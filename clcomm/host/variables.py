@@ -40,7 +40,7 @@ VARIABLES = {
     "CLCOMM_DEVICE": Variable(DEVICE, "GPUs, else the CPU"),
     "CLCOMM_DUMP_DIR": Variable(WRITABLE, "the temporary directory", True),
     "CLCOMM_HOOKS": Variable(SWITCH, "on", True),
-    "CLCOMM_JOB": Variable(NEW_DIRECTORY),
+    "CLCOMM_JOB_FOLDER": Variable(NEW_DIRECTORY),
     "CLCOMM_MEMORY": Variable(NEW_DIRECTORY),
     "CLCOMM_OFFLINE": Variable(SWITCH, "off"),
     "CLCOMM_PROGRESS": Variable(FILE),

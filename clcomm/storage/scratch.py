@@ -26,7 +26,7 @@ from clcomm.storage.files import remove_tree, unwritable
 KINDS = ("build", "memory", "run")
 _NAME = re.compile(rf"clcomm-({'|'.join(KINDS)})-\w+")
 #: The variable with the folder of the job that `clcomm run`, `verify` or `plan` started: the mark of its processes.
-JOB = "CLCOMM_JOB"
+JOB = "CLCOMM_JOB_FOLDER"
 #: A file system in memory that the processes of a host share.
 SHARED_MEMORY = "/dev/shm"
 #: A younger file may not be locked yet.

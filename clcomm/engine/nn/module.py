@@ -301,8 +301,8 @@ class Module(ModuleParts["Module"]):
         missing = [name for name, each in own.items() if name not in state and id(each) not in found]
         names = Names(sorted(missing), sorted(state.keys() - own.keys()))
         if strict and any(names):
-            missing, unknown = [each or "none" for each in names]
-            raise ArgumentError(f"state_dict: expected the names {list(own)}; missing {missing}, unknown {unknown}")
+            lacks, has = [each or "none" for each in names]
+            raise ArgumentError(f"state_dict: expected the names {list(own)}; missing {lacks}, unknown {has}")
         values = {name: _values_for(name, each, state[name]) for name, each in own.items() if name in state}
         for name, array in values.items():
             own[name].copy_from(array)
