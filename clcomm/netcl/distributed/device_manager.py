@@ -7,6 +7,8 @@ from typing import Any
 from clcomm import devices
 from clcomm.engine.device import Device, default_device, process_devices
 
+__all__ = ["DeviceManager"]
+
 
 class DeviceManager(devices.DeviceManager):
     """clcomm's DeviceManager with netcl's `default`."""
