@@ -75,7 +75,7 @@ def note_a_step() -> None:
     """Do what a step's notes do."""
     now.note_step(7)
     now.note_samples(32)
-    now.count_step()
+    now.count_step(1)
 
 
 def note_a_phase() -> None:

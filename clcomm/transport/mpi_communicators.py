@@ -40,7 +40,7 @@ def pickled(obj: object) -> bytes:
     from mpi4py import MPI
 
     try:
-        return cast("bytes", MPI.pickle.dumps(obj))
+        return MPI.pickle.dumps(obj)
     except Exception as error:  # an object's own code may raise anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ArgumentError(f"object: expected one that can be pickled, got {type(obj).__name__}: {reason}") from None

@@ -181,7 +181,7 @@ def take(x: Tensor, index: Index | tuple[Index, ...] | Tensor | np.ndarray | Seq
     given = _parts(index)
     arrays = sum(isinstance(each, (Tensor, np.ndarray, list, range)) for each in given)
     if not arrays:
-        return blocks.take(x, given)  # type: ignore[arg-type]
+        return blocks.take(x, given)
     return _picked(x, given) if arrays == len(given) else _picked_apart(x, given)
 
 
