@@ -233,11 +233,9 @@ def check_update(device: Device, case: Updated) -> None:
         optimizer.zero_grad()
         for number, (parameter, formula) in enumerate(zip(parameters, expected, strict=True)):
             gradient = rng.standard_normal(parameter.shape).astype(np.float32)
-            if step == number == 1:  # a parameter without a gradient counts as one of zeros
-                gradient *= 0
-            else:
+            if not step == number == 1:  # a parameter without a gradient is left alone, its number of steps too
                 parameter.grad = leaf(device, gradient, False)
-            formula.step(gradient.astype(np.float64))
+                formula.step(gradient.astype(np.float64))
         optimizer.step()
     for parameter, formula in zip(parameters, expected, strict=True):
         assert_near(parameter, formula.p, case.kind, 1e-4)
