@@ -16,6 +16,7 @@ from clcomm import cli, errors
 from clcomm.commands import compare, completion, doctor
 from clcomm.commands.listing import whole_parser
 from clcomm.errors import ArgumentError, ClcommError
+from clcomm.host.signals import ENDED_BY
 from clcomm.job import endings
 from clcomm.launch import supervisor
 from clcomm.top import watch
@@ -126,8 +127,8 @@ def test_completion_without_shtab_says_what_to_install(monkeypatch):
 def test_every_exit_code_of_the_code_is_on_the_page():
     used = {
         endings.USER_ERROR, endings.FAILURE, endings.INTERRUPTED, endings.TERMINATED, endings.TIMED_OUT,
-        supervisor.NOT_FOUND, supervisor.INTERRUPTED, compare.SLOWER, mnist.TARGET_MISSED, doctor.FOUND,
-        watch.NoJobError.exit_code,
+        supervisor.NOT_FOUND, compare.SLOWER, mnist.TARGET_MISSED, doctor.FOUND, watch.NoJobError.exit_code,
+        *(128 + number for number in ENDED_BY),
     }  # fmt: skip
     page = (ROOT / "docs" / "exit-codes.md").read_text()
     assert used | {0} == {int(code) for code in re.findall(r"^\| (\d+) \| .+? \|", page, re.MULTILINE)}

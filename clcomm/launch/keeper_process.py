@@ -32,7 +32,7 @@ KILLED_S, TRACKERS_S, PATIENCE_S = 4.0, 1.0, 1.0
 _LOOK_S = 0.02
 _SHARED_MEMORY = "/dev/shm"
 #: How files are named that a program has for itself: by MPICH, UCX, Open MPI, multiprocessing and PyTorch.
-_NAME = r"(?:mpich_shm|ucx_shm_posix|torch)_\w+|(?:sm|vader)_segment\.\S+|osc_rdma\.\S+|sem\.mp-\w+|psm_\w+"
+_NAME = r"(?:mpich|ucx_shm_posix|torch)_\w+|(?:sm|vader)_segment\.\S+|osc_rdma\.\S+|sem\.mp-\w+|psm_\w+"
 _NAMED, _MAPPED = re.compile(_NAME), re.compile(rf" {_SHARED_MEMORY}/({_NAME})$", re.MULTILINE)
 _TRACKER = b"multiprocessing.resource_tracker"
 #: inotify(7): a file was made; without waiting, not for child processes; the head of an event.

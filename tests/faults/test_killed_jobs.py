@@ -71,8 +71,9 @@ def test_an_exception_of_whoever_started_a_job_ends_it():
         end(process)
 
 
-def test_what_a_killed_process_made_goes_too():
-    mine, theirs, setting = named("mpich_shm_"), named("mpich_shm_"), f"TESTS_JOB={secrets.token_hex(6)}"
+@pytest.mark.parametrize("kind", ["mpich_shar_tmp", "mpich_shm_", "mpich_vci_"])
+def test_what_a_killed_process_made_goes_too(kind: str):
+    mine, theirs, setting = named(kind), named(kind), f"TESTS_JOB={secrets.token_hex(6)}"
     made = Made(setting)
     name, _, value = setting.partition("=")
     processes = [started({**os.environ, name: value}, mine), started(dict(os.environ), theirs)]
@@ -90,7 +91,7 @@ def test_what_a_killed_process_made_goes_too():
 
 def test_what_a_job_made_in_shared_memory_goes_with_it_and_nothing_else():
     """Not what others use, what others made, or other names."""
-    mine, theirs = named("mpich_shm_"), named("psm_")
+    mine, theirs = named("mpich_shar_tmp"), named("psm_")
     shared, other = named("psm_"), named("mine_")
     outside = started(dict(os.environ), theirs, shared)
     processes = [outside]

@@ -15,7 +15,6 @@ import pytest
 
 from clcomm.checkpoint import load
 from clcomm.launch.mpiexec import MPICH, find_mpiexec
-from clcomm.storage.scratch import remove_stale
 from tests.faults.launch import HUNG_S, ROOT, clean_environment, mpiexec
 from tests.faults.replaced_ranks import Job, killed_run, until
 
@@ -127,21 +126,20 @@ def test_a_damaged_copy_is_not_used(tmp_path, undisturbed):
     assert found == undisturbed(SHORT) and "copy in memory: checkpoint" in said
 
 
-def test_where_clcomm_run_is_killed_waiting_ranks_end_and_its_memory_is_removed_later(tmp_path):
-    """Ranks that train go on, as without --min-ranks."""
+def test_where_clcomm_run_is_killed_all_ranks_end_and_its_memory_is_removed(tmp_path):
+    """Those that train, and those that wait."""
     job = Job(tmp_path / "run.npz", ranks=1, epochs=ENDLESS)
     trains, folder = job.until_step(5)[0][1], copy_of(job).parent
     waits = until(lambda: job.ranks(waiting=True))[0][1]
-    job.process.kill()
-    until(lambda: not os.path.exists(f"/proc/{waits}"))
-    goes_on = os.path.exists(f"/proc/{trains}")
-    with suppress(ProcessLookupError):
-        os.kill(trains, signal.SIGKILL)
-    job.process.communicate()
-    assert goes_on
-    os.utime(folder, (0, 0))
-    remove_stale()
-    assert not folder.exists()
+    try:
+        job.process.kill()
+        until(lambda: not any(os.path.exists(f"/proc/{each}") for each in (trains, waits)))
+        until(lambda: not folder.exists())
+    finally:
+        for rank in (trains, waits):
+            with suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGKILL)
+        job.process.communicate()
 
 
 #: Ends with exit code 1 on more ranks than FITS, before any step.

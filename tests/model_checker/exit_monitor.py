@@ -256,7 +256,8 @@ def scenario(name: str, ends: list[str], deaths: int = 0, mortal: list[str] | No
 
 
 def _name(offset: int) -> str:
-    return f"{('state', 'step', 'rank', 'pid', 'reported')[offset % RECORD_BYTES // 8]}[{offset // RECORD_BYTES}]"
+    rank, byte = divmod(offset, RECORD_BYTES)
+    return f"{('state', 'step', 'rank', 'pid', 'reported', 'start')[byte // 8]}[{rank}]"
 
 
 def scenarios(ranks: int) -> list[Scenario]:
