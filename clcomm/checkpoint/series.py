@@ -136,7 +136,7 @@ def send(comm: Communicator, checkpoint: Checkpoint, root: int) -> Checkpoint:
         arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()}
         checkpoint = Checkpoint(arrays, facts)
     for array in checkpoint.arrays.values():
-        comm.broadcast(array, root, label=CHECKPOINT)
+        comm.broadcast(np.require(array, requirements="W"), root, label=CHECKPOINT)  # tensors' are read-only
     return checkpoint
 
 

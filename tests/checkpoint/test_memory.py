@@ -15,7 +15,9 @@ from clcomm.job import worlds
 
 
 def state(step: int) -> Checkpoint:
-    return Checkpoint({"parameter/a": np.arange(1000, dtype=np.float32) + step}, {"step": step})
+    array = np.arange(1000, dtype=np.float32) + step
+    array.flags.writeable = False  # as a tensor's
+    return Checkpoint({"parameter/a": array}, {"step": step})
 
 
 @pytest.fixture

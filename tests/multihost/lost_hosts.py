@@ -79,7 +79,14 @@ class LostRun:
 
     def until_copy(self, step: int) -> int:
         """Wait until a machine has a copy of this step or a later one; return the newest copy's step."""
-        return until(lambda: (newest := max(map(self.copied, self._used))) >= step and newest, LIMIT_S)
+
+        def found() -> int:
+            newest = max(map(self.copied, self._used))
+            if newest < step and self.process.poll() is not None:
+                raise AssertionError(f"the job has ended: {self.process.communicate()[1]}")
+            return newest if newest >= step else 0
+
+        return until(found, LIMIT_S)
 
     def lose(self, index: int, is_silent: bool) -> Loss:
         """Lose a machine and wait until the ranks that are left have copied their first step."""
