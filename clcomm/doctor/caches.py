@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from clcomm.doctor.limits import temporary
 from clcomm.host import variables
 from clcomm.units import format_size
 
-_SEAL = re.compile(r"clcomm-[0-9a-f]{32}")
 #: Less room than this is too little for a model's kernels.
 _LEAST_BYTES = 64 << 20
 
@@ -68,19 +66,13 @@ def _free(directory: str) -> int:
 def _damaged(own: Path) -> list[str]:
     """Return the folders of stored programs whose files differ from the built ones."""
     try:
-        from clcomm.engine import kernel_cache, program_cache
+        from clcomm.engine import program_cache, sealed_programs
     except (ImportError, AttributeError):  # something hides NumPy, which has a line of its own
         return []
     found = []
     given = os.environ.get("POCL_CACHE_DIR")
     for cache in {Path(os.path.realpath(path)) for path in (given, _common() / "pocl" / "kcache") if path}:
-        for seal in cache.glob("clcomm-*") if cache.is_dir() else ():
-            if not _SEAL.fullmatch(seal.name):
-                continue
-            try:
-                found += kernel_cache.damaged(cache, kernel_cache.read_seal(seal), seal.stat().st_mtime)
-            except (OSError, ValueError, RecursionError):
-                found.append(seal)
+        found += sealed_programs.damaged(cache)
     if (own / "programs").is_dir():
         found += program_cache.damaged()
     return sorted({str(path) for path in found})
@@ -109,10 +101,10 @@ def check(job: JobFacts) -> Iterator[Finding]:
             )  # fmt: skip
         if facts["damaged"]:
             first, count = facts["damaged"][0], len(facts["damaged"])
-            yield problem(
+            yield note(
                 "kernel cache", f"{count} of its programs {'is' if count == 1 else 'are'} damaged{where}, such as "
-                f"{first}: the driver would crash on it", f"rm -r {' '.join(facts['damaged'][:8])}: they are built "
-                "again", damaged=facts["damaged"],
+                f"{first}: built anew where used", f"rm -r {' '.join(facts['damaged'][:8])} makes room",
+                damaged=facts["damaged"],
             )  # fmt: skip
     for rank, reason in job.failures("caches").items():
         yield note("caches", f"{job.who([rank])}could not be examined: {reason}", "export XDG_CACHE_HOME=DIR")

@@ -1,7 +1,6 @@
 """A private cache of built programs (OpenCL binaries), for drivers without a cache of their own.
 
-The directory has PoCL's layout, a folder per program with the time of its last use in `last_accessed`, so that
-`kernel_cache` seals and clears the programs of both.
+A binary has its digest before it; one that is damaged is built again.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clcomm.engine import intel_runtime
-from clcomm.engine.kernel_cache import TOUCHED
 from clcomm.engine.pocl_target import processor_features
 from clcomm.errors import ClcommError
 from clcomm.storage.cache import cache_directory
@@ -67,7 +65,6 @@ class CachedProgram:
             content = read_regular(self._folder / "program", _MOST_BYTES)
             digest, binary = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
             if binary and _digest(binary) == digest:
-                self._touch()
                 return binary
         return None
 
@@ -75,14 +72,8 @@ class CachedProgram:
         """Store a binary atomically; nothing is stored on a full disk."""
         if self._folder is None or not binary:
             return
-        with suppress(OSError):
-            with replacing(self._folder / "program") as file:
-                file.write(_digest(binary) + binary)
-            self._touch()
-
-    def _touch(self) -> None:
-        assert self._folder is not None
-        (self._folder / TOUCHED).touch(mode=0o600)
+        with suppress(OSError), replacing(self._folder / "program") as file:
+            file.write(_digest(binary) + binary)
 
 
 def damaged() -> list[Path]:

@@ -14,19 +14,22 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clcomm.engine.kernel_cache import digests_of, used_since
-from clcomm.storage.files import read_regular
+from clcomm.storage.files import open_regular, read_regular
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
 _MOST_BYTES = 1 << 20
+#: PoCL touches this file of a program's folder at each use. File times may be a clock tick, a few milliseconds, too
+#: early, for which _TICK_S is ample.
+_TOUCHED, _TICK_S = "last_accessed", 1.0
+_PIECE_BYTES = 1 << 20
 #: Variables of PoCL's that change no code.
 _OTHERS = ("POCL_CACHE_DIR", "POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT")
 #: Seconds after which new programs are sealed as another one is built.
@@ -64,7 +67,7 @@ def seal_all() -> None:
     folders: dict[str, str] = {}
     if new:
         cache, since_s = new[0].place.parent, min(program.began_s for program in new)
-        for folder in used_since(cache, since_s):
+        for folder in _used_since(cache, since_s):
             with suppress(OSError):  # removed meanwhile
                 for name in _NAME.findall((folder / "program.bc").read_bytes()):
                     folders[name.decode()] = str(folder.relative_to(cache))
@@ -87,7 +90,7 @@ class SealedProgram:
         self.place, self.began_s = place, time.time()
         found = _read(place)
         is_alive = found is not None and _is_alive(place, found["by"])
-        if found is None or not self._is_whole(found, is_alive):
+        if found is None or not (_is_whole(place, found, not is_alive) if found["folder"] else is_alive):
             found = {"name": secrets.token_hex(8), "folder": "", "files": {}, "by": _own()}
             self._write(found)
         elif not is_alive:
@@ -106,20 +109,65 @@ class SealedProgram:
         if files.keys() != found["files"].keys():
             self._write({**found, "folder": self.folder, "files": files})
 
-    def _is_whole(self, found: dict[str, Any], is_alive: bool) -> bool:
-        if not found["folder"]:
-            return is_alive  # it is being built
-        files = digests_of(self.place.parent / found["folder"])
-        return all(files.get(name) == tuple(digest) for name, digest in found["files"].items()) and (
-            is_alive or files.keys() == found["files"].keys()
-        )
-
     def _write(self, found: dict[str, Any]) -> None:
         partial = self.place.with_name(f".{self.place.name}.{os.getpid()}")
         with suppress(OSError):
             text = json.dumps(found)
             partial.write_text(f"{_digest(text)}\n{text}")
+            if self.place.is_dir():
+                self.place.rmdir()
             os.replace(partial, self.place)
+
+
+def names_used() -> list[str]:
+    """Return the names of the seals of the programs that this process uses."""
+    return [place.name for place in _used]
+
+
+def damaged(cache: Path, names: Iterable[str] | None = None) -> list[Path]:
+    """Return the seals, and the folders of programs, that are missing or differ; names: of some seals, None: all."""
+    found = []
+    for place in sorted(cache.glob("seal-*") if names is None else (cache / name for name in names)):
+        seal = _read(place)
+        if seal is None:
+            found.append(place)
+        elif seal["folder"] and not _is_whole(place, seal, is_complete=False):
+            found.append(cache / seal["folder"])
+    return found
+
+
+def _is_whole(place: Path, found: Mapping[str, Any], is_complete: bool) -> bool:
+    """Return whether a program's files are those of its seal; is_complete: and it has no others."""
+    files = digests_of(place.parent / found["folder"])
+    is_same = all(files.get(name) == tuple(digest) for name, digest in found["files"].items())
+    return is_same and (not is_complete or files.keys() == found["files"].keys())
+
+
+def _used_since(cache: Path, since: float) -> list[Path]:
+    """Return the folders of programs used since a time (seconds of the epoch) or shortly before it; none is a link."""
+    folders = [path.parent for path in cache.glob(f"*/*/{_TOUCHED}") if path.lstat().st_mtime >= since - _TICK_S]
+    return [folder for folder in folders if not folder.is_symlink() and not folder.parent.is_symlink()]
+
+
+def digests_of(folder: Path) -> dict[str, tuple[int, str]]:
+    """Return length and digest of each file of a program's folder, by relative name."""
+    found: dict[str, tuple[int, str]] = {}
+    for directory, _, names in os.walk(folder):
+        for name in names:
+            path = Path(directory, name)
+            if name != _TOUCHED:
+                with suppress(OSError):  # deleted meanwhile, or unreadable for PoCL too
+                    found[str(path.relative_to(folder))] = _digest_of(path)
+    return found
+
+
+def _digest_of(path: Path) -> tuple[int, str]:
+    digest, length = blake2b(digest_size=16), 0
+    with open_regular(path) as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+            length += len(piece)
+    return length, digest.hexdigest()
 
 
 def _read(place: Path) -> dict[str, Any] | None:

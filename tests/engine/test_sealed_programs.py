@@ -27,7 +27,7 @@ assert (found == np.arange(12).reshape(3, 4).sum(1, keepdims=True)).all(), found
 assert (x * 2 + 1).sum().numpy() == 144
 sys.stdout.write("right\\n")
 """
-rng = random.Random(int(os.environ.get("CLCOMM_SEED", "0")) or os.getpid())
+rng = random.Random(int(os.environ.get("CLCOMM_SEED", "0")))
 
 
 def cut(path: Path) -> None:

@@ -6,12 +6,11 @@ import fcntl
 import logging
 import os
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
-from clcomm.engine import kernel_cache, pocl_cache
+from clcomm.engine import pocl_cache
 from clcomm.errors import ArgumentError, DeviceError
 from clcomm.storage import cache, scratch
 from clcomm.storage.cache import cache_directory
@@ -150,32 +149,6 @@ def test_without_any_place_it_is_one_line(temporary: Path, monkeypatch: pytest.M
         with pytest.raises(ArgumentError, match=r"^TMPDIR: expected a directory that can be written to") as caught:
             use()
         assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("link", ["folder", "above", "inside", "file"])
-def test_clearing_a_cache_follows_no_link(tmp_path: Path, link: str) -> None:
-    """Whatever in a cache is a link, what it leads to stays."""
-    outside, kernels = tmp_path / "outside", tmp_path / "cache"
-    for folder in (outside / "name", kernels / "AB"):
-        folder.mkdir(parents=True)
-    (outside / "name" / "last_accessed").touch()
-    (outside / "name" / "precious").write_text("precious")
-    if link == "above":
-        (kernels / "CD").symlink_to(outside)
-        target = kernels / "CD" / "name"
-    elif link == "folder":
-        target = kernels / "AB" / "name"
-        target.symlink_to(outside / "name")
-    else:
-        target = kernels / "AB" / "name"
-        target.mkdir()
-        (target / "last_accessed").touch()
-        (target / "link").symlink_to(outside if link == "inside" else outside / "name" / "precious")
-    seal = kernel_cache.seal(kernels, [target]).replace('"precious": [8', '"precious": [9')
-    kernel_cache.clear([*kernel_cache.damaged(kernels, seal, time.time()), *kernel_cache.used_since(kernels, 0)])
-    kernel_cache.clear([target])
-    assert (outside / "name" / "precious").read_text() == "precious"
-    assert target.exists() == (link in ("folder", "above"))
 
 
 @pytest.mark.parametrize("kind", ["run", "build"])

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import subprocess
-import threading
 import time
 
 import numpy as np
 import pytest
 
 from clcomm.communicator import Communicator
-from clcomm.engine import Device
+from clcomm.engine import Device, sealed_programs
 from clcomm.errors import DeviceError
 from clcomm.host import usable_cores
 from clcomm.synchronizer import Synchronizer
@@ -174,116 +172,40 @@ def test_ranks_on_other_devices_stand_apart(monkeypatch, tmp_path, device):
     assert len(list(folder.iterdir())) == 2
 
 
-def program_folder(cache, name):
-    folder = cache / "AB" / name
+@pytest.mark.parametrize("damage", ["cut", "gone", "seal", "no seal", "stamp", "folder"])
+def test_what_was_damaged_since_is_built_together_again(monkeypatch, tmp_path, device, caplog, damage):
+    comm = Communicator(transport="solo")
+    cache = use_cache(monkeypatch, comm, tmp_path)
+    folder, seal = cache / "AB" / "ours", cache / "seal-0"
     (folder / "kernel").mkdir(parents=True)
     for file in ("program.bc", "kernel/kernel.so", "last_accessed"):
         (folder / file).write_bytes(b"built")
-    return folder
+    stored = sealed_programs.SealedProgram(seal)
+    stored.seal({stored.line.split("clcomm_")[1].split("(")[0]: "AB/ours"})
+    monkeypatch.setattr(sealed_programs, "_used", {seal: stored})
 
+    def builds():
+        pretended = Pretended()
+        build_together(comm, device, lambda: pretended, "run")
+        return bool(pretended.built)
 
-def builds(comm, device, run="run"):
-    pretended = Pretended()
-    build_together(comm, device, lambda: pretended, run)
-    return bool(pretended.built)
-
-
-@pytest.mark.parametrize("damage", ["cut", "gone", "seal", "folder"])
-def test_what_was_damaged_since_is_built_anew(monkeypatch, tmp_path, device, damage):
-    comm = Communicator(transport="solo")
-    cache = use_cache(monkeypatch, comm, tmp_path)
-    folder, other = program_folder(cache, "ours"), program_folder(cache, "other")
-    os.utime(other / "last_accessed", (1, 1))
-    assert builds(comm, device) and not builds(comm, device)
+    assert builds() and not builds() and caplog.text == ""
     (stamp,) = cache.glob("clcomm-*")
+    (folder / "last_accessed").write_bytes(b"later")
+    assert not builds()
     if damage == "cut":
         (folder / "kernel" / "kernel.so").write_bytes(b"bui")
     elif damage == "gone":
         (folder / "program.bc").unlink()
     elif damage == "seal":
+        seal.write_bytes(seal.read_bytes()[:-1])
+    elif damage == "no seal":
+        seal.unlink()
+    elif damage == "stamp":
         stamp.write_text('{"../../etc": {}}')
     else:
         shutil.rmtree(folder)
-    (other / "program.bc").write_bytes(b"nobody sealed this one")
-    assert builds(comm, device) and not builds(comm, device)
-    assert folder.exists() == (damage == "seal") and other.exists()
-
-
-def test_what_was_built_again_is_not_damaged(monkeypatch, tmp_path, device):
-    comm = Communicator(transport="solo")
-    cache = use_cache(monkeypatch, comm, tmp_path)
-    folder = program_folder(cache, "ours")
-    assert builds(comm, device)
-    (folder / "kernel" / "kernel.so").write_bytes(b"linked again")
-    later = time.time() + 5
-    os.utime(folder / "kernel" / "kernel.so", (later, later))
-    assert not builds(comm, device)
-
-
-def test_what_a_dead_job_was_building_is_thrown_away(monkeypatch, tmp_path, device):
-    comm = Communicator(transport="solo")
-    cache = use_cache(monkeypatch, comm, tmp_path)
-    assert builds(comm, device)
-    (stamp,) = cache.glob("clcomm-*")
-    stamp.unlink()
-    marker = stamp.with_name(stamp.name + ".building")
-    old, half = program_folder(cache, "old"), program_folder(cache, "half")
-    os.utime(old / "last_accessed", (1, 1))
-    alive = f"{os.uname().nodename} {os.getpid()}"
-    marker.write_text(alive)
-    assert builds(comm, device) and half.exists()
-    stamp.unlink()
-    process = subprocess.Popen(["true"])
-    process.wait()
-    marker.write_text(f"{os.uname().nodename} {process.pid}")
-    assert builds(comm, device) and old.exists() and not half.exists() and not marker.exists()
-
-
-def is_locked(cache):
-    descriptor = os.open(cache, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-@pytest.mark.parametrize("meanwhile", ["nothing", "another job builds"])
-def test_nothing_is_thrown_away_while_another_job_builds(monkeypatch, tmp_path, device, meanwhile):
-    """Two jobs find the same dead one: the second has to look again when the first has cleared, and builds."""
-    cache = use_cache(monkeypatch, Communicator(transport="solo"), tmp_path)
-    stamp, half = module._stamp(device, "run"), program_folder(cache, "half")
-    marker = module._marker(stamp)
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    marker.write_text(f"{os.uname().nodename} {dead.pid}")
-    with module._locked(cache, fcntl.LOCK_SH):
-        clears = threading.Thread(target=module._clear_damaged, args=(stamp,))
-        clears.start()
-        clears.join(0.3)
-        assert clears.is_alive() and half.exists()
-        if meanwhile != "nothing":
-            marker.write_text(f"{os.uname().nodename} {os.getpid()}")
-    clears.join()
-    assert half.exists() == marker.exists() == (meanwhile != "nothing")
-
-
-@pytest.mark.mpi(min_size=1)
-def test_ranks_that_build_keep_others_from_throwing_away(monkeypatch, tmp_path, device):
-    class Looks(Pretended):
-        def build(self, programs):
-            super().build(programs)
-            locked.append(is_locked(cache))
-
-    comm, locked = Communicator(), []
-    cache = use_cache(monkeypatch, comm, tmp_path)
-    build_together(comm, device, Looks, "run")
-    found = [each for part in comm.all_gather_object(locked) for each in part]
-    assert len(found) == 9 and all(found)
-    comm.barrier()
-    assert comm.rank or not is_locked(cache)
+    assert builds() and "damaged; building anew" in caplog.text
 
 
 @pytest.mark.mpi(min_size=2)

@@ -1,31 +1,30 @@
 """Build a run's kernels once for all ranks of a host.
 
 PoCL takes seconds to compile a step's kernels, and stores them in a cache that all processes of a user share. Without
-this every rank would compile all of them, at once and into the same files. Built kernels are sealed with a checksum; at
-a later start, damaged ones are removed and built again.
+this every rank would compile all of them, at once. A stamp in the cache lists what a run has built.
 """
 
 from __future__ import annotations
 
-import fcntl
+import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
 
 from clcomm.communicator import Communicator
-from clcomm.engine import Device, kernel_cache, pocl_cache
+from clcomm.engine import Device, pocl_cache, sealed_programs
 from clcomm.engine.rehearsal import Rehearsal, build_identity, shared_cache
 from clcomm.errors import ClcommError, ShortageError
 from clcomm.host import usable_cores
-from clcomm.storage.files import read_regular, replacing, write_whole
+from clcomm.storage.files import read_regular, write_whole
 from clcomm.storage.scratch import remove_stale, scratch_directory
 
-#: The most bytes that are read of a mark.
-_MOST_BYTES = 4096
+#: The most bytes that are read of a stamp.
+_MOST_BYTES = 1 << 20
 #: How often a rank without a core looks whether the others have built.
 _POLL_S = 0.01
 
@@ -49,7 +48,7 @@ def build_together(comm: Communicator, device: Device, rehearse: Callable[[], Re
     if comm.local_rank == 0:
         remove_stale()
         if stamp is not None:
-            _clear_damaged(stamp)
+            _remove_damaged(stamp)
     comm.rendezvous()
     need = None if stamp is None or stamp.exists() else (os.uname().nodename, str(stamp))
     comm.rendezvous()
@@ -57,20 +56,20 @@ def build_together(comm: Communicator, device: Device, rehearse: Callable[[], Re
     if not any(needs):
         return
     leads = need is not None and needs.index(need) == comm.rank
-    began = time.time()
-    if leads and stamp is not None:
-        _mark(stamp)
     with ExitStack() as stack:
         folders = comm.all_gather_object(_claims(stack) if leads else None)
         failure = None
         if need is not None and stamp is not None:
-            failure = _build_share(rehearse, folders[needs.index(need)], stamp.parent)
+            failure = _build_share(rehearse, folders[needs.index(need)])
         comm.rendezvous()
-    failures = [error for error in comm.all_gather_object(failure) if error is not None]
-    if leads and stamp is not None:
-        _unmark(stamp, began if not failures else None)
+    found = comm.all_gather_object((failure, need, sealed_programs.names_used()))
+    failures = [error for error, _, _ in found if error is not None]
     if failures:
         raise failures[0]
+    if leads and stamp is not None:
+        names = sorted({name for _, where, names in found if where == need for name in names})
+        with suppress(OSError, ClcommError):  # on a full disk too: then the next run builds again
+            write_whole(stamp, json.dumps(names), "POCL_CACHE_DIR")
 
 
 def _stamp(device: Device, run: str) -> Path | None:
@@ -87,7 +86,7 @@ def _claims(stack: ExitStack) -> Path | None:
         return None
 
 
-def _build_share(rehearse: Callable[[], Rehearsal], claims: Path | None, cache: Path) -> ClcommError | None:
+def _build_share(rehearse: Callable[[], Rehearsal], claims: Path | None) -> ClcommError | None:
     """Build the programs that no other rank has claimed, one by one; return the error, if any."""
     shortage = pocl_cache.shortage()
     if shortage:
@@ -97,8 +96,7 @@ def _build_share(rehearse: Callable[[], Rehearsal], claims: Path | None, cache: 
     core = _claimed_core(claims)
     try:
         if core is not None:
-            with _locked(cache, fcntl.LOCK_SH):
-                _build_unclaimed(rehearse(), claims)
+            _build_unclaimed(rehearse(), claims)
     except ClcommError as error:
         return error
     finally:
@@ -136,79 +134,16 @@ def _builds(mark: Path) -> bool:
     return False
 
 
-def _clear_damaged(stamp: Path) -> None:
-    """Remove a run's damaged kernels, and those of a job that died while it built them.
-
-    Only then it waits for jobs that build into the cache: it would take away what they write.
-    """
-    if _left_by_dead(stamp) is None and _broken(stamp) is None:
-        return
-    with _locked(stamp.parent, fcntl.LOCK_EX):  # and looks again, as another job may have removed them
-        left, broken = _left_by_dead(stamp), _broken(stamp)
-        if left is not None:
-            kernel_cache.clear(left)
-            with suppress(OSError):
-                _marker(stamp).unlink()
-        if broken is not None:
-            _log.warning("kernel cache %s: damaged; building anew what this run needs", stamp.parent)
-            kernel_cache.clear(broken)
-            with suppress(OSError):
-                stamp.unlink()
-
-
-def _left_by_dead(stamp: Path) -> list[Path] | None:
-    """Return the programs in use since a job began to build which has died; None: none has."""
-    marker = _marker(stamp)
-    with suppress(OSError, ValueError):
-        if not _is_alive(read_regular(marker, _MOST_BYTES).decode()):
-            return kernel_cache.used_since(stamp.parent, marker.stat().st_mtime)
-    return None
-
-
-def _broken(stamp: Path) -> list[Path] | None:
-    """Return the programs that differ from their seal, none where the seal is no seal; None: all are whole."""
+def _remove_damaged(stamp: Path) -> None:
+    """Remove a run's stamp where a program has changed since, so that the ranks build it together again."""
     try:
-        return kernel_cache.damaged(stamp.parent, kernel_cache.read_seal(stamp), stamp.stat().st_mtime) or None
+        names = json.loads(read_regular(stamp, _MOST_BYTES))
+        if isinstance(names, list) and not sealed_programs.damaged(stamp.parent, map(os.path.basename, names)):
+            return
     except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError):
-        return []
-
-
-@contextmanager
-def _locked(cache: Path, how: int) -> Iterator[None]:
-    """Hold a lock of fcntl's on the cache: LOCK_SH to build, LOCK_EX to remove; none where the system has none."""
-    with ExitStack() as opened:
-        with suppress(OSError):
-            descriptor = os.open(cache, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            opened.callback(os.close, descriptor)
-            fcntl.flock(descriptor, how)
-        yield
-
-
-def _mark(stamp: Path) -> None:
-    """Mark that this process builds; the mark remains if it dies."""
+        return
+    except (OSError, ValueError, TypeError, RecursionError):
+        pass  # no stamp of ours
+    _log.warning("kernel cache %s: damaged; building anew what this run needs", stamp.parent)
     with suppress(OSError):
-        stamp.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(_marker(stamp)) as file:
-            file.write(f"{os.uname().nodename} {os.getpid()}".encode())
-
-
-def _unmark(stamp: Path, began: float | None) -> None:
-    """Remove the mark, and seal the files used since `began`; None: there is nothing to seal."""
-    with suppress(OSError, ClcommError):  # on a full disk too: then the next run builds again
-        if began is not None:
-            cache = stamp.parent
-            write_whole(stamp, kernel_cache.seal(cache, kernel_cache.used_since(cache, began)), "POCL_CACHE_DIR")
-    with suppress(OSError):
-        _marker(stamp).unlink()
-
-
-def _marker(stamp: Path) -> Path:
-    return stamp.with_name(stamp.name + ".building")
-
-
-def _is_alive(builder: str) -> bool:
-    """Return whether the process that left a mark may still run; for one on another host it is not known: True."""
-    host, pid = builder.split()
-    return host != os.uname().nodename or Path("/proc", str(int(pid))).exists()
+        stamp.unlink()
