@@ -119,9 +119,9 @@ class SealedProgram:
             os.replace(partial, self.place)
 
 
-def names_used() -> list[str]:
-    """Return the names of the seals of the programs that this process uses."""
-    return [place.name for place in _used]
+def names_used(cache: Path) -> list[str]:
+    """Return the names of the seals of a cache's programs that this process uses."""
+    return [place.name for place in _used if place.parent == cache]
 
 
 def damaged(cache: Path, names: Iterable[str] | None = None) -> list[Path]:

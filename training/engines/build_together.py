@@ -62,7 +62,7 @@ def build_together(comm: Communicator, device: Device, rehearse: Callable[[], Re
         if need is not None and stamp is not None:
             failure = _build_share(rehearse, folders[needs.index(need)])
         comm.rendezvous()
-    found = comm.all_gather_object((failure, need, sealed_programs.names_used()))
+    found = comm.all_gather_object((failure, need, sealed_programs.names_used(stamp.parent) if stamp else []))
     failures = [error for error, _, _ in found if error is not None]
     if failures:
         raise failures[0]
