@@ -157,7 +157,7 @@ class NativeAdapter:
         return None if device.runs_in_caller else QueueMark(device)
 
     def extra_state(self) -> dict[str, np.ndarray]:
-        return {name: tensor.numpy() for name, tensor in self._untrained().items()}
+        return {name: tensor.numpy().copy() for name, tensor in self._untrained().items()}
 
     def load_extra_state(self, state: dict[str, np.ndarray]) -> None:
         for name, tensor in self._untrained().items():
@@ -169,7 +169,7 @@ class NativeAdapter:
         return frozen | dict(self._model.named_buffers())
 
     def buffers(self) -> dict[str, np.ndarray]:
-        return {name: buffer.numpy() for name, buffer in self._model.named_buffers()}
+        return {name: buffer.numpy().copy() for name, buffer in self._model.named_buffers()}
 
     def load_buffers(self, state: dict[str, np.ndarray]) -> None:
         buffers = dict(self._model.named_buffers())

@@ -214,7 +214,8 @@ class OtherCollectives:
                 f"got {out.shape} and {out.dtype}"
             )
         target, finish = writable(out, "out")
-        check_separate([("array", source), ("out", target)])
+        if address_of(target) != address_of(source) + self.rank * target.nbytes:  # its own part of the array is fine
+            check_separate([("array", source), ("out", target)])
         chosen = self.world.mover_for(source)
         call = self.runner.call("reduce_scatter", chosen, label, array=array, nbytes=nbytes, op=op, bucket=bucket)
         self.runner.run(call, chosen.reduce_scatter, source, target, op)

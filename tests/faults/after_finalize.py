@@ -21,7 +21,7 @@ LOCAL = {
     "in_collectives", "is_common", "is_common_on_host",
     "notify_phase", "phase",
     "reduces_within_hosts", "remove_observer", "sequence", "settings", "shares_memory", "sums",
-    "total_allreduce_calls", "total_bytes_sent", "unfinished",
+    "total_allreduce_calls", "total_buckets", "total_bytes_sent", "unfinished",
     "world_size",
     "attach_optimizer", "broadcast_buffers", "bucket_size", "compression",
     "decisions", "full_parameters", "get_communication_stats", "load_state_dict", "no_sync", "register_comm_hook",

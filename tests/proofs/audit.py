@@ -73,7 +73,7 @@ class Pass(Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x * 1.0
         if self.where is not None:
-            values = y.numpy()
+            values = y.numpy().copy()
             flip_bit(values, self.where)
             self.where = None
             y.copy_from(values)

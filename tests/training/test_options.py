@@ -28,7 +28,7 @@ KINDS = [TrainingOptions, ComparisonOptions]
 #: A value beside the default of each option that takes text of a certain form.
 TEXTS = {
     "policy": "diloco:h=9", "compression": "fp16", "trace_limit": "1MiB", "checkpoint_every": 3, "target_accuracy": 0.5,
-    "otlp": "http://localhost:4318", "variants": ["auto"],
+    "otlp": "http://localhost:4318", "variants": ["auto"], "metrics_port": "0.0.0.0:3",
 }  # fmt: skip
 #: What an option needs beside it.
 NEEDS = {"checkpoint_every": {"checkpoint": "run.npz"}, "nesterov": {"momentum": 0.5}}

@@ -79,7 +79,7 @@ def _divide_sequences(ranks: Exchange, styles: Mapping[Module, Style], shards: S
 def _share_values(module: Module, comm: Communicator) -> None:
     if comm.size > 1:
         for tensor in (*module.parameters(), *module.buffers()):
-            tensor.copy_from(comm.broadcast(tensor.numpy(), 0, label=PARAMETERS))
+            tensor.copy_from(comm.broadcast(tensor.numpy().copy(), 0, label=PARAMETERS))
 
 
 def _draw_alike(ranks: Exchange) -> None:
