@@ -99,7 +99,7 @@ class RandomStream:
 
     def state(self) -> np.ndarray:
         """Return the state, uint32 (STATE_WORDS,); waits for the queue."""
-        return self._state.numpy().view(np.uint32)
+        return self._state.numpy().view(np.uint32).copy()
 
     def turn_to(self, shard: int) -> None:
         """Draw a logical shard's numbers, which are those of the rank of this number, and go on where it ended."""

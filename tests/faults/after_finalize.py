@@ -50,7 +50,7 @@ def calls_of(comm: Communicator) -> dict[str, Callable[[], object]]:
         "all_reduce_async_init": lambda: comm.all_reduce_async_init(x),
         "all_reduce_between_hosts_init": lambda: comm.all_reduce_between_hosts_init(x, np.ones(6), lambda peers: 0),
         "all_reduce_init": lambda: comm.all_reduce_init(x),
-        "all_to_all": lambda: comm.all_to_all([x] * comm.size, [np.ones(6)] * comm.size),
+        "all_to_all": lambda: comm.all_to_all([x] * comm.size, [np.ones(6) for _ in range(comm.size)]),
         "allocate": lambda: comm.allocate(100),
         "allocate_common": lambda: comm.allocate_common(100),
         "allreduce": lambda: comm.allreduce(x, MPI.PROD),

@@ -175,7 +175,7 @@ class Job:
         assert self.flip is not None
         buffers = [(name, each) for name, each in self.model.named_buffers() if each.dtype == np.float32]
         self.hit, tensor = buffers[self.flip.where // 1009 % len(buffers)]
-        values = tensor.numpy()
+        values = tensor.numpy().copy()
         flip_bit(values, self.flip.where)
         tensor.copy_from(values)
 

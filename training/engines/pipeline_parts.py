@@ -70,7 +70,7 @@ class _Prediction:
             found = pipeline.forward(filled)
         last, comm = pipeline.schedule.rank_of(pipeline.schedule.stages - 1), pipeline.comm
         shape = comm.broadcast_object(None if found is None else found.shape, last, label=RESULTS)
-        logits = np.empty(shape, np.float32) if found is None else found.numpy()
+        logits = np.empty(shape, np.float32) if found is None else found.numpy().copy()
         return comm.broadcast(logits, last, label=RESULTS)[:rows, :length]
 
 
