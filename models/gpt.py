@@ -33,7 +33,7 @@ class GPT(Module):
     norm and added to what it came from; a last layer norm and the head. The names in `state_dict()` are nanoGPT's and,
     with its transposed weights, GPT-2's: `transformer.wte.weight`, `transformer.wpe.weight`, then for each block
     `transformer.h.0.ln_1`, `attn.c_attn`, `attn.c_proj`, `ln_2`, `mlp.c_fc`, `mlp.c_proj`, each with weight and bias,
-    `transformer.ln_f`, and `lm_head.weight` where it is not the token embedding's.
+    `transformer.ln_f`, and `lm_head.weight`, which may be the token embedding's.
     Source: Radford et al., "Language models are unsupervised multitask learners", 2019.
 
     Args:

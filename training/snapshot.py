@@ -54,7 +54,7 @@ def snapshot_of(trainer: Trainer, job: dict[str, Any], program: dict[str, Any] |
     checkpoint, parameters = None, {}
     with trainer.sync.full_parameters(trainer.model):
         if comm.rank == 0:  # with those that divide its layers, or have other stages
-            parameters = _whole(trainer).state_dict()
+            parameters = _arrays(trainer)
     if comm.rank == 0:
         checkpoint = Checkpoint(facts={"job": job, "training": state_of(trainer), "world_size": comm.size})
         if program is not None:
@@ -74,6 +74,13 @@ def snapshot_of(trainer: Trainer, job: dict[str, Any], program: dict[str, Any] |
 def _whole(trainer: Trainer) -> Any:
     """Return what has the whole model's `state_dict()`, which stages call together."""
     return trainer.parts.pipeline or trainer.model
+
+
+def _arrays(trainer: Trainer) -> dict[str, np.ndarray]:
+    """Return the whole model's arrays by their first names, shared ones once; stages call together."""
+    arrays: dict[str, np.ndarray] = _whole(trainer).state_dict()
+    first = {id(array): name for name, array in reversed(arrays.items())}
+    return {first[id(array)]: array for array in arrays.values()}
 
 
 def _has_policy(trainer: Trainer) -> bool:
@@ -121,7 +128,8 @@ def restore(checkpoint: Checkpoint, trainer: Trainer, job: dict[str, Any]) -> No
     from clcomm.parallel.tensor_parallel.shards import divided_state
 
     parameters = checkpoint.group("parameter")
-    check_parameters(parameters, _specs(_whole(trainer)))
+    own = [ParameterSpec(name, array.shape, str(array.dtype)) for name, array in _arrays(trainer).items()]
+    check_parameters(parameters, own)
     _check_job(checkpoint.facts.get("job"), job)
     random_states = _random_states(checkpoint)
     check_state(trainer, checkpoint.facts.get("training"))
@@ -147,10 +155,6 @@ def restore(checkpoint: Checkpoint, trainer: Trainer, job: dict[str, Any]) -> No
         continue_stream(random_states[0], trainer.parts.opencl, trainer.comm.rank)
     _restore_compression(checkpoint, trainer, ranks)
     trainer.sync.check_replicas(trainer.model)
-
-
-def _specs(model: Any) -> list[ParameterSpec]:
-    return [ParameterSpec(name, array.shape, str(array.dtype)) for name, array in model.state_dict().items()]
 
 
 def _check_job(theirs: Any, ours: dict[str, Any]) -> None:

@@ -64,10 +64,14 @@ def load(path: FilePath) -> dict[str, np.ndarray]:
 def load_into(model: Model, path: FilePath) -> None:
     """Set a model's weights from a file.
 
+    An engine's parameter that several layers share may have one of its names alone there.
+
     Raises CheckpointError, changing nothing, where a name is missing or unexpected, or a shape or dtype differs.
     """
-    found = load(path)
-    own = {name: _array(name, values) for name, values in model.state_dict().items()}
+    found, state = load(path), model.state_dict()
+    there = {id(values): found[name] for name, values in state.items() if name in found}
+    found = {name: there[id(values)] for name, values in state.items() if id(values) in there} | found
+    own = {name: _array(name, values) for name, values in state.items()}
     for name in dict.fromkeys([*own, *found]):
         expected, got = _described(own.get(name)), _described(found.get(name))
         if expected != got:

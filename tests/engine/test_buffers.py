@@ -72,11 +72,14 @@ def test_names_and_order_are_pytorchs(device):
     assert theirs[0].steps.item() == 123
 
 
-def test_a_shared_module_counts_once(device):
+def test_a_shared_module_counts_once_and_its_state_has_all_names_as_in_pytorch(device):
     model = Both(device)
     assert [name for name, _ in model.named_buffers()] == ["first.total", "first.steps", "first.scratch"]
     names = ["first.weight", "first.total", "first.steps", "layer.weight", "layer.bias"]
-    assert list(model.state_dict()) == names
+    state = model.state_dict()
+    assert list(state) == [*names, "twin.weight", "twin.total", "twin.steps"]
+    model.load_state_dict({name: state[name] + 1 for name in names})  # one of its names is enough
+    assert model.state_dict()["twin.total"] == state["first.total"] + 1 == 2
     assert [name for name, _ in model.named_parameters()] == [names[0], *names[3:]]
     assert model.parameter_count() == 3
 

@@ -12,7 +12,7 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 from clcomm.engine import Linear, ReLU, Sequential, Tensor
 from clcomm.errors import ArgumentError, CheckpointError, CheckpointWriteError
 from clcomm.weights import load, load_into, save
-from models import MLP, ConvNet
+from models import GPT, MLP, ConvNet
 from tests.helpers import one_line
 from tests.weights.architectures import ARCHITECTURES, ours, theirs
 
@@ -151,3 +151,19 @@ def test_without_safetensors_the_error_says_what_to_install(monkeypatch, tmp_pat
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(ArgumentError, match=r"pip install -e '.*\[safetensors\]'"):
         save(tmp_path / "weights", model())
+
+
+@pytest.mark.parametrize("name", ["transformer.wte.weight", "lm_head.weight"])
+def test_a_file_may_have_one_name_of_a_parameter_that_layers_share(name, tmp_path):
+    model, other = (GPT(5, 4, 1, 8, 2, seed=seed) for seed in (0, 1))
+    state, path = model.state_dict(), tmp_path / "weights.safetensors"
+    assert_same({name: state[name]}, {name: state["lm_head.weight"]})
+    save(path, {each: values for each, values in state.items() if each != name})
+    load_into(other, path)
+    assert_same(other.state_dict(), state)
+    save(
+        path,
+        {each: values for each, values in state.items() if each not in ("transformer.wte.weight", "lm_head.weight")},
+    )
+    with pytest.raises(CheckpointError, match=r"expected float32 of shape .+, got no such name"):
+        load_into(other, path)

@@ -18,11 +18,14 @@ class TorchGPT(nn.Module):
     ):  # fmt: skip
         super().__init__()
         blocks = nn.ModuleList(_Block(width, heads, approximate) for _ in range(layers))
+        embedding = nn.Embedding(vocabulary, width)
         self.transformer = nn.ModuleDict({
-            "wte": nn.Embedding(vocabulary, width), "wpe": nn.Embedding(context, width), "h": blocks,
+            "wte": embedding, "wpe": nn.Embedding(context, width), "h": blocks,
             "ln_f": nn.LayerNorm(width),
         })  # fmt: skip
-        self.lm_head = None if tied else nn.Linear(width, vocabulary, bias=False)
+        self.lm_head = nn.Linear(width, vocabulary, bias=False)
+        if tied:
+            self.lm_head.weight = embedding.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the logits."""
@@ -30,8 +33,8 @@ class TorchGPT(nn.Module):
         x = parts["wte"](tokens) + parts["wpe"](torch.arange(tokens.shape[-1], device=tokens.device))
         for block in parts["h"]:
             x = block(x)
-        x = parts["ln_f"](x)
-        return F.linear(x, parts["wte"].weight) if self.lm_head is None else self.lm_head(x)
+        logits: torch.Tensor = self.lm_head(parts["ln_f"](x))
+        return logits
 
 
 def next_token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

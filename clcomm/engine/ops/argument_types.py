@@ -20,9 +20,10 @@ _TYPES = {"bool": bool, "int": int, "float": float, "str": str, "None": type(Non
 
 
 class _Wanted(NamedTuple):
-    """A parameter's name, the kinds of values that it takes, None for all, and types that need no second look."""
+    """A parameter's name, what it takes in words and as kinds, None for all, and types that need no second look."""
 
     name: str
+    takes: str
     kinds: frozenset[str] | None
     types: frozenset[type]
 
@@ -30,10 +31,8 @@ class _Wanted(NamedTuple):
         """Raise ArgumentError unless the value is of one of the kinds."""
         kind = _kind_of(value)
         if self.kinds is not None and kind not in self.kinds:
-            expected, given = " or ".join(sorted(self.kinds - {"other"})), type(value).__name__
-            raise ArgumentError(
-                f"{function}: {self.name}: expected {expected}, got {given if kind == 'other' else repr(value)}"
-            )
+            given = type(value).__name__ if kind == "other" else repr(value)
+            raise ArgumentError(f"{function}: {self.name}: expected {self.takes}, got {given}")
 
 
 def typed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -73,9 +72,10 @@ def _wanted(parameter: inspect.Parameter) -> _Wanted:
     names = [part.strip() for part in re.sub(r"\[[^]]*\]+", "", str(parameter.annotation)).split("|")]
     found = {name.removeprefix("builtins.") for name in names}
     if not found & (_SCALARS - {"None"}) or found - _SCALARS - _OTHERS or {"Tensor", "float"} <= found:
-        return _Wanted(parameter.name, None, frozenset())
+        return _Wanted(parameter.name, "", None, frozenset())
     kinds = {name if name in _SCALARS else "other" for name in found} | ({"int"} if "float" in found else set())
-    return _Wanted(parameter.name, frozenset(kinds), frozenset(_TYPES[kind] for kind in kinds))
+    takes = " or ".join(sorted(found | kinds - {"other"}))
+    return _Wanted(parameter.name, takes, frozenset(kinds), frozenset(_TYPES[kind] for kind in kinds))
 
 
 def _kind_of(value: Any) -> str:

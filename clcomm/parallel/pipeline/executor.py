@@ -13,7 +13,7 @@ import numpy as np
 from clcomm.communicator import Communicator
 from clcomm.engine.device import Device
 from clcomm.engine.modes import no_grad
-from clcomm.engine.tensor import Tensor, copy_into, empty
+from clcomm.engine.tensor import Tensor, copy_into, empty, wrap
 from clcomm.errors import ClcommError
 from clcomm.parallel.pipeline.batches import MicroBatches
 from clcomm.parallel.pipeline.boundaries import Boundaries
@@ -156,8 +156,10 @@ class Executor:
         self._note_peak(boundaries)
         if outbox is not None:
             outbox.send()
-            if y._node is not None:
-                y.buffer = None  # backward begins at its node: only an operation that kept the values needs them
+            if y._node is not None:  # backward begins at it: only an operation that kept the values needs them
+                ending = wrap(y.device, None, y.shape, y.dtype)
+                ending._node, ending._requires_grad = y._node, True
+                self._alive[number, m] = x, ending
         return y
 
     def _backward(self, boundaries: Boundaries, action: Action, weight: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from clcomm.parallel.tensor_parallel.shards import divided_state, gathered_state
 _STATE = "optimizer state"
 
 
-def whole_state(comm: Communicator, names: Sequence[str], optimizer: Any) -> dict[str, np.ndarray]:
+def whole_state(comm: Communicator, names: Iterable[str], optimizer: Any) -> dict[str, np.ndarray]:
     """Return the state that the optimizer of the whole model would have, on every rank; collective.
 
     Args:

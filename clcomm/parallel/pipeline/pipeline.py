@@ -24,7 +24,7 @@ from clcomm.parallel.pipeline.boundaries import Boundaries, Passing, find_passin
 from clcomm.parallel.pipeline.executor import Batch, Bubble, Executor, Loss, StepTimes
 from clcomm.parallel.pipeline.optimizer_state import own_state, whole_state
 from clcomm.parallel.pipeline.plan import LAYERS, agreed_plan
-from clcomm.parallel.pipeline.stage import ModelPart, Stage, tied_parameters
+from clcomm.parallel.pipeline.stage import ModelPart, Names, Stage, tied_parameters
 from clcomm.parallel.pipeline.tied import WHOLE, TiedParameters
 from clcomm.schedules.pipeline import INTERLEAVED, ONE_F_ONE_B, PipelineSchedule
 from clcomm.sync.model_sync import averaging_of
@@ -90,7 +90,9 @@ class Pipeline:
         starts = [*self.starts, len(layers)]
         per_stage = [layers[starts[number] : starts[number + 1]] for number in range(self.schedule.stages)]
         own = range(comm.rank, self.schedule.stages, comm.size)
-        self._names = tuple(model._state())
+        names = Names(model)
+        #: All names of the model's state, of which a shared parameter has several, and the one that stages know it by.
+        self._names = {name: names.of(tensor) for name, tensor in model._state().items()}
         self.module = ModelPart(model, (layer for number in own for layer in per_stage[number]))
         self._stages = {number: Stage(number, per_stage[number]) for number in own}
         self.device = next(model.parameters()).device
@@ -242,20 +244,21 @@ class Pipeline:
         """Return the whole model's parameters and buffers, on every rank, by their names there; collective."""
         parts = self.comm.all_gather_object(self.module.state_dict(), label=STATE)
         found = {name: values for part in reversed(parts) for name, values in part.items()}
-        return {name: found[name] for name in self._names if name in found}
+        return {name: found[own] for name, own in self._names.items() if own in found}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Overwrite this rank's parameters and buffers with those of a whole model.
 
         Raises ArgumentError, changing nothing, where names or shapes do not fit.
         """
-        missing, unknown = sorted({*self._names} - state.keys()), sorted(state.keys() - {*self._names})
+        given = {own: state[name] for name, own in self._names.items() if name in state}
+        missing, unknown = sorted({*self._names.values()} - given.keys()), sorted(state.keys() - {*self._names})
         if missing or unknown:
             raise ArgumentError(
                 f"state_dict: expected the whole model's names; missing {missing or 'none'}, "
                 f"unknown {unknown or 'none'}"
             )
-        self.module.load_state_dict({name: state[name] for name in self.module._state()})
+        self.module.load_state_dict({name: given[self._names[name]] for name in self.module._state()})
 
     def optimizer_state_dict(self, optimizer: Any) -> dict[str, np.ndarray]:
         """Return the state that the optimizer of the whole model would have, on every rank; collective.
