@@ -77,6 +77,7 @@ def test_ranks_that_divide_layers_train_as_those_that_do_not(
     found = run("examples.gpt", *job, *divided, ranks=ranks)
     expected = run("examples.gpt", *job, str(tmp_path / "whole.npz"), ranks=ranks // tp)
     assert difference(tmp_path / "divided.npz", tmp_path / "whole.npz") < 1e-4
+    assert all("lm_head.weight" not in parameters(tmp_path / f"{name}.npz") for name in ("divided", "whole"))  # once
     losses = [float(re.search(r"held-out loss (\d\.\d+)", out)[1]) for out in (found, expected)]
     assert losses[0] == pytest.approx(losses[1], abs=2e-4)
     assert len(sample_of(found)) == len(sample_of(expected))
