@@ -201,9 +201,9 @@ def test_an_average_of_weights_beside_a_training(comm, kind):
         if averaged is None:
             averaged, expected = copy.deepcopy(model), values
         else:
-            for (name, mean), parameter in zip(averaged.named_parameters(), model.parameters(), strict=True):
+            for mean, parameter in zip(averaged.parameters(), model.parameters(), strict=True):
                 mean.copy_from(0.75 * mean.numpy() + 0.25 * parameter.numpy())
-                expected[name] = 0.75 * expected[name] + 0.25 * values[name]
+            expected = {name: 0.75 * expected[name] + 0.25 * values[name] for name in values}
         for name, value in averaged.state_dict().items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5)
         for name, value in model.state_dict().items():

@@ -163,7 +163,8 @@ def test_gradients_outlive_their_synchronizer():
     comm.finalize()
     for parameter, last in zip((p for p in found[0].parameters() if p.requires_grad), found[1][-1], strict=True):
         assert bits(parameter.grad) == bits(last)
-        parameter.grad.add_(1)
+        if parameter.grad is not None:  # of one that no rank used
+            parameter.grad.add_(1)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
