@@ -1,7 +1,8 @@
 """Several Communicators in one process: whatever is started on them may be waited for in any order on any rank.
 
 Each round draws all-reduces of every non-blocking kind on Communicators of all transports, of all ranks and of some.
-Each rank starts those of one Communicator in the common order, and everything else in an order of its own.
+Each rank starts those of one Communicator in the common order, and everything else in an order of its own. A mistake
+in an argument has its place in the common order too: it waits for the other ranks, which raise it with this one.
 CLCOMM_PROOF_ORDERS is the number of rounds for each seed.
 """
 
@@ -30,6 +31,16 @@ pytestmark = pytest.mark.mpi(min_size=2)
 ROUNDS = int(os.environ.get("CLCOMM_PROOF_ORDERS", "6"))
 LENGTHS = (1, 17, 1000, 40_001)
 DTYPES = ("float32", "float64", "int32")
+
+
+def mistaken(comm: Communicator, rank: int) -> None:
+    """Let `rank` make a mistake in an argument, -1: all ranks; all raise it where they meet."""
+    with pytest.raises(ArgumentError, match=r"^op: "):
+        if rank in (comm.rank, -1):
+            comm.all_reduce_async(np.ones(3), "no such thing")
+        comm.barrier()
+
+
 BLOCKING = {
     "barrier": lambda comm: comm.barrier(),
     "all_reduce": lambda comm: comm.all_reduce(np.ones(3)),
@@ -39,6 +50,8 @@ BLOCKING = {
     "rendezvous": lambda comm: comm.rendezvous(),
     "prepare": lambda comm: comm.all_reduce_async_init(comm.allocate(4096).view(np.float32)),
     "a new one": lambda comm: Communicator(comm.comm),
+    "a mistake of one rank": lambda comm: mistaken(comm, comm.size - 1),
+    "a mistake of all": lambda comm: mistaken(comm, -1),
 }
 
 
@@ -121,22 +134,22 @@ def test_any_order_of_waiting_completes_with_the_same_bits(groups, seed):
                 blocking(groups[quiet].comm)
             if place < len(order):
                 handles.append((order[place][0](), order[place][1]))
-        blocked = [int(index) for index in common.permutation(len(groups))[:2]]  # in the same order on all ranks
+        blocked = []  # in the same order on all ranks
+        for index in common.permutation(len(groups))[:2]:
+            name = str(common.choice(["all_gather_object", "a mistake of one rank", "a mistake of all"]))
+            blocked.append(partial(BLOCKING[name], groups[index].comm))
         steps = [handles[index] for index in own.permutation(len(handles))]
         for step in interleaved(own, [steps, blocked]):
-            if isinstance(step, int):
-                BLOCKING["all_gather_object"](groups[step].comm)
+            if isinstance(step, partial):
+                step()
                 continue
             handle, check = step
-            way = own.choice(["wait", "poll", "leave", "raise"])
+            way = own.choice(["wait", "poll", "leave"])
             if way == "leave":
                 left.append(step)
                 continue
             while way == "poll" and not handle.done():
                 time.sleep(0)
-            if way == "raise":
-                with pytest.raises(ArgumentError):
-                    groups[0].comm.all_reduce_async(np.ones(3), "no such thing")
             check(handle.wait())
         for group in groups:
             group.comm.barrier()  # common memory is written again only after all have looked
