@@ -29,7 +29,7 @@ def join(device: int = -1) -> int:
     is of a process set.
     """
     comm = world.communicator()
-    if len(known_reductions.live) > 1:
+    if known_reductions.live:
         gc.collect()  # of the optimizers that the program has dropped none counts, on every rank
     held = [(each, each.optimizer()) for each in known_reductions.live if each.is_needed and not each.is_replaced]
     reductions = [each for each, optimizer in held if optimizer is not None]  # which `held` keeps
