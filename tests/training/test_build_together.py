@@ -190,7 +190,7 @@ def test_what_was_damaged_since_is_built_together_again(monkeypatch, tmp_path, d
         return bool(pretended.built)
 
     assert builds() and not builds() and caplog.text == ""
-    (stamp,) = cache.glob("clcomm-*")
+    (stamp,) = cache.glob("run-*")
     (folder / "last_accessed").write_bytes(b"later")
     assert not builds()
     if damage == "cut":

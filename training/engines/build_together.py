@@ -75,7 +75,7 @@ def build_together(comm: Communicator, device: Device, rehearse: Callable[[], Re
 def _stamp(device: Device, run: str) -> Path | None:
     """Return the file that marks a run's kernels as built; it is removed with the cache."""
     cache = shared_cache(device)
-    return cache and cache / f"clcomm-{sha256((build_identity(device) + run).encode()).hexdigest()[:32]}"
+    return cache and cache / f"run-{sha256((build_identity(device) + run).encode()).hexdigest()[:32]}"
 
 
 def _claims(stack: ExitStack) -> Path | None:
