@@ -131,8 +131,9 @@ def test_lengths_and_dtypes_that_differ_are_refused_on_every_rank(shared: Bench,
 
 
 def test_windows_are_freed_when_no_rank_uses_them(shared: Bench):
-    gc.collect()
-    shared.transport.memory.free_unused()
+    for _ in range(3):  # what earlier tests dropped may take more than one collection
+        gc.collect()
+        shared.transport.memory.free_unused()
     before = len(shared.transport.memory.regions)
     keep, view = shared.allocate(4096), shared.allocate(4096)[100:200].view(np.int32)
     shared.allocate_common(4096)
