@@ -213,7 +213,8 @@ bench-quick: $(FOR_BENCH) ## a few minutes: this machine's speed beside PyTorch 
 docs: $(FOR_DOCS) ## build the documentation's site in docs/_build/html; warnings are errors
 	$(BIN)/python -m sphinx -b html -q -W --keep-going docs $(SITE)
 
-docs-check: docs $(FOR_TEST) ## check the site: links, alt texts, contrasts, headings, nothing loaded from elsewhere; tables and texts as Chromium draws them, where it is installed; run the pages' programs
+docs-check: docs $(FOR_TEST) ## count the pages' words and the longest sentences; check the site: links, alt texts, contrasts, headings, nothing loaded from elsewhere; tables and texts as Chromium draws them, where it is installed; run the pages' programs
+	$(BIN)/python -m docs.words
 	$(BIN)/python -m docs.check $(SITE)
 	$(BIN)/python -m docs.rendered $(SITE)
 	CLCOMM_ALL_CASES=1 $(BIN)/python -m pytest tests/test_documents.py tests/docs -k "program_runs or tutorial_runs or test_try" $(TEST_ARGS)

@@ -1,0 +1,126 @@
+"""`python -m docs.words` counts the words of the documentation, prints its longest sentences, and fails above limits.
+
+Counted are README.md, CONTRIBUTING.md and the pages of docs, prose and code blocks, as `wc -w` does. Not counted are
+docs/reference, which is made from docstrings, and the tables that a script writes into a page.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+#: The words that the documentation may have.
+WORDS = 80_500
+#: The words that a sentence may have.
+SENTENCE_WORDS = 30
+#: How many of the longest sentences are printed.
+SHOWN = 10
+#: The pages whose tables a script writes.
+TABLES_WRITTEN = {"docs/faults.md", "docs/matrix.md", "docs/pairs.md"}
+#: The pages whose sentences may be longer until they are rewritten. Take a page off when you have rewritten it.
+NOT_REWRITTEN = {
+    "CONTRIBUTING.md",
+    "README.md",
+    "docs/algorithms.md",
+    "docs/architecture.md",
+    "docs/bench.md",
+    "docs/best-practices.md",
+    "docs/comparison.md",
+    "docs/concepts.md",
+    "docs/dashboards.md",
+    "docs/doctor.md",
+    "docs/engine.md",
+    "docs/environment.md",
+    "docs/example-programs.md",
+    "docs/faults.md",
+    "docs/forecast.md",
+    "docs/horovod.md",
+    "docs/index.md",
+    "docs/installation.md",
+    "docs/jax.md",
+    "docs/launchers.md",
+    "docs/life-of-a-gradient.md",
+    "docs/lizardist.md",
+    "docs/matrix.md",
+    "docs/mpi.md",
+    "docs/netcl.md",
+    "docs/options.md",
+    "docs/pairs.md",
+    "docs/parallel.md",
+    "docs/pipeline.md",
+    "docs/plan.md",
+    "docs/policies.md",
+    "docs/ported.md",
+    "docs/precision.md",
+    "docs/pytorch-ddp.md",
+    "docs/reading-a-report.md",
+    "docs/reports.md",
+    "docs/robustness.md",
+    "docs/several-devices.md",
+    "docs/sharp-bits.md",
+    "docs/summation-order.md",
+    "docs/tensor-parallel.md",
+    "docs/tinygrad.md",
+    "docs/top.md",
+    "docs/tracing.md",
+    "docs/troubleshooting.md",
+    "docs/tutorial.md",
+    "docs/unequal-ranks.md",
+    "docs/weights.md",
+    "docs/zero.md",
+}  # fmt: skip
+
+
+def pages() -> list[Path]:
+    """Return the files that are counted."""
+    docs = sorted(path for path in (ROOT / "docs").rglob("*.md") if not {"_build", "reference"} & {*path.parts})
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *docs]
+
+
+def counted(text: str, tables_written: bool = False) -> int:
+    """Return the number of a page's words, those of its tables left out where a script has written these."""
+    if tables_written:
+        text = re.sub(r"^(\||</?(details|summary)).*$", "", text, flags=re.MULTILINE)
+    return len(text.split())
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Yield a page's sentences, without its code blocks and headings; a cell of a table is a text of its own."""
+    text = re.sub(r"^ *(`{3,}|~{3,}).*?^ *\1$", "\n\n", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"<!--[^>]*-->|^:::.*$|^#+ .*$", "\n\n", text, flags=re.MULTILINE)
+    text = re.sub(r"^ *([-*+]|\d+\.|:) ", "\n\n", text, flags=re.MULTILINE)
+    text = re.sub(r"^(\|.*)$", lambda row: f"\n\n{row[1].replace('|', chr(10) * 2)}\n\n", text, flags=re.MULTILINE)
+    text = re.sub(r"(`+).+?\1", "Code", text, flags=re.DOTALL)
+    text = re.sub(r"!\[[^]]*\]\([^)]*\)", "", text)
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)|<[^<>]+>", r"\1", text)
+    for paragraph in re.split(r"\n\s*\n", text):
+        yield from filter(None, re.split(r"(?<=[.!?])[)*_\"']*\s+(?=[^a-z])", " ".join(paragraph.split())))
+
+
+def length(sentence: str) -> int:
+    """Return the number of a sentence's words; code in backticks is one."""
+    return sum(any(map(str.isalnum, word)) for word in sentence.split())
+
+
+def main() -> int:
+    names = {path.relative_to(ROOT).as_posix(): path.read_text() for path in pages()}
+    words = {name: counted(text, name in TABLES_WRITTEN) for name, text in names.items()}
+    every = [(length(each), name, each) for name, text in names.items() for each in sentences(text)]
+    found = sorted(every, reverse=True)
+    for name in sorted(words, key=words.__getitem__, reverse=True):
+        print(f"{words[name]:7,} {name}{' (not rewritten)' if name in NOT_REWRITTEN else ''}")
+    print(f"{sum(words.values()):7,} words of at most {WORDS:,}; the longest sentences:")
+    print("\n".join(f"{many:7} {name}: {each}" for many, name, each in found[:SHOWN]))
+    long = [(many, name, each) for many, name, each in found if many > SENTENCE_WORDS and name not in NOT_REWRITTEN]
+    wrong = [f"{name}: a sentence of {many} words, at most {SENTENCE_WORDS}: {each}" for many, name, each in long]
+    if sum(words.values()) > WORDS:
+        wrong.append(f"{sum(words.values()):,} words, at most {WORDS:,}: shorten, or raise WORDS in docs/words.py")
+    print("\n".join(wrong))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

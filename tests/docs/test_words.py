@@ -1,0 +1,54 @@
+"""docs/words.py counts words and finds sentences in pages made for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from docs import words
+
+PAGE = """# A heading is no sentence. Never
+
+One [link to it](a.md#b) and `some code here` end. Two: it goes on (1.5 GiB
+and more). `Three` begins with code. **Four.** Five
+
+```
+code is no sentence. None
+```
+- six
+- seven. Eight
+| nine | ten. Eleven |
+|---|---|
+<details>
+![a picture](x.svg)
+"""
+
+
+def test_sentences_are_found() -> None:
+    assert list(words.sentences(PAGE)) == [
+        "One link to it and Code end.", "Two: it goes on (1.5 GiB and more).", "Code begins with code.", "**Four.",
+        "Five", "six", "seven.", "Eight", "nine", "ten.", "Eleven", "---", "---",
+    ]  # fmt: skip
+    assert [words.length(each) for each in words.sentences(PAGE)][:4] == [7, 8, 4, 1]
+
+
+@pytest.mark.parametrize(("written", "number"), [(False, 13), (True, 5)])
+def test_tables_that_a_script_writes_do_not_count(written: bool, number: int) -> None:
+    text = "two words\n| a | b |\n<details><summary>a case</summary>\n```\nx\n```\n|"
+    assert words.counted(text, written) == number
+
+
+def test_limits_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("a word " * 10 + ".\n")
+    (tmp_path / "CONTRIBUTING.md").write_text("a word " * 20 + ".\n")
+    monkeypatch.setattr(words, "ROOT", tmp_path)
+    monkeypatch.setattr(words, "NOT_REWRITTEN", {"CONTRIBUTING.md"})
+    monkeypatch.setattr(words, "WORDS", 62)
+    assert words.main() == 0
+    (tmp_path / "README.md").write_text("a word " * 16 + ".\n")
+    assert words.main() == 1
+    printed = capsys.readouterr().out
+    assert "README.md: a sentence of 32 words, at most 30" in printed and "74 words, at most 62" in printed
+    assert "CONTRIBUTING.md: a sentence" not in printed
