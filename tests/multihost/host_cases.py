@@ -1,6 +1,6 @@
 """The cases of the fault matrix that concern hosts, with half of the ranks on another one; and faults of a whole host.
 
-`python -m tests.multihost.host_cases [PATTERN [AT ONCE]]` runs them; `make hosts` writes docs/faults-on-hosts.md.
+`python -m tests.multihost.host_cases [PATTERN [AT ONCE]]` runs them; `make hosts` writes their tables.
 """
 
 from __future__ import annotations
@@ -24,20 +24,13 @@ from tests.faults.cases import (
 )
 from tests.faults.launch import END_S, ROOT
 from tests.faults.matrix import report, row, undisturbed
-from tests.faults.page import table
+from tests.faults.page import page
 from tests.multihost import two_hosts
 
 #: Faults of one process that say nothing of hosts: signals to all, and what ranks do to themselves at their end.
 _LEFT_OUT = (*GROUP_SIGNALS, "NaN", "thread that stays, finalized")
 #: How a host's end is told: its own ranks can say nothing, so the others or the launcher do.
 LOST = r"(?i)clcomm: rank \d .*(missing|left|lost|died)|connection|signal 9|KILLED|proxy|ended by SIGTERM"
-PAGE = """# Faults on two hosts
-
-The cases of the [fault matrix](faults.md) that concern hosts, with the ranks divided between two hosts, made of network
-namespaces, and faults of a whole host. What is checked is the same. `make hosts` runs all {count} cases and writes this
-page; CI runs a sample.
-
-"""
 #: The sample that CI runs.
 SAMPLE = ("exception:collective:1:two hosts", "SIGKILL:forward:1:two hosts", "host lost:collective:1:two hosts")
 
@@ -85,7 +78,7 @@ def _on_two_hosts(case: Case) -> Case:
 
 
 def main(pattern: str = "", at_once: str = "1") -> int:
-    """Run the cases whose names match; for "" run all and write the page; return 1 if some fail."""
+    """Run the cases whose names match; for "" run all and write the tables; return 1 if some fail."""
     reason = two_hosts.refusal()
     if reason:
         print(f"two hosts: {reason}")
@@ -96,7 +89,8 @@ def main(pattern: str = "", at_once: str = "1") -> int:
     failed = sum(bool(outcome.problems) for outcome in outcomes)
     print(f"{len(outcomes) - failed} of {len(outcomes)} as they have to be")
     if not pattern:
-        (ROOT / "docs" / "faults-on-hosts.md").write_text(PAGE.format(count=len(outcomes)) + table(map(row, outcomes)))
+        tables = page("Faults on two hosts", list(map(row, outcomes)))
+        (ROOT / "tests" / "proofs" / "faults-on-hosts.md").write_text(tables)
     return 1 if failed else 0
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from clcomm import Communicator
 from tests.pairs.factors import MOST_RANKS, Setting, setting_of, words
 from tests.pairs.outcome import WRONG, Outcome, outcome_of
-from tests.pairs.page import page_of, refusals_of
+from tests.pairs.page import page_of, refused_of
 from tests.pairs.search import Levels, search
 
 
@@ -51,9 +51,9 @@ def main() -> int:
         return 0
     tell(f"seed {options.seed}, up to {min(world.size, MOST_RANKS)} ranks")
     began_s = time.perf_counter()
-    known: dict[Levels, str] = {}
+    known: list[Levels] = []
     if options.page is not None and options.page.exists():
-        known = refusals_of(options.page.read_text(encoding="utf-8"))
+        known += refused_of(options.page.read_text(encoding="utf-8"))
     findings = search(run, options.seed, min(world.size, MOST_RANKS), tell, known)
     tell(f"{findings.settings} settings, {len(findings.right)} pairs right, {time.perf_counter() - began_s:.0f} s")
     for cause, text in findings.wrong.items():

@@ -15,6 +15,7 @@ from tests.pairs import page
 from tests.pairs.covering import Covering
 from tests.pairs.factors import FACTORS, pairs, pairs_of, ranks_of, setting_of, why_not
 from tests.pairs.outcome import REFUSED, RIGHT, outcome_of
+from tests.pairs.search import Findings
 
 #: Every level alone, with what it needs.
 LEVELS = [
@@ -24,13 +25,30 @@ LEVELS = [
 ]
 
 
-def test_the_page_tells_of_every_pair_and_of_none_that_is_wrong():
-    text = (ROOT / "docs" / "pairs.md").read_text(encoding="utf-8")
-    cells = page.cells_of(text)
-    assert not {page.WRONG, page.UNKNOWN} & {*cells.values()} and not page.wrong_of(text)
-    assert all(cell == page.IMPOSSIBLE or not why_not(dict(pair)) for pair, cell in cells.items())
-    refused = [cause for cause in page.refusals_of(text) if len(cause) == 2]
-    assert refused and all(cells[_in_order(cause)] not in (page.RIGHT, page.IMPOSSIBLE) for cause in refused)
+def test_the_table_counts_every_pair_and_none_that_is_wrong():
+    text = (ROOT / "tests" / "proofs" / "pairs.md").read_text(encoding="utf-8")
+    impossible = sum(bool(why_not(dict(pair))) for pair in pairs())
+    counts = page.counts_of(text)
+    assert {*counts} == {page.RIGHT, page.REFUSED, page.IMPOSSIBLE} and sum(counts.values()) == len([*pairs()])
+    assert counts[page.IMPOSSIBLE] == impossible
+    refused = [_in_order(cause) for cause in page.refused_of(text) if len(cause) == 2]
+    assert len({*refused}) == len(refused) and 0 < len(refused) <= counts[page.REFUSED]
+    assert not any(why_not(dict(pair)) for pair in refused)
+
+
+def test_a_table_read_back_is_what_was_found():
+    """A pair that every wrapper refuses in a line of its own is refused; one of a cause that is wrong is wrong."""
+    first, second = ("zero", "1"), ("overlap", "on")
+    causes = [frozenset({first, second, ("wrapper", level)}) for level in FACTORS["wrapper"]]
+    refused = {cause: f"rank 0: sync: no {number} of 'a'" for number, cause in enumerate(causes)}
+    possible = {pair for pair in pairs() if not why_not(dict(pair))}
+    bad, unseen = (("zero", "2"), ("overlap", "on")), (("zero", "3"), ("overlap", "on"))
+    found = Findings({*possible} - {(first, second), bad, unseen}, refused, {frozenset(bad): ""}, 9)
+    text = page.page_of(found, seed=3)
+    assert "Seed 3, 9 settings." in text and text.count("| `sync: no 0 of 'a'` |") == 1
+    counts = page.counts_of(text)
+    assert [counts[end] for end in (page.RIGHT, page.REFUSED, page.WRONG, page.UNKNOWN)] == [len(possible) - 3, 1, 1, 1]
+    assert {*page.refused_of(text)} == {*causes}
 
 
 def _in_order(cause):

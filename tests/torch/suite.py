@@ -1,6 +1,6 @@
 """PyTorch's own tests of distributed backends, under mpiexec on backend clcomm and on gloo, as a table.
 
-    python -m tests.torch.suite --ranks 2 3 4 --table docs/torch-suite.md
+    python -m tests.torch.suite --ranks 2 3 4 --table tests/proofs/torch-suite.md
     python -m tests.torch.suite --ranks 3 --backends clcomm --tests test_all_reduce_sum test_barrier
     python -m tests.torch.suite --ranks 4 --keep outcomes.json  # again: goes on with the tests that have no outcome
 
@@ -246,14 +246,12 @@ def read(results: Path, found: dict[str, tuple[str, str]], ranks: int) -> str | 
 
 
 def write_table(path: Path, found: dict[tuple[str, int], dict[str, tuple]], torch_version: str, tests: int) -> None:
-    """Write the page: counts, the tests that differ between the two backends, and those that fail on both."""
+    """Write the tables: counts, the tests that differ between the two backends, and those that fail on both."""
     ranks = sorted({each for _, each in found})
     lines = [
         "# PyTorch's own tests on backend clcomm",
         "",
-        f"Written by `make torch-suite`: the {tests} tests of `torch.testing._internal.distributed.distributed_test`",
-        f"(PyTorch {torch_version}, CPU), started under mpiexec, on clcomm and on gloo. Skipped are tests that need",
-        "GPUs or another number of ranks; tests for gloo alone run on clcomm too.",
+        f"{tests} tests of PyTorch {torch_version}.",
         "",
         "| ranks | backend | pass | fail | skipped | not run |",
         "|---|---|---|---|---|---|",
@@ -275,9 +273,9 @@ def write_table(path: Path, found: dict[tuple[str, int], dict[str, tuple]], torc
                 differing.setdefault((name, own, other, reason), []).append(number)
             elif own == "fail":
                 failing.setdefault((name, reason), []).append(number)
-    lines += ["", "## Tests whose outcome differs", ""]
+    lines += ["", "**Tests whose outcome differs**", ""]
     lines += _rows(("test", "clcomm", "gloo", "reason"), differing)
-    lines += ["", "## Tests that fail on both", "", *_rows(("test", "reason"), failing)]
+    lines += ["", "**Tests that fail on both**", "", *_rows(("test", "reason"), failing)]
     path.write_text("\n".join(lines) + "\n")
 
 
