@@ -232,7 +232,7 @@ survive: $(VENV)/.has-$(SETUP) ## train undisturbed, then with ranks that are ki
 elastic: $(FOR_TEST) ## kill KILLS ranks, 1 to 3 of 4 in a run, and see the others go on (MPI=openmpi; TEST_EXTRAS=test,torch-suite: with Horovod's calls too)
 	$(AS_ROOT) $(BIN)/python -m tests.faults.elastic_runs $(KILLS) $(SEED)
 
-hosts: $(FOR_TEST) ## the faults that concern hosts, on two hosts made of namespaces (root); writes tests/proofs/faults-on-hosts.md
+hosts: $(FOR_TEST) ## the faults that concern hosts, on two hosts made of namespaces (root); writes a table beside that of the faults
 	$(BIN)/python -m tests.multihost.host_cases "" 2
 
 # The rows under ULFM need Open MPI, in an environment of its own.

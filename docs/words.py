@@ -1,7 +1,7 @@
 """`python -m docs.words` counts the words of the documentation, prints its longest sentences, and fails above limits.
 
 Counted are README.md, CONTRIBUTING.md and the pages of docs, prose and code blocks, as `wc -w` does. Not counted are
-docs/reference, which is made from docstrings, and the tables that a script writes into a page.
+docs/reference, which is made from docstrings, and tables that a script writes: they are in tests/proofs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ WORDS = 80_500
 SENTENCE_WORDS = 30
 #: How many of the longest sentences are printed.
 SHOWN = 10
-#: The pages whose tables a script writes.
-TABLES_WRITTEN = {"docs/faults.md", "docs/matrix.md", "docs/pairs.md"}
 #: The pages whose sentences may be longer until they are rewritten. Take a page off when you have rewritten it.
 NOT_REWRITTEN = {
     "CONTRIBUTING.md",
@@ -35,7 +33,6 @@ NOT_REWRITTEN = {
     "docs/engine.md",
     "docs/environment.md",
     "docs/example-programs.md",
-    "docs/faults.md",
     "docs/forecast.md",
     "docs/horovod.md",
     "docs/index.md",
@@ -44,11 +41,9 @@ NOT_REWRITTEN = {
     "docs/launchers.md",
     "docs/life-of-a-gradient.md",
     "docs/lizardist.md",
-    "docs/matrix.md",
     "docs/mpi.md",
     "docs/netcl.md",
     "docs/options.md",
-    "docs/pairs.md",
     "docs/parallel.md",
     "docs/pipeline.md",
     "docs/plan.md",
@@ -80,13 +75,6 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *docs]
 
 
-def counted(text: str, tables_written: bool = False) -> int:
-    """Return the number of a page's words, those of its tables left out where a script has written these."""
-    if tables_written:
-        text = re.sub(r"^(\||</?(details|summary)).*$", "", text, flags=re.MULTILINE)
-    return len(text.split())
-
-
 def sentences(text: str) -> Iterator[str]:
     """Yield a page's sentences, without its code blocks and headings; a cell of a table is a text of its own."""
     text = re.sub(r"^ *(`{3,}|~{3,}).*?^ *\1$", "\n\n", text, flags=re.MULTILINE | re.DOTALL)
@@ -107,7 +95,7 @@ def length(sentence: str) -> int:
 
 def main() -> int:
     names = {path.relative_to(ROOT).as_posix(): path.read_text() for path in pages()}
-    words = {name: counted(text, name in TABLES_WRITTEN) for name, text in names.items()}
+    words = {name: len(text.split()) for name, text in names.items()}
     every = [(length(each), name, each) for name, text in names.items() for each in sentences(text)]
     found = sorted(every, reverse=True)
     for name in sorted(words, key=words.__getitem__, reverse=True):

@@ -33,12 +33,6 @@ def test_sentences_are_found() -> None:
     assert [words.length(each) for each in words.sentences(PAGE)][:4] == [7, 8, 4, 1]
 
 
-@pytest.mark.parametrize(("written", "number"), [(False, 13), (True, 5)])
-def test_tables_that_a_script_writes_do_not_count(written: bool, number: int) -> None:
-    text = "two words\n| a | b |\n<details><summary>a case</summary>\n```\nx\n```\n|"
-    assert words.counted(text, written) == number
-
-
 def test_limits_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text("a word " * 10 + ".\n")
