@@ -9,9 +9,12 @@ if TYPE_CHECKING:
     from clcomm.clipping import clip_grad_norm
     from clcomm.collectives.in_flight import Handle
     from clcomm.communicator import Communicator
+    from clcomm.distributed_optimizer import DistributedOptimizer
+    from clcomm.engine import Device
     from clcomm.errors import ClcommError
     from clcomm.parallel import DistributedDataParallel, Mesh
     from clcomm.parallel.loss_scaling import GradScaler
+    from clcomm.sampler import DistributedSampler
     from clcomm.stats import Collective, CommStats, Observer
     from clcomm.synchronizer import Synchronizer
 
@@ -20,7 +23,10 @@ __all__ = [
     "Collective",
     "CommStats",
     "Communicator",
+    "Device",
     "DistributedDataParallel",
+    "DistributedOptimizer",
+    "DistributedSampler",
     "GradScaler",
     "Handle",
     "Mesh",
@@ -33,7 +39,8 @@ __all__ = [
 #: The module of each name, imported at the first access, so that `clcomm --help` does not load NumPy.
 _MODULES = {
     "ClcommError": "errors", "Collective": "stats", "CommStats": "stats", "Communicator": "communicator",
-    "DistributedDataParallel": "parallel", "GradScaler": "parallel.loss_scaling", "Handle": "collectives.in_flight",
+    "Device": "engine", "DistributedDataParallel": "parallel", "DistributedOptimizer": "distributed_optimizer",
+    "DistributedSampler": "sampler", "GradScaler": "parallel.loss_scaling", "Handle": "collectives.in_flight",
     "Mesh": "parallel", "Observer": "stats", "Synchronizer": "synchronizer", "clip_grad_norm": "clipping",
 }  # fmt: skip
 

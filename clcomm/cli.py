@@ -52,7 +52,7 @@ def make_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, the process's own by default; return the exit code."""
-    given = sys.argv[1:] if arguments is None else arguments
+    given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     options = make_parser(given).parse_args(given)
     if options.command == DOCTOR:  # no job, and NumPy may be missing
         return options.run(options) or 0
@@ -67,7 +67,7 @@ def entry() -> NoReturn:
     if rank_above():  # the command is a job of its own
         for name in {*os.environ} - {*without_job(os.environ)}:
             del os.environ[name]
-    if {"--version", "--help", "-h"} & set(sys.argv[1:2]) or sys.argv[2:] in (["--help"], ["-h"]):
+    if sys.argv[1:2] in ([], ["--version"], ["--help"], ["-h"]) or sys.argv[2:] in (["--help"], ["-h"]):
         sys.exit(main())  # these need no slow imports
     if sys.argv[1:2] == [DOCTOR] and _lacks_numpy():
         sys.exit(main())

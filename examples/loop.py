@@ -3,10 +3,9 @@
 import numpy as np
 from sklearn.datasets import load_digits
 
-from clcomm import Communicator, Synchronizer
+from clcomm import Communicator, DistributedSampler, Synchronizer
 from clcomm.engine import CrossEntropyLoss, Linear, ReLU, Sequential, Tensor
 from clcomm.optim import SGD
-from clcomm.sampler import DistributedSampler
 
 TRAIN, BATCH = 1500, 25  # of the 1,797 handwritten digits; the others test
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from clcomm import Communicator
+from clcomm import Communicator, DistributedSampler
 from clcomm.console.option_types import OneLineParser, whole_number
 from clcomm.jax import all_reduce, broadcast, sync  # before JAX's first array
 from clcomm.job.endings import run
-from clcomm.sampler import DistributedSampler
 from training.data.choose import choose, load
 
 import jax  # isort: skip

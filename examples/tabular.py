@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 from sklearn import datasets
 
-from clcomm import Communicator
+from clcomm import Communicator, DistributedSampler
 from clcomm.console.option_types import OneLineParser, whole_number
 from clcomm.engine import GELU, CrossEntropyLoss, LayerNorm, Linear, MSELoss, Sequential, Tensor, manual_seed
 from clcomm.optim import AdamW
 from clcomm.parallel import DistributedDataParallel
-from clcomm.sampler import DistributedSampler
 
 #: Each table, and whether its targets are numbers instead of classes.
 TABLES: dict[str, tuple[Callable[..., Any], bool]] = {

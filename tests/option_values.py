@@ -83,7 +83,7 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
 
 def options() -> Iterator[Option]:
-    """Yield every option of every program but --help."""
+    """Yield every option of every program but those of help."""
     for program, parser in parsers().items():
         for action in parser._actions:
             if action.option_strings and action.dest != "help":

@@ -50,12 +50,43 @@ def test_help_lists_every_command_and_every_command_has_help(capsys):
         assert all(name in shown for name in (names if arguments == ["--help"] else [f"clcomm {arguments[0]}"]))
 
 
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["devices", "--fast"]])
+@pytest.mark.parametrize("arguments", [["fly"], ["devices", "--fast"]])
 def test_a_command_line_that_means_nothing(arguments, capsys):
     with pytest.raises(ArgumentError) as caught:
         cli.main(arguments)
     assert re.search(r"; see clcomm( \w+)? --help$", one_line(caught))
     assert capsys.readouterr() == ("", "")
+
+
+def test_without_a_command_there_is_help() -> None:
+    done = clcomm()
+    assert (done.returncode, done.stdout, done.stderr) == (0, clcomm("--help").stdout, "")
+
+
+#: What commands take besides options.
+PLACES = {"run": ["x.py"], "verify": ["x.py"], "completion": ["bash"], "compare": ["x", "y"],
+          "report": ["x"], "forecast": ["x"], "trace": ["x"], "replay": ["x"]}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [listed.name for listed in cli.COMMANDS])
+def test_a_mistyped_word_is_answered_by_the_one_meant(name: str) -> None:
+    """Each command and each option of it, with its last letter twice."""
+    own = cli.make_parser([name])._subparsers._group_actions[0].choices[name]
+    lines = {name: [name + name[-1]]}
+    for option in own._option_string_actions:
+        if option.startswith("--"):
+            lines[option] = [name, option + option[-1], *PLACES.get(name, [])]
+    for meant, words in lines.items():
+        with pytest.raises(ArgumentError) as caught:
+            cli.main(words)
+        assert f" (did you mean {meant}?); see clcomm" in one_line(caught)
+
+
+def test_what_is_like_no_word_has_no_question_and_a_list_to_choose_from() -> None:
+    with pytest.raises(ArgumentError, match=r"invalid choice: 'fly' \(choose from .*report"):
+        cli.main(["fly"])
+    with pytest.raises(ArgumentError, match=r"^unrecognized arguments: --xyzzy; see clcomm devices --help"):
+        cli.main(["devices", "--xyzzy"])
 
 
 def test_a_new_command_needs_only_its_entry(monkeypatch):
@@ -111,7 +142,7 @@ HEAVY = ("numpy", "rich", "mpi4py", "pyopencl", "clcomm.communicator")
 
 
 @pytest.mark.parametrize(
-    "words", [["--version"], ["--help"], ["compare", "--help"], ["report", "--help"]], ids=" ".join
+    "words", [[], ["--version"], ["--help"], ["compare", "--help"], ["report", "--help"]], ids=" ".join
 )  # fmt: skip
 def test_help_and_version_import_nothing_that_takes_long(words):
     code = f"import sys; sys.argv[1:] = {words}\nimport atexit, clcomm.cli\n"

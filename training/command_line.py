@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -13,16 +14,41 @@ AnyOptions = TypeVar("AnyOptions", bound=Options)
 
 
 class Parser(OneLineParser):
-    """The parser of a training job, which prints its help on rank 0 alone."""
+    """The parser of a training job, which prints its help on rank 0 alone: with --help the usual options.
+
+    Args:
+        usual: the names of these; () for all.
+    """
+
+    def __init__(self, usual: tuple[str, ...] = (), **settings: Any):
+        super().__init__(**settings)
+        self._usual = usual
+        if usual:
+            self.usage = "%(prog)s [option ...]"
+            self.add_argument("--help-all", action=_HelpAll, dest="help", help="show all options and exit")
 
     def print_help(self, file: Any = None) -> None:
+        if self._usual:
+            others = [each for each in self._actions if each.dest not in ("help", *self._usual)]
+            for action in others:  # the process ends after its help
+                action.help = argparse.SUPPRESS
+            self.epilog = f"--help-all shows {len(others)} other options."
+        self.print_all_help(file)
+
+    def print_all_help(self, file: Any = None) -> None:
         if place_in_world()[0] == 0:
             super().print_help(file)
 
 
+class _HelpAll(argparse._HelpAction):
+    def __call__(self, parser: Any, *given: Any) -> None:
+        parser.print_all_help()
+        parser.exit()
+
+
 def parser(program: str, description: str, kind: type[Options]) -> Parser:
     """Return a parser of the options of `kind`."""
-    result = Parser(prog=f"python -m {program}", description=description, allow_abbrev=False)
+    result = Parser(kind.USUAL, prog=f"python -m {program}", description=description, allow_abbrev=False)
     add_arguments(result, kind)
     return result
 

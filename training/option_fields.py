@@ -9,7 +9,7 @@ import os
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from clcomm.errors import ArgumentError
 
@@ -19,7 +19,12 @@ class Options:
     """Base of a program's options: checks each value when an instance is created, and then all of them together.
 
     Raises ArgumentError, which names the option as on the command line.
+
+    Attributes:
+        USUAL: the options that --help shows, where it leaves the others to --help-all.
     """
+
+    USUAL: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         for each in fields(self):

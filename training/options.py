@@ -58,6 +58,11 @@ _failure = option_group("when ranks fail")
 class JobOptions(Options):
     """The options that every training job has; raises ArgumentError if a value or a combination is not allowed."""
 
+    USUAL: ClassVar[tuple[str, ...]] = (
+        "model", "device", "data", "batch_size", "epochs", "max_steps", "logical_shards", "optimizer", "lr",
+        "bucket_size", "report", "checkpoint", "resume",
+    )  # fmt: skip
+
     model: str = _data("convnet", choices=MODELS)
     engine: str = _data("native", "whose kernels run", choices=ENGINES)
     device: str | None = _data(

@@ -20,6 +20,10 @@ _output = option_group("evaluation and output")
 class TextOptions(TrainingOptions):
     """The options of one training run of a GPT, such as `TextOptions(layers=2, max_steps=100)`."""
 
+    USUAL: ClassVar[tuple[str, ...]] = (
+        "preset", "text", "layers", "width", "context", "batch_size", "max_steps", "logical_shards", "lr", "sample",
+        "report", "checkpoint", "resume",
+    )  # fmt: skip
     SAMPLES: ClassVar[str] = "sequences"
     ALSO_SHARED: ClassVar[tuple[str, ...]] = ("layers", "width", "heads", "context", "tied_head", "dropout")
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from clcomm.commands.command import Command
-from clcomm.trace.merge import write_from_parts
+from clcomm.trace.merge import VIEWER, write_from_parts
 from clcomm.trace.part_file import DEFAULT_LIMIT
 from clcomm.trace.recorder import checked_limit
 
@@ -21,13 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Write the trace from the part files beside it; ArgumentError if there are no parts."""
     ranks = write_from_parts(options.file, checked_limit(options.limit, 1))
-    print(f"{options.file}: written from the parts of rank {', '.join(map(str, ranks))}")
+    print(f"{options.file}: written from the parts of rank {', '.join(map(str, ranks))}; open it at {VIEWER}")
 
 
 COMMAND = Command(
     "trace",
     "write the timeline of a job that was ended",
-    "A job that ends before it can write its --trace FILE leaves FILE.rank0.part and so on; this makes FILE of them.",
+    "A job that ends before it can write its --trace FILE leaves FILE.rank0.part and so on; this makes FILE of them. "
+    f"Perfetto shows it: {VIEWER}.",
     add_arguments,
     run,
     (("clcomm trace run.json.gz", "join the parts that a job left that was ended"),),

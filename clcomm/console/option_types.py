@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from argparse import ArgumentError as ArgparseError
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from clcomm.errors import ArgumentError
@@ -22,13 +23,36 @@ class OneLineParser(ArgumentParser):
         raise ArgumentError(f"{message}; see {self.prog} --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does, but refuse `--option=--`, which argparse reads as an option without its value."""
+        """Parse as argparse does, but refuse what is left over, and `--option=--`, an option without its value there.
+
+        So a sub-command's own parser names what it does not know, and what it may have meant.
+        """
         found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            options = [each.partition("=")[0] for each in rest if each.startswith("--")]
+            self.error(f"unrecognized arguments: {' '.join(rest)}{_meant(options, self._option_string_actions)}")
         for action in self._actions:
             value = getattr(found, action.dest, None)
             if action.nargs is None and isinstance(value, list) and (value == [] or [] in value):
                 self.error(f"argument {'/'.join(action.option_strings) or action.dest}: expected one argument")
         return found, rest
+
+    def _check_value(self, action: Any, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except ArgparseError as error:
+            meant = _meant([value], action.choices)
+            error.message = f"invalid choice: {value!r}{meant}" if meant else error.message
+            raise
+
+
+def _meant(words: Iterable[object], known: Iterable[object]) -> str:
+    """Return a question after the known words that are most like some others; "" where none is."""
+    from difflib import get_close_matches  # here, as most command lines hold no mistake
+
+    names = [*map(str, known)]
+    near = [match for word in words for match in get_close_matches(str(word), names, 1)]
+    return f" (did you mean {' and '.join(near)}?)" if near else ""
 
 
 def whole_number(least: int = 0, most: int = MOST_COUNT) -> Callable[[object], int]:

@@ -16,6 +16,8 @@ from clcomm.trace.clocks import ClockReading
 from clcomm.trace.events import RankEvents
 from clcomm.trace.part_file import TracePart, part_path
 
+#: Where people look at traces.
+VIEWER = "https://ui.perfetto.dev"
 #: The label of a trace's collectives in the stats.
 LABEL = "trace"
 #: This level has most of the compression of gzip's highest one, at half of its cost.
@@ -61,7 +63,10 @@ def write_from_parts(path: Path, limit_bytes: int) -> list[int]:
     first = part_path(path, 0).name
     paths = list(path.parent.glob(first.replace(".rank0.", ".rank*.")))
     if not paths:
-        raise ArgumentError(f"{path}: expected parts of a trace beside it, {first} and so on; found none")
+        raise ArgumentError(
+            f"{path}: expected parts of a trace beside it, {first} and so on; found none; a job that ended by itself "
+            f"has written its trace, which opens at {VIEWER}"
+        )
     try:
         return _write_parts(path, sorted(map(TracePart, paths), key=lambda part: part.rank), limit_bytes)
     except ClcommError:

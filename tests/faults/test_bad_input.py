@@ -46,14 +46,15 @@ def test_bucket_sizes(size: str) -> None:
 
 def test_unknown_option_and_value() -> None:
     assert_one_line(
-        run("--modell", "mlp"), r"unrecognized arguments: --modell mlp; see python -m examples.mnist --help"
+        run("--modell", "mlp"), r"unrecognized arguments: --modell mlp \(did you mean --model\?\); see python -m .*"
     )
     assert_one_line(run("--batch-size", "0"), r"argument --batch-size: expected a whole number from 1 up, got '0'; .*")
     assert_one_line(run("--engine", "cuda"), r"argument --engine: invalid choice: 'cuda' .*")
 
 
-def test_help_is_printed_once() -> None:
-    ended = run("--help")
+@pytest.mark.parametrize("option", ["--help", "--help-all"])
+def test_help_is_printed_once(option: str) -> None:
+    ended = run(option)
     assert ended.returncode == 0 and ended.stderr == ""
     assert ended.stdout.count("usage: python -m examples.mnist") == 1
 

@@ -88,7 +88,9 @@ def test_a_killed_job_leaves_a_trace_of_all_ranks(tmp_path, capsys):
     assert ended.returncode != 0
     assert not path.exists()
     assert main(["trace", str(path)]) == 0
-    assert capsys.readouterr().out == f"{path}: written from the parts of rank 0, 1\n"
+    assert (
+        capsys.readouterr().out == f"{path}: written from the parts of rank 0, 1; open it at https://ui.perfetto.dev\n"
+    )
     trace = rules.load(path)
     for rank in range(2):
         assert len(rules.on_thread(trace, "steps", rank)) >= killed.STEPS - 1

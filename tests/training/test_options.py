@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from clcomm.errors import ArgumentError
+from examples.cifar import CifarOptions
 from tests.faults.launch import job
 from tests.helpers import one_line
 from tests.option_values import HOSTILE
@@ -209,6 +210,20 @@ def test_a_programs_mistakes_are_those_of_the_command_line(tmp_path: Path, given
     ended = job(tmp_path, PROGRAM.format(given=given), ranks=2)
     (said,) = ended.clcomm_lines()
     assert ended.code == 2 and said.startswith(f"clcomm: {line}")
+
+
+@pytest.mark.parametrize("kind", [TrainingOptions, TextOptions, ComparisonOptions, CifarOptions])
+def test_help_shows_a_dozen_options_and_help_all_the_others(kind: type, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {}
+    for option in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            parser("examples.any", "An example.", kind).parse_args([option])
+        shown[option] = capsys.readouterr().out
+    usual, every = (set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", text, re.MULTILINE)) for text in shown.values())
+    assert {"--help", "--help-all", "--batch-size", "--max-steps", "--lr", "--report"} < usual < every
+    assert len(usual) <= 16 and f"--help-all shows {len(every - usual)} other options" in shown["--help"]
+    assert every >= {flag(each.name) for each in fields(kind) if each.metadata["option"].group}
+    assert len(shown["--help"].splitlines()) < 50
 
 
 def test_the_help_names_learning_rates_in_words() -> None:

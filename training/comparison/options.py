@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from clcomm.drawing.png import require_matplotlib
 from clcomm.errors import ArgumentError
@@ -29,6 +29,8 @@ _comparison = option_group("comparison")
 @dataclass(frozen=True, kw_only=True)
 class ComparisonOptions(JobOptions):
     """The options of a comparison, such as `ComparisonOptions(model="mlp", variants=["64KiB", "auto"])`."""
+
+    USUAL: ClassVar[tuple[str, ...]] = ("variants", "plot", *JobOptions.USUAL)
 
     variants: Sequence[str] | None = _comparison(
         None, f"compared with bucketed and per tensor: {GRAMMAR}; default: {' '.join(DEFAULT_VARIANTS)}", _texts,
