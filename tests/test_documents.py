@@ -177,7 +177,7 @@ def test_named_files_and_modules_exist() -> None:
     ("text", "missing"),
     [
         ("see `clcomm/units.py` and `units.py`", []),
-        ("see `sync/overlap.py` and docs/mpi.md", []),
+        ("see `sync/overlap.py` and docs/installation.md", []),
         ("see clcomm/gone.py.", ["clcomm/gone.py"]),
         ("`sync/gone.py:12`, `docs/gone.md#here`", ["docs/gone.md", "sync/gone.py"]),
         ("python -m examples.mnist, python3 -m pytest", []),

@@ -34,7 +34,7 @@ from clcomm.transport.staged import StagedCollectives
 #: Warned where MPI offers no shared memory.
 NO_WINDOWS = (
     "MPI offers its ranks no shared memory (MPI_Win_allocate_shared fails): reducing through MPI instead; see "
-    "docs/mpi.md"
+    "docs/launchers.md"
 )
 
 _log = logging.getLogger("clcomm")

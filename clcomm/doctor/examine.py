@@ -143,7 +143,7 @@ def together(facts: dict[str, Any], launched: int, render: Callable[[list[Findin
         guard.done()
 
 
-_ENDED = "read MPI's own message; make room in /dev/shm (docs/mpi.md)"
+_ENDED = "read MPI's own message; make room in /dev/shm (docs/sharp-bits.md)"
 _STUCK = "see that all hosts run and that no firewall separates them: clcomm doctor --hosts A,B"
 
 

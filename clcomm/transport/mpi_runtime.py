@@ -108,7 +108,7 @@ def load_mpi() -> ModuleType:
             if launched_ranks() > 1:
                 raise LaunchError(
                     f"mpi4py: expected an MPI library for {launched_ranks()} ranks, found none ({reason}); run "
-                    f"`{pip_install('mpich')}` or see docs/mpi.md"
+                    f"`{pip_install('mpich')}` or see docs/installation.md"
                 ) from None
             raise ImportError(reason) from None
     if not MPI.Is_initialized():

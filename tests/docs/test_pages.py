@@ -107,7 +107,7 @@ def test_docstrings_become_restructured_text(line: str, expected: str) -> None:
         ("lizardist", "[a](../benchmarks/RESULTS.md)", "[a](benchmarks.md)"),
         ("netcl", "[results]: ../benchmarks/RESULTS.md", "[results]: benchmarks.md"),
         ("architecture", "[a](../examples/loop.py)", "[a](sources.md#examplesloopy)".replace("loopy", "looppy")),
-        ("reference/commands", "[a](../mpi.md#x) [b](../../CHANGELOG.md)", "[a](../mpi.md#x) [b](../changelog.md)"),
+        ("reference/commands", "[a](../zero.md#x) [b](../../CHANGELOG.md)", "[a](../zero.md#x) [b](../changelog.md)"),
         ("mpi", "[a](zero.md#units) [b](https://x.org/../y)", "[a](zero.md#units) [b](https://x.org/../y)"),
         ("mpi", "```\n[a](../README.md)\n```", "```\n[a](../README.md)\n```"),
     ],

@@ -225,7 +225,7 @@ def until(holds: Callable[[], bool], within_s: float = HUNG_S) -> bool:
 
 
 def allowed(case: Case, was_hit: bool) -> set[int]:
-    """Return the exit codes that docs/exit-codes.md and docs/mpi.md have for it, as Popen writes them."""
+    """Return the exit codes that docs/exit-codes.md and docs/launchers.md have for it, as Popen writes them."""
     _, whole, _, replaces = COMMANDS[case.command]
     number = int(case.number)
     silent = (
