@@ -21,6 +21,7 @@ PAGES = {
     "README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md",
     "benchmarks/RESULTS.md": "benchmarks.md", "LICENSE": "index.md",
     **{f"tests/proofs/{name}.md": "proofs.md" for name in ("pairs", "faults", "torch-suite", "matrix")},
+    "tests/proofs/ported.md": "ported.md",
 }  # fmt: skip
 #: The page that lists sources.
 SOURCES = "sources.md"

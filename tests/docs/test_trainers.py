@@ -1,4 +1,4 @@
-"""The programs of docs/pytorch-trainers.md: on several ranks they train as on gloo, bit for bit."""
+"""The programs of docs/pytorch-ddp.md for trainers: on several ranks they train as on gloo, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.faults.launch import ROOT, job
 
 PROGRAMS = {
-    name: re.search(rf"\n## {name}\n.*?```python\n(.*?)```", (ROOT / "docs" / "pytorch-trainers.md").read_text(), re.S)
+    name: re.search(rf"\n### {name}\n.*?```python\n(.*?)```", (ROOT / "docs" / "pytorch-ddp.md").read_text(), re.S)
     for name in ("accelerate", "transformers", "Lightning")
 }
 #: Put before the end of a program: what it has trained, and how much went through clcomm.

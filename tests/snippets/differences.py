@@ -14,8 +14,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "ported.md"
 _HEADING = "## What is different on purpose"
 _HEAD = """\
 
-A script that needs none of these has PyTorch's values, or an error in one line. Drawn programs are run with both
-(`make snippets`), and every example below is run to be different.
+A script that needs none of these has PyTorch's values, or an error in one line. `make snippets` runs drawn programs with
+both; tests run every example.
 
 | the engine | example |
 |---|---|
