@@ -22,7 +22,11 @@ from clcomm.engine import CrossEntropyLoss, Linear, ReLU, Sequential, Tensor
 from clcomm.optim import SGD
 
 PACKAGE = Path(clcomm.__file__).parent
-PAGE = (PACKAGE.parent / "docs" / "life-of-a-gradient.md").read_text(encoding="utf-8")
+ROOT = PACKAGE.parent
+BESIDE = "tests/proofs/gradient-path.md"
+PAGE = (ROOT / "docs" / "life-of-a-gradient.md").read_text(encoding="utf-8").replace(
+    f"<!-- from {BESIDE} -->", (ROOT / BESIDE).read_text(encoding="utf-8")
+)
 HEADINGS = ("The hot path", "Beside it", "With overlap", "Other cases")
 MOST_FILES = 12
 #: What a rank calls that waits for others, which depends on when they arrive.
@@ -33,7 +37,7 @@ WAITING = {
 #: What completes an all-reduce in which the rank waited in Python.
 COMPLETING = {"collectives/runner.py"}
 #: How many files docs/architecture.md says that other calls cross.
-ARCHITECTURE = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 FILES = {call: int(count) for call, count in re.findall(r"^\| `([\w.]+)` \| (\d+) \|", ARCHITECTURE, re.MULTILINE)}
 #: What launches the kernel of an all-reduce where Python cannot call its function.
 LAUNCHING = "engine/host_kernels.py"

@@ -167,7 +167,7 @@ function drawing(rows, description, entries) {
 
 const SIZES = ["64KiB", "128KiB", "256KiB", "512KiB", "1MiB", "2MiB", "4MiB", "8MiB", "16MiB", "32MiB"];
 const bytesOf = (text) => parseFloat(text) * (text.endsWith("KiB") ? 1024 : 1048576);
-const CONTROLS = {  // a label, the least and the largest value, the first one, the value as the command has it
+const CONTROLS = {  // a label, the least and the largest value, the usual first one, the value as the command has it
   bytes: ["Gradients", 1, 256, 25, (value) => `${value}MiB`],
   tensors: ["Tensors", 1, 200, 60, String],
   ranks: ["Ranks", 1, 16, 2, String],
@@ -183,9 +183,9 @@ function candidatesTable({ best, candidates }) {
 }
 const recommended = (set, overlap) =>
   recommend(equalTensors(set.bytes, set.tensors), set.cost, set.forward, set.backward, overlap);
-const PAGES = {
+const PAGES = {  // each begins with values that show its effect
   buckets: {
-    controls: ["bytes", "tensors", "ranks"],
+    controls: ["bytes", "tensors", "ranks"], first: { bytes: 1, tensors: 200 },
     show(set) {
       const found = recommended(set, false), most = found.candidates.map((each) => {
         const latency = each.buckets.length * set.cost(0);
@@ -198,16 +198,20 @@ const PAGES = {
   },
   overlap: {
     controls: ["bytes", "tensors", "ranks", "forward-ms", "backward-ms"], flags: ["overlap"],
+    first: { "forward-ms": 20, "backward-ms": 40 },
     show(set) {
       const found = recommended(set, set.overlap), { turns } = found.best, computing = set.forward + set.backward;
-      const rows = [["computing", [[0, set.forward, GREEN, "forward"], [set.forward, computing, SKY, "backward"]]],
+      const work = [[0, set.forward, GREEN, "forward"], [set.forward, computing, SKY, "backward"]];
+      const rows = [["computing", work],
         ["buckets", turns.map(({ begin, end }, at) => [begin, end, at % 2 ? ORANGE : BLUE, `bucket ${at}`])]];
+      const alone = [computing, recommended(set, false).best.seconds, BLUE, "all-reduces"];
+      if (set.overlap) rows.push(["without overlap", [...work, alone]]);
       return [candidatesTable(found), drawing(rows, "A step with the recommended buckets: computing above, buckets below",
         [[GREEN, "forward"], [SKY, "backward"], [BLUE, "an all-reduce"], [ORANGE, "the next one"]])];
     },
   },
   zero: {
-    controls: ["bytes", "tensors", "ranks", "bucket-size"],
+    controls: ["bytes", "tensors", "ranks", "bucket-size"], first: { ranks: 16 },
     show(set) {
       const stages = memoryOf(equalTensors(set.bytes, set.tensors), set.ranks, set.bucketSize);
       const names = ["parameters", "gradients", "optimizer state", "in flight"], colours = [GREEN, BLUE, ORANGE, GREY];
@@ -220,7 +224,7 @@ const PAGES = {
     },
   },
   pipeline: {
-    controls: ["bytes", "tensors", "ranks", "forward-ms", "backward-ms", "micro-batches"],
+    controls: ["bytes", "tensors", "ranks", "forward-ms", "backward-ms", "micro-batches"], first: { ranks: 4 },
     show(set) {
       const rows = [["data parallel", 1, "", milliseconds(recommended(set, false).best.seconds), ""]], drawn = [];
       for (const [name, chunks] of [["gpipe", 1], ["1f1b", 1], ["interleaved", 2]]) {
@@ -243,9 +247,9 @@ function start(place) {
   const page = PAGES[place.dataset.try], flags = page.flags ?? [];
   let measured = read(place.querySelector("script").textContent), file = "bench.json";
   const controls = page.controls.map((name) => {
-    const [text, least, most, first] = CONTROLS[name];
+    const [text, least, most, usual] = CONTROLS[name], first = page.first[name] ?? usual;
     return `<label>${text} <input type="range" name="${name}" min="${least}" max="${most}" value="${first}"><output></output></label>`;
-  }).join("") + flags.map((name) => `<label><input type="checkbox" name="${name}"> --${name}</label>`).join("");
+  }).join("") + flags.map((name) => `<label><input type="checkbox" name="${name}" checked> --${name}</label>`).join("");
   place.innerHTML = `<form>${controls}<label>A file of clcomm bench --json <input type="file" accept=".json"></label></form>
     <p role="status"></p><div class="try-drawing"></div><div class="table-wrapper" tabindex="0" role="region" aria-label="Predictions">
     <table class="docutils"></table></div><p>The command that prints these numbers:</p><pre tabindex="0"><code></code></pre>`;
@@ -267,8 +271,10 @@ function start(place) {
       place.querySelector("table").innerHTML =
         `<thead>${cells("td", heads)}</thead><tbody>${rows.map((row) => cells("td", row)).join("")}</tbody>`;
       place.querySelector(".try-drawing").innerHTML = picture;
-      status.textContent = `${file}: an all-reduce of ${measured.ranks} ranks (${measured.transport}) takes ` +
-        `${fixed(measured.alpha * 1e6, 1)} us plus ${fixed(measured.beta * 1048576e3, 2)} ms per MiB.`;
+      const short = (number) => Number(number.toPrecision(3));
+      status.textContent = `${file}: each all-reduce costs ${short(measured.alpha * 1e6)} us plus ` +
+        `${short(measured.beta * 1048576e3)} ms per MiB (${measured.ranks} ranks, ` +
+        `${measured.transport === "mpi" ? "through MPI" : measured.transport}).`;
       place.querySelector("code").textContent = `clcomm tune --from ${file} ` +
         page.controls.map((name) => `--${name} ${CONTROLS[name][4](value(name))}`).join(" ") +
         flags.filter((name) => form.elements[name].checked).map((name) => ` --${name}`).join("");

@@ -65,6 +65,6 @@ EDGES = {text: each.where for each in DIFFERENCES for text in each.texts}
 
 
 def table() -> str:
-    """Return the table as docs/ported.md has it."""
+    """Return the table as tests/proofs/edges.md has it."""
     rows = [f"| {each.what} | {each.ours} | {each.pytorchs} |" for each in DIFFERENCES]
     return "\n".join(["| of | here | PyTorch |", "|---|---|---|", *rows])

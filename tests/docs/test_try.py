@@ -123,7 +123,25 @@ def test_the_keyboard_alone_works_a_page(page, topic):
 def test_a_page_fits_a_narrow_screen(page, topic):
     opened(page, topic)
     width = page.run("document.body.style.width = '374px'; return document.querySelector('.try').scrollWidth")
-    assert width <= 374, "what is wider scrolls in a box of its own"
+    assert width <= 374, "a wider table scrolls in a box of its own"
+    whole, shown = page.run("const e = document.querySelector('.try pre'); return [e.scrollWidth, e.clientWidth]")
+    assert whole <= shown, "the whole command is to be seen"
+
+
+#: For each page the effect that its first setting shows: the first number over the last, by column of its table.
+EFFECTS = {"buckets": (3, 14.0), "overlap": (3, 1.5), "zero": (5, 10.0), "pipeline": (3, 2.0)}
+
+
+@needs_driver
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_page_opens_where_its_effect_shows(page, topic):
+    opened(page, topic)
+    column, least = EFFECTS[topic]
+    cells = page.run(
+        "return [...document.querySelectorAll('.try tbody tr')].map((row) => row.cells[arguments[0]].textContent)", column
+    )
+    numbers = [float(each.split()[0]) for each in cells]
+    assert numbers[0] / min(numbers) >= least or numbers[-1] / min(numbers) >= least, numbers
 
 
 @needs_driver
@@ -140,7 +158,7 @@ def test_a_file_of_the_readers_own_counts(page, tmp_path):
     )
     status = "return document.querySelector('.try [role=status]').textContent"
     page.run(give, json.dumps(own), "own.json")
-    page.wait_for(f"{status}.startsWith('own.json: an all-reduce of 4 ranks')")
+    page.wait_for(f"{status}.match(/^own.json: each all-reduce costs .* \\(4 ranks, through MPI\\)/)")
     assert page.run("return document.querySelector('.try code').textContent").startswith("clcomm tune --from own.json ")
     assert [row[-1] for row in cells_of(page)[1:2]] == [before[1][-1]], "4 ranks measured, as 2 were before"
     for text, said in (("{", "wrong.json is no JSON."), ("{}", "This is no file of clcomm bench --json")):

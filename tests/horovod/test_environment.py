@@ -15,7 +15,7 @@ from clcomm.horovod import environment
 from clcomm.horovod.environment import HONOURED, IGNORED, MAPPED, TABLE, kind_of
 from tests.helpers import one_line
 
-PAGE = Path(__file__).parents[2] / "docs" / "horovod.md"
+PAGE = Path(__file__).parents[1] / "proofs" / "horovod-variables.md"
 
 
 def test_the_page_has_the_table():

@@ -1,6 +1,6 @@
-"""What is different from PyTorch on purpose: the list of docs/ported.md.
+"""Differences from PyTorch on purpose: a table of docs/ported.md.
 
-`python -m tests.snippets.differences` writes it there. A test runs each example, which has to differ; drawn snippets
+`python -m tests.snippets.differences` writes it to tests/proofs/on-purpose.md. A test runs each example, which has to differ; drawn snippets
 may differ in the same way.
 """
 
@@ -10,16 +10,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-PAGE = Path(__file__).parents[2] / "docs" / "ported.md"
-_HEADING = "## What is different on purpose"
-_HEAD = """\
-
-A script that needs none of these has PyTorch's values, or an error in one line. `make snippets` runs drawn programs with
-both; tests run every example.
-
-| the engine | example |
-|---|---|
-"""
+PAGE = Path(__file__).parents[1] / "proofs" / "on-purpose.md"
+_HEAD = "# Differences from PyTorch on purpose\n\n| the engine | example |\n|---|---|\n"
 
 
 class Difference(NamedTuple):
@@ -81,18 +73,11 @@ def is_meant(text: str, said: str) -> bool:
     return any(each.pattern and re.search(each.pattern, text) and re.search(each.said, said) for each in DIFFERENCES)
 
 
-def section() -> str:
-    """Return the list as the page has it."""
+def page() -> str:
+    """Return the table's file."""
     rows = [f"| {each.text} | `{each.example.replace(chr(10), '; ')}` |" for each in DIFFERENCES]
-    return f"{_HEADING}\n{_HEAD}" + "\n".join(rows) + "\n"
-
-
-def with_section(page: str) -> str:
-    """Return a page with the list in place of the one that it has."""
-    before, heading, rest = page.partition(_HEADING)
-    after = rest.partition("\n## ")
-    return before + section() + ("\n## " + after[2] if heading and after[1] else "")
+    return _HEAD + "\n".join(rows) + "\n"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.snippets.differences import DIFFERENCES, PAGE, with_section
+from tests.snippets.differences import DIFFERENCES, PAGE, page
 
 COUNT, FIRST = (int(os.environ.get(f"CLCOMM_SNIPPETS{name}", usual)) for name, usual in (("", "60"), ("_FROM", "0")))
 
@@ -53,8 +53,7 @@ def test_what_is_different_on_purpose_is_different(torch, each):
 
 
 def test_the_page_has_the_differences():
-    page = PAGE.read_text(encoding="utf-8")
-    assert page == with_section(page)
+    assert PAGE.read_text(encoding="utf-8") == page()
 
 
 def test_a_wrong_value_is_found_and_shortened(torch, monkeypatch):
