@@ -275,9 +275,10 @@ function start(place) {
       status.textContent = `${file}: each all-reduce costs ${short(measured.alpha * 1e6)} us plus ` +
         `${short(measured.beta * 1048576e3)} ms per MiB (${measured.ranks} ranks, ` +
         `${measured.transport === "mpi" ? "through MPI" : measured.transport}).`;
-      place.querySelector("code").textContent = `clcomm tune --from ${file} ` +
-        page.controls.map((name) => `--${name} ${CONTROLS[name][4](value(name))}`).join(" ") +
-        flags.filter((name) => form.elements[name].checked).map((name) => ` --${name}`).join("");
+      const options = [...page.controls.map((name) => `--${name} ${CONTROLS[name][4](value(name))}`),
+        ...flags.filter((name) => form.elements[name].checked).map((name) => `--${name}`)];
+      place.querySelector("code").replaceChildren(...["clcomm tune", `--from ${file}`, ...options].flatMap((text, at) =>
+        [at ? " " : "", Object.assign(document.createElement("span"), { textContent: text })]));
     } catch (error) {
       status.textContent = error.message;
     }
