@@ -24,8 +24,10 @@ from clcomm.optim import SGD
 PACKAGE = Path(clcomm.__file__).parent
 ROOT = PACKAGE.parent
 BESIDE = "tests/proofs/gradient-path.md"
-PAGE = (ROOT / "docs" / "life-of-a-gradient.md").read_text(encoding="utf-8").replace(
-    f"<!-- from {BESIDE} -->", (ROOT / BESIDE).read_text(encoding="utf-8")
+PAGE = (
+    (ROOT / "docs" / "life-of-a-gradient.md")
+    .read_text(encoding="utf-8")
+    .replace(f"<!-- from {BESIDE} -->", (ROOT / BESIDE).read_text(encoding="utf-8"))
 )
 HEADINGS = ("The hot path", "Beside it", "With overlap", "Other cases")
 MOST_FILES = 12

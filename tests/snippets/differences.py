@@ -1,7 +1,7 @@
 """Differences from PyTorch on purpose: a table of docs/ported.md.
 
-`python -m tests.snippets.differences` writes it to tests/proofs/on-purpose.md. A test runs each example, which has to differ; drawn snippets
-may differ in the same way.
+`python -m tests.snippets.differences` writes it to tests/proofs/on-purpose.md. A test runs each example, which has to
+differ; drawn snippets may differ in the same way.
 """
 
 from __future__ import annotations
