@@ -222,7 +222,7 @@ docs-check: docs $(FOR_TEST) ## count the pages' words and the longest sentences
 drawings: $(FOR_TEST) ## measure short runs and draw docs/drawings anew from them
 	$(BIN)/python -m docs.draw
 
-example-report: $(FOR_BENCH) ## take the figures of docs/reading-a-report.md anew
+example-report: $(FOR_BENCH) ## take the figures of docs/reports.md anew
 	$(BIN)/python -m benchmarks.example_report
 
 survive: $(VENV)/.has-$(SETUP) ## train undisturbed, then with ranks that are killed, and compare the SHA-256: half a minute

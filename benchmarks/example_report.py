@@ -1,4 +1,4 @@
-"""Update the figures of docs/reading-a-report.md: `python -m benchmarks.example_report`, `make example-report`.
+"""Update the figures of docs/reports.md: `python -m benchmarks.example_report`, `make example-report`.
 
 Runs the training that the page describes, on 4 ranks, and puts each part of its report below its mark in the page.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.workers import mpi_launch
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "reading-a-report.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reports.md"
 RANKS = 4
 ARGUMENTS = ("--bucket-size", "256KiB", "--check-replicas", "100", "--quiet")
 _MARK = re.compile(r"<!-- report: (?P<part>.+?) -->\n```\n(?:.*?\n)??```\n", re.DOTALL)

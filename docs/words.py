@@ -22,22 +22,10 @@ SHOWN = 10
 NOT_REWRITTEN = {
     "CONTRIBUTING.md",
     "README.md",
-    "docs/algorithms.md",
-    "docs/bench.md",
     "docs/comparison.md",
-    "docs/dashboards.md",
-    "docs/doctor.md",
     "docs/example-programs.md",
-    "docs/forecast.md",
     "docs/index.md",
     "docs/options.md",
-    "docs/plan.md",
-    "docs/precision.md",
-    "docs/reading-a-report.md",
-    "docs/reports.md",
-    "docs/summation-order.md",
-    "docs/top.md",
-    "docs/tracing.md",
 }  # fmt: skip
 
 

@@ -55,7 +55,7 @@ COMMAND = Command(
     "show a run's figures: tables, charts, a page",
     "Show what a run's --report says: where the time went, which bucket, which rank. Files of several ranks of one run "
     "are put together, whatever their order. --serve shows a job that still runs. "
-    "docs/reading-a-report.md reads one line by line.",
+    "docs/reports.md reads one line by line.",
     add_arguments,
     run,
     (
