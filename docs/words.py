@@ -22,8 +22,6 @@ SHOWN = 10
 NOT_REWRITTEN = {
     "CONTRIBUTING.md",
     "README.md",
-    "docs/comparison.md",
-    "docs/example-programs.md",
     "docs/index.md",
     "docs/options.md",
 }  # fmt: skip
