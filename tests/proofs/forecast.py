@@ -7,6 +7,10 @@ DIR is where the packages libsimgrid-dev and libsimgrid3.32 of Debian, and those
 hierarchical one is sends and receives between a host's lanes and their peers; what ranks of a host do in common memory
 is time in its trace, as SMPI has no such memory. The simulated network carries what links carry: no TCP window, no
 headers, no factors.
+
+    apt-get download libsimgrid-dev libsimgrid3.32 libboost-context1.74.0 libboost-stacktrace1.74.0 libgfortran5 \\
+        libquadmath0 libns3.37 libgsl27 libgslcblas0
+    for each in *.deb; do dpkg -x $each simgrid; done
 """
 
 from __future__ import annotations
