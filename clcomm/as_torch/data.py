@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine import Tensor
-from clcomm.engine.creation import as_tensor, multinomial
+from clcomm.engine.creation import as_tensor, multinomial, tensor
 from clcomm.engine.nn.init import Generator, default_generator
 from clcomm.engine.tensor import FLOAT32
 from clcomm.errors import ArgumentError
@@ -274,7 +274,7 @@ def collate(samples: list[Any]) -> Any:
         return [collate(list(each)) for each in zip(*samples, strict=True)]
     if isinstance(first, str):
         return samples
-    return Tensor(np.stack([each.numpy() if isinstance(each, Tensor) else np.asarray(each) for each in samples]))
+    return tensor(np.stack([each.numpy() if isinstance(each, Tensor) else np.asarray(each) for each in samples]))
 
 
 default_collate = collate

@@ -26,8 +26,16 @@ __all__ = [
 
 
 def tensor(values: object, dtype: Any = None, device: Place = None, requires_grad: bool = False) -> Tensor:
-    """Return values as a tensor; a copy. Raises ArgumentError for integers outside int32, and for other types."""
+    """Return values as a tensor; a copy. Raises ArgumentError for integers outside int32, and for other types.
+
+    Without `dtype` that is so of integers of other sizes than int32's and int64's, which would wrap around in PyTorch.
+    """
     array = np.asarray(_on_host(values))
+    if dtype is None and array.dtype.kind in "iu" and array.dtype not in (INT32, np.int64):
+        raise ArgumentError(
+            f"tensor: expected float32, int32, int64 or bool, got {array.dtype}, which would not wrap around here; use "
+            "astype(np.int64), or dtype="
+        )
     if dtype is not None:
         kind = _type(dtype)
         with np.errstate(invalid="ignore"):  # a number too large for int64 is none for int32 either: Tensor refuses it

@@ -27,8 +27,8 @@ from clcomm.engine.tensor import Tensor
 PLAIN = (int, float, complex, str, bytes, type(None), range, slice, np.generic, np.dtype, enum.Enum, type(Ellipsis))
 #: Attributes of a Module that change only together with others.
 BOOKKEEPING = frozenset({"_parameters", "_buffers", "_transient", "_modules", "_flat_space"})
-#: Code of these packages is not followed: its launches depend on its arguments alone.
-_FOREIGN = frozenset({"clcomm", "numpy", "pyopencl", "torch", *sys.stdlib_module_names}) - {"__main__"}
+#: Code of these packages is not followed: its launches depend on its arguments alone. That of `exec` is of "builtins".
+_FOREIGN = frozenset({"clcomm", "numpy", "pyopencl", "torch", *sys.stdlib_module_names}) - {"__main__", "builtins"}
 #: Methods that may be called where their names are not in the code.
 _UNNAMED = frozenset({"forward", "__call__"})
 #: Larger containers are compared by length only, larger arrays not at all.

@@ -26,6 +26,16 @@ FOUND = (
     "b = init.uniform_(torch.tensor([1, 2]))", "b = torch.ones(2).clamp(max=nan)",
     "b = torch.ones(2).sum().cumprod(0)", "b = torch.ones(2, 2).median(keepdim=True)",
     "b = [each * 1 for each in reversed(torch.arange(3))]",
+    "b = torch.ones(2, 3)\nb[torch.tensor([True, False])] = 2", "b = torch.ones(3)\nb[[0, 1]] = torch.tensor([2, 3])",
+    "b = torch.ones(2, 3).mean(dim=torch.tensor(0))", "b = torch.ones(2, 3).amax(torch.tensor(0))",
+    "b = torch.where(torch.tensor(2) > 0)", "b = torch.ones(4)\nb.chunk(2)[0] += 1",
+    "b = torch.ones(3, 2).masked_select(torch.tensor(False))", "b = 7 % torch.tensor([False, True])",
+    "b = torch.ones(2, 3).masked_select(torch.tensor([True, False, True]))", "b = torch.ones(0, 2).split(1)[0]",
+    "b = torch.dist(torch.ones(2), 0.25)", "b = torch.tensor([[True]]).trace()", "b = torch.ones(0, 2).chunk(2)",
+    "b = torch.tensor(np.ones(2, np.uint8))", "b = torch.from_numpy(np.ones(2, np.int16))",
+    "b = [each for each in data.DataLoader([np.uint8(200), np.uint8(100)], 2)]",
+    "model = nn.BatchNorm1d(2)\ndef step(x):\n    return model(x).detach()\nstep = replayed(step)\n"
+    "for n in range(8):\n    if n == 6:\n        model.eval()\n    b = step(torch.arange(8).float().reshape(4, 2))",
 )  # fmt: skip
 
 

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clcomm.engine.ops.names import PYTORCH_NAMES
+from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
 #: The scalars that an annotation may name, and what is none; a parameter with another name is not checked.
 _SCALARS, _OTHERS = {"bool", "int", "float", "str", "None"}, {"Tensor", "np.ndarray", "tuple", "Sequence", "list"}
-_TYPES = {"bool": bool, "int": int, "float": float, "str": str, "None": type(None), "other": tuple}
+_TYPES = {"bool": bool, "int": int, "float": float, "str": str, "None": type(None), "Tensor": Tensor, "other": tuple}
 
 
 class _Wanted(NamedTuple):
@@ -31,7 +32,7 @@ class _Wanted(NamedTuple):
         """Raise ArgumentError unless the value is of one of the kinds."""
         kind = _kind_of(value)
         if self.kinds is not None and kind not in self.kinds:
-            given = type(value).__name__ if kind == "other" else repr(value)
+            given = type(value).__name__ if kind in ("Tensor", "other") else repr(value)
             raise ArgumentError(f"{function}: {self.name}: expected {self.takes}, got {given}")
 
 
@@ -73,7 +74,7 @@ def _wanted(parameter: inspect.Parameter) -> _Wanted:
     found = {name.removeprefix("builtins.") for name in names}
     if not found & (_SCALARS - {"None"}) or found - _SCALARS - _OTHERS or {"Tensor", "float"} <= found:
         return _Wanted(parameter.name, "", None, frozenset())
-    kinds = {name if name in _SCALARS else "other" for name in found} | ({"int"} if "float" in found else set())
+    kinds = {name if name in _TYPES else "other" for name in found} | ({"int"} if "float" in found else set())
     takes = " or ".join(sorted(found | kinds - {"other"}))
     return _Wanted(parameter.name, takes, frozenset(kinds), frozenset(_TYPES[kind] for kind in kinds))
 
@@ -81,6 +82,6 @@ def _wanted(parameter: inspect.Parameter) -> _Wanted:
 def _kind_of(value: Any) -> str:
     if value is None or isinstance(value, (bool, np.bool_)):
         return "None" if value is None else "bool"
-    if isinstance(value, str):
-        return "str"
+    if isinstance(value, (str, Tensor)):
+        return "str" if isinstance(value, str) else "Tensor"
     return "int" if isinstance(value, Integral) else "float" if isinstance(value, Real) else "other"

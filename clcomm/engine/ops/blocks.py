@@ -227,7 +227,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 
 @pytorch_names
-def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
+def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
     """Return the parts of x along `axis`: of `sizes`, or all of one size but for a shorter last one.
 
     x: of any type and at least one dimension; the parts differ from its shape in `axis` alone.
@@ -242,9 +242,9 @@ def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     if isinstance(sizes, int):
         if sizes < 1:
             raise ArgumentError(f"split: expected a size of at least 1, got {sizes}")
-        sizes = [min(sizes, length - start) for start in range(0, length, sizes)]
+        sizes = [min(sizes, length - start) for start in range(0, max(length, 1), sizes)]
     if min(sizes, default=0) < 0 or sum(sizes) != length:
         raise ArgumentError(f"split: expected sizes from 0 up whose sum is {length}, got {list(sizes)}")
     before: tuple[Index, ...] = (slice(None),) * axis
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
-    return [take(x, (*before, slice(start, start + size))) for start, size in zip(starts, sizes, strict=True)]
+    return tuple([take(x, (*before, slice(start, start + size))) for start, size in zip(starts, sizes, strict=True)])

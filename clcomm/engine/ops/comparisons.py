@@ -218,7 +218,7 @@ def where(condition: Tensor, a: Any = None, b: Any = None) -> Tensor | tuple[Ten
     condition: booleans; a, b: float32 or numbers; all broadcast to the result. Raises ArgumentError for others.
     """
     if a is None and b is None:
-        return tuple([Tensor(each, condition.device) for each in np.nonzero(condition.numpy())])
+        return tuple([Tensor(each, condition.device) for each in np.nonzero(np.atleast_1d(condition.numpy()))])
     flags = _boolean("where: condition", condition)
     a, b = [constant(flags.device, float(x)) if isinstance(x, Real) else float_tensor("where", x) for x in (a, b)]
     if a.device is not flags.device or b.device is not flags.device:

@@ -198,7 +198,7 @@ def _same(
 
 def _group_by_group(x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:
     xs, weights = split(x, g.channels, 1), split(weight, g.outputs)
-    biases = [None] * g.groups if bias is None else split(bias, g.outputs)
+    biases = (None,) * g.groups if bias is None else split(bias, g.outputs)
     parts = zip(xs, weights, biases, strict=True)
     return concat([Conv2dOp.apply(*part, geometry=g._replace(groups=1)) for part in parts], 1)
 

@@ -12,7 +12,7 @@ from clcomm.engine.grad_slot import Gradient
 from clcomm.engine.modes import is_recording
 from clcomm.engine.ops.casts import to_float
 from clcomm.engine.ops.comparisons import masked_fill, where
-from clcomm.engine.ops.indexing import index_select, places, take
+from clcomm.engine.ops.indexing import index_select, parts_of, picks, places, take
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.parts import copy_part, require_apart
 from clcomm.engine.ops.reduce import broadcast_to
@@ -107,6 +107,10 @@ def assign(x: Tensor, index: Any, value: object) -> None:
     """
     if not isinstance(value, (Real, Tensor)):
         raise ArgumentError(f"x[...] =: expected a number or a Tensor, got {type(value).__name__}")
+    is_mask = isinstance(index, Tensor) and index.dtype == BOOL
+    is_other = isinstance(value, Tensor) and value.dtype != x.dtype and not (is_mask and value.numel() == 1)
+    if is_other and picks(parts_of(index)):
+        raise ArgumentError(f"x[...] =: expected values of {x.dtype} at arrays of indices, got others")
     if x.dtype != FLOAT32:
         values = x.numpy().copy()
         values.reshape(-1)[places(x, index)] = value.numpy() if isinstance(value, Tensor) else value
@@ -114,7 +118,7 @@ def assign(x: Tensor, index: Any, value: object) -> None:
     elif index is Ellipsis and x._node is None and not getattr(value, "requires_grad", False):
         whole = to_float(value) if isinstance(value, Tensor) else constant(x.device, float(value))
         overwrite(x, lambda old: broadcast_to(whole, old.shape))
-    elif isinstance(index, Tensor) and index.dtype == BOOL and isinstance(value, Real):
+    elif is_mask and index.shape == x.shape and isinstance(value, Real):
         overwrite(x, lambda old: masked_fill(old, index, float(value)))
     else:
         chosen = places(x, index)

@@ -178,14 +178,19 @@ def take(x: Tensor, index: Index | tuple[Index, ...] | Tensor | np.ndarray | Seq
     x: of any type and shape; the result has NumPy's shape.
     Raises ArgumentError for other indices, for one outside its dimension, and for too many.
     """
-    given = _parts(index)
-    arrays = sum(isinstance(each, (Tensor, np.ndarray, list, range)) for each in given)
+    given = parts_of(index)
+    arrays = picks(given)
     if not arrays:
         return blocks.take(x, given)
     return _picked(x, given) if arrays == len(given) else _picked_apart(x, given)
 
 
-def _parts(index: Any) -> tuple[Any, ...]:
+def picks(parts: tuple[Any, ...]) -> int:
+    """Return how many arrays or tensors of indices, or of booleans, are among an index's `parts_of`."""
+    return sum(isinstance(each, (Tensor, np.ndarray, list, range)) for each in parts)
+
+
+def parts_of(index: Any) -> tuple[Any, ...]:
     """Return an index for each dimension, as PyTorch: of lists in a list each is one, a tensor of one is a number."""
     if isinstance(index, list) and any(isinstance(each, (list, tuple, slice, Tensor, np.ndarray)) for each in index):
         index = tuple(index)
@@ -201,7 +206,7 @@ def places(x: Tensor, index: Any) -> np.ndarray:
     index: as for `take`; tensors are read to the host. As in PyTorch, and not in NumPy, whole numbers come before
     arrays: they do not decide where the arrays' dimensions are in the result.
     """
-    given = [each.numpy() if isinstance(each, Tensor) else each for each in _parts(index)]
+    given = [each.numpy() if isinstance(each, Tensor) else each for each in parts_of(index)]
     # Of booleans as many as they have dimensions.
     spans = [0 if each is None or each is ... else np.ndim(each) if _is_kind("b", each) else 1 for each in given]
     for at in [at for at, each in enumerate(given) if each is ...][:1]:

@@ -66,9 +66,10 @@ def on_host(function: Any, x: Tensor, axis: int | Sequence[int] | None, keepdims
 
     Raises ArgumentError for a dimension that x does not have, and for a result outside int32.
     """
+    values = x.numpy()
     try:
         over = axis if axis is None or isinstance(axis, int) else tuple(axis) or None  # () is all, as PyTorch's
-        values = function(x.numpy(), axis=over, keepdims=keepdims)
+        values = function(values, axis=over, keepdims=keepdims)
     except ValueError:
         raise ArgumentError(f"axis {axis!r} does not fit a tensor of shape {x.shape}") from None
     return Tensor(values, x.device)

@@ -36,7 +36,7 @@ def column_stack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 @pytorch_names
-def tensor_split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
+def tensor_split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
     """Return a number of parts along a dimension, the first ones longer by 1, or those between the given indices.
 
     Raises ArgumentError where a part would be empty.
@@ -64,12 +64,12 @@ def block_diag(*tensors: Tensor) -> Tensor:
     return concat(rows, 0)
 
 
-def broadcast_tensors(*tensors: Tensor) -> list[Tensor]:
+def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return tensors repeated to the shape to which they broadcast."""
     shape: tuple[int, ...] = ()
     for x in tensors:
         shape = broadcast_shape("broadcast_tensors", shape, x.shape)
-    return [broadcast_to(x, shape) for x in tensors]
+    return tuple([x if x.shape == shape else broadcast_to(x, shape) for x in tensors])
 
 
 def cartesian_prod(*tensors: Tensor) -> Tensor:
@@ -78,12 +78,12 @@ def cartesian_prod(*tensors: Tensor) -> Tensor:
     return stack([reshape(each, (-1,)) for each in grids], 1) if len(tensors) > 1 else grids[0]
 
 
-def hsplit(x: Tensor, indices_or_sections: int | Sequence[int]) -> list[Tensor]:
+def hsplit(x: Tensor, indices_or_sections: int | Sequence[int]) -> tuple[Tensor, ...]:
     """Return `tensor_split` along the second dimension, or along the only one."""
     return tensor_split(x, indices_or_sections, 0 if x.ndim == 1 else 1)
 
 
-def vsplit(x: Tensor, indices_or_sections: int | Sequence[int]) -> list[Tensor]:
+def vsplit(x: Tensor, indices_or_sections: int | Sequence[int]) -> tuple[Tensor, ...]:
     """Return `tensor_split` along the first dimension."""
     return tensor_split(x, indices_or_sections, 0)
 

@@ -17,7 +17,7 @@ from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.ordered import norm
 from clcomm.engine.ops.reduce import sum
 from clcomm.engine.ops.shape import reshape, transpose, unshared, unsqueeze
-from clcomm.engine.tensor import Tensor
+from clcomm.engine.tensor import BOOL, Tensor, float_tensor
 from clcomm.engine.view import Block, block_of, viewed
 from clcomm.errors import ArgumentError
 
@@ -89,7 +89,7 @@ def diag(x: Tensor, diagonal: int = 0) -> Tensor:
 
 def trace(x: Tensor) -> Tensor:
     """Return the sum of a matrix's diagonal."""
-    return sum(diagonal(x))
+    return sum(diagonal(float_tensor("trace", x) if x.dtype == BOOL else x))
 
 
 def _places(rows: int, columns: int, offset: int) -> np.ndarray:
@@ -111,7 +111,7 @@ def vector_norm(
 
 def dist(a: Tensor, b: Tensor, p: float = 2.0) -> Tensor:
     """Return the norm of order p of a - b, which broadcast."""
-    return vector_norm(sub(a, b), p)
+    return vector_norm(sub(a, float_tensor("dist", b)), p)
 
 
 def cdist(x1: Tensor, x2: Tensor, p: float = 2.0) -> Tensor:

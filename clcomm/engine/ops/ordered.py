@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import math
 from numbers import Real
 from typing import Any, NamedTuple
@@ -390,12 +389,11 @@ def norm(x: Tensor, p: float | str = 2, axis: int | tuple[int, ...] | None = Non
 
 
 @pytorch_names
-def chunk(x: Tensor, chunks: int, axis: int = 0) -> list[Tensor]:
+def chunk(x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
     """Return at most `chunks` parts along a dimension, of equal size but the last; x: of any type and shape."""
     if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
         raise ArgumentError(f"chunk: axis {axis!r} does not fit a tensor of shape {x.shape}")
     length = x.shape[axis]
     if chunks < 1:
         raise ArgumentError(f"chunk: chunks: expected 1 or more, got {chunks!r}")
-    size = -(-length // chunks)
-    return list(split(x, [builtins.min(size, length - first) for first in range(0, length, size)], axis))
+    return split(x, -(-length // chunks) if length else [0] * chunks, axis)

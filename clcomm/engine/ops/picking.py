@@ -8,19 +8,22 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.ops.arrangement import flip, repeat
+from clcomm.engine.ops.broadcasting import broadcast_shape
 from clcomm.engine.ops.casts import moved
 from clcomm.engine.ops.comparisons import masked_fill, where
 from clcomm.engine.ops.elementwise import add, mul
 from clcomm.engine.ops.indexing import _axis, gather, index_select, spread, take
 from clcomm.engine.ops.names import pytorch_names
+from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.shape import reshape, swap_dimensions, transpose, unshared
 from clcomm.engine.tensor import Tensor, float_tensor
 from clcomm.errors import ArgumentError
 
 
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the elements where a mask of x's shape is true, as one dimension; the mask is read to the host."""
-    return take(x, mask)
+    """Return the elements where a mask is true, which broadcast, as one dimension; the mask is read to the host."""
+    shape = broadcast_shape("masked_select", (1,), broadcast_shape("masked_select", x.shape, mask.shape))
+    return take(broadcast_to(x, shape), broadcast_to(mask, shape))
 
 
 @pytorch_names

@@ -78,7 +78,7 @@ class WholeQuotient(OfTwo):
 
 
 def _pair(name: str, a: Tensor | float, b: Tensor) -> tuple[Tensor, Tensor]:
-    return both(name, a if isinstance(a, Tensor) else constant(b.device, float(a)), b)
+    return both(name, a if isinstance(a, Tensor) else constant(b.device, float(a)), float_tensor(name, b))
 
 
 def log1p(x: Tensor) -> Tensor:

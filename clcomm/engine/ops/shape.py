@@ -148,6 +148,8 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     first, last = [dim + x.ndim if dim < 0 else dim for dim in (start_dim, end_dim)]
     if not 0 <= first <= max(last, 0) < max(x.ndim, 1):
         raise ArgumentError(f"flatten: dimensions {start_dim} to {end_dim} do not fit a tensor of shape {x.shape}")
+    if first == last and x.ndim:
+        return x
     merged = math.prod(x.shape[first : last + 1])
     return _reshaped(x, (*x.shape[:first], merged, *x.shape[last + 1 :]))
 
