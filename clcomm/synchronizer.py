@@ -51,7 +51,8 @@ class Synchronizer:
             change the gradients then, all but the last micro-batch of a step belong in `no_sync()`, and every rank
             runs the same collectives.
         check_replicas_every: compare the replicas' hashes after so many synchronisations; 0: after broadcasts, and
-            before the first one, only.
+            before the first one, only. Ranks of several libraries or kinds of device compare them after the first
+            step and every 100th then, and go on with those of most ranks.
         check_start: compare them before a model's first synchronisation, where a forgotten `broadcast_parameters`
             shows; False: the ranks' parameters are to differ.
         on_divergence: where they differ, "raise" DivergenceError on every rank, or "rebroadcast" the parameters that

@@ -68,3 +68,30 @@ def test_a_schedule_that_all_ranks_follow_costs_few_messages():
         rest[2].lr = 0.1 / (step + 2)
         counts.append(comm.stats.total("all_gather", "new settings of an optimizer")["calls"])
     assert counts[-1] == 16 + 63 // 16 - 1
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(("key", "value"), [("lr", 0.2), ("betas", (0.9, 0.99)), ("weight_decay", 0.5), ("lr", None)])
+def test_pytorchs_optimizers_are_compared_too(torch, key, value):
+    comm, model = Communicator(), torch.nn.Linear(3, 2)
+    sync, optimizer = Synchronizer(comm), torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    sync.broadcast_parameters(model)
+    try:
+        for step in range(12):
+            optimizer.zero_grad()
+            model(torch.full((2, 3), 1.0 + comm.rank)).sum().backward()
+            sync.sync_gradients(model)
+            if step == 5 and value is not None and comm.rank == comm.size - 1:
+                optimizer.param_groups[0][key] = value
+            optimizer.step()
+            schedule.step()
+            if comm.rank == 0:  # an optimizer of this rank's own is no difference
+                own = torch.nn.Parameter(torch.ones(1))
+                own.grad = torch.ones(1)
+                torch.optim.SGD([own], lr=0.1 * (step + 1)).step()
+    except MismatchError as error:
+        assert value is not None and step == 6, "at the synchronisation after the step that used it"
+        assert "optimizer" in str(error)
+    else:
+        assert value is None

@@ -125,6 +125,9 @@ class ModelAdapter(GradientMoves, Protocol):
     def decides_bits(self) -> list[str]:
         """Return in words what of this process decides the bits of a batch's gradient."""
 
+    def new_settings(self) -> dict[int, str]:
+        """Return what optimizers have begun to step with, by their ids; a caller that compares them clears it."""
+
     def without_own_averaging(self) -> AbstractContextManager[None]:
         """Return a block in which the library itself averages no gradients over ranks in backward."""
 
@@ -202,6 +205,9 @@ class CopyingAdapter:
 
     def decides_bits(self) -> list[str]:
         return []
+
+    def new_settings(self) -> dict[int, str]:
+        return {}
 
     def without_own_averaging(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -93,7 +93,10 @@ class NativeAdapter:
         return RandomStream.of(self.flat_space.device)
 
     def decides_bits(self) -> list[str]:
-        return [f"a device of {self.flat_space.device.cl_device.platform.name.strip()}"]
+        return [f"device: {self.flat_space.device.family}"]
+
+    def new_settings(self) -> dict[int, str]:
+        return self.flat_space.new_settings
 
     def without_own_averaging(self) -> AbstractContextManager[None]:
         return nullcontext()

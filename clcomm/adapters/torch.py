@@ -22,6 +22,7 @@ with needed("torch"):
 
 from clcomm.adapters.torch_slots import ModuleTree, Slot, real, tensor_on, values
 from clcomm.tensors.arrays import HostCopies
+from clcomm.tensors.step_settings import StepSettings
 
 # Half precision has no arithmetic in NumPy (bfloat16) or MPI (both), and too few bits for a sum over ranks.
 _FLAT_DTYPES = {
@@ -56,7 +57,7 @@ class TorchAdapter(CopyingAdapter):
             raise ArgumentError("model: expected at least one parameter with requires_grad, got none")
         self.specs = tuple(_spec(name, parameter) for name, parameter in self._parameters.items())
         self._slots = {name: Slot(parameter) for name, parameter in self._parameters.items()}
-        self._tree = ModuleTree(model)
+        self._tree, self._settings = ModuleTree(model), StepSettings(self._parameters.values())
         self.count_copies(lambda phase: None)
 
     def count_copies(self, notify: Callable[[Phase], None]) -> None:
@@ -93,7 +94,11 @@ class TorchAdapter(CopyingAdapter):
         return _NUMBERS
 
     def decides_bits(self) -> list[str]:
-        return [f"PyTorch {torch.__version__} with {torch.get_num_threads()} threads"]
+        kinds = ", ".join(sorted({each.device.type for each in self._members.values()}))
+        return [f"PyTorch {torch.__version__} with {torch.get_num_threads()} threads on {kinds}"]
+
+    def new_settings(self) -> dict[int, str]:
+        return self._settings.new
 
     def without_own_averaging(self) -> AbstractContextManager[None]:
         if not isinstance(self._model, torch.nn.parallel.DistributedDataParallel):

@@ -21,7 +21,9 @@ from clcomm.horovod.operations import AllReduce, ReduceOp
 from clcomm.horovod.world import ProcessSet, global_process_set
 from clcomm.stats.events import Phase
 from clcomm.stats.now import count_step
+from clcomm.sync.agreement import SettingsAgreement
 from clcomm.synchronizer import GRADIENTS
+from clcomm.tensors.step_settings import StepSettings
 
 
 class Reductions:
@@ -140,6 +142,7 @@ class Reduction:
         if self._buckets is not None and self._generation == world.generation():
             self._buckets.drop()
         self._generation, self._left_names = world.generation(), set(trained)
+        self._settings, self._agreement = StepSettings(trained.values()), SettingsAgreement()
         self.start_over()
         for parameter in trained.values():
             if parameter not in self._hooked:
@@ -229,11 +232,14 @@ class Reduction:
         if self._number >= 0 and (known_reductions.several or global_process_set.some_joined):
             _stepping(self._number)
         self._buckets.finish()
+        if self._buckets.all_took_part:  # ranks that have joined compare nothing
+            self._agreement.compare(self._buckets.comm, self._settings.new)
         if self.is_numbered:
             global_process_set.some_joined = not self._buckets.all_took_part
 
     def require_same_start(self) -> None:
-        """Compare the ranks' parameters before the first reduction without buckets; collective then."""
+        """Compare new settings, and before the first reduction without buckets the ranks' parameters; collective."""
+        self._agreement.compare(self._process_set.communicator(), self._settings.new)
         if not self._is_compared:
             self._is_compared = True
             require_same_start(self._process_set.communicator(), self.trained())

@@ -13,6 +13,8 @@ from clcomm.errors import MismatchError
 
 #: The label under which the Communicator's stats count comparisons.
 CHECKS = "checks"
+#: So many changes of optimizers' settings are compared one by one, and later ones together.
+_FIRST_CHANGES = 16
 
 
 def require_agreement(
@@ -36,6 +38,28 @@ def require_agreement(
     if all(theirs == everyone[0] for theirs in everyone):
         return False
     raise MismatchError(f"{what}: {_first_difference(everyone, comm.name_ranks)}; {remedy}")
+
+
+class SettingsAgreement:
+    """Compares what ranks' optimizers step with where that is new: at the first changes, then at every 16th."""
+
+    def __init__(self) -> None:
+        self._seen, self._changes = list[str](), 0
+
+    def compare(self, comm: Communicator, new: dict[int, str]) -> None:
+        """Take new settings; MismatchError on every rank where they differ. Collective where there are some.
+
+        A rank alone with a new setting is in another collective than the others, which all ranks raise.
+        """
+        if not new:
+            return
+        self._seen += new.values()
+        new.clear()
+        self._changes += 1
+        if self._changes <= _FIRST_CHANGES or not self._changes % _FIRST_CHANGES:
+            seen, self._seen = self._seen, []
+            remedy = "set learning rates by what all ranks know, such as a loss that was all-reduced"
+            require_agreement(comm, "optimizer", seen, remedy, label="new settings of an optimizer")
 
 
 def _first_difference(everyone: list[list[str]], name_of: Callable[[Sequence[int]], str]) -> str:

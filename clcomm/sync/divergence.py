@@ -68,16 +68,18 @@ class ReplicaGuard:
         self._repair(space, found, broadcast)
 
     def check(
-        self, space: SharedSpace, broadcast: Callable[[int], None], with_frozen: bool = False, with_state: bool = False
-    ) -> None:
+        self, space: SharedSpace, broadcast: Callable[[int], None], with_frozen: bool = False, with_state: bool = False,
+        repairs: bool = False,
+    ) -> None:  # fmt: skip
         """Compare the replicas; where they differ raise DivergenceError on every rank, or broadcast the majority's.
 
         Args:
             broadcast: sends one rank's parameters, given by its number, to all ranks, and compares them.
             with_frozen, with_state: compare frozen parameters, or the attached optimizer's state, too.
+            repairs: broadcast in any case.
         """
         found = self._find(space, with_frozen, with_state)
-        if self.on_divergence == "raise":
+        if self.on_divergence == "raise" and not repairs:
             _raise(found)
         else:
             self._repair(space, found, broadcast)
@@ -103,7 +105,7 @@ class ReplicaGuard:
 
     def _broadcast_optimizer(self, space: SharedSpace, source: int) -> None:
         optimizer = self._optimizers.get(id(space.model))
-        if optimizer is None:
+        if optimizer is None or space.has_several_libraries:
             return
         state = optimizer.state_dict() if self._comm.rank == source else None
         state = self._comm.broadcast_object(state, source, label=CHECKS)
@@ -135,7 +137,7 @@ def find_divergence(
     space.adapter.pull_parameters()
     by_slot = comm.all_gather(np.array([*_hashes_of_slots(space), *besides.values()], np.uint64), label=CHECKS)
     names = [*(place.name for place in space.layout.ranges), *besides]
-    return Divergence(describe(names, by_slot, comm.name_ranks), _majority(hashes)[0])
+    return Divergence(describe(names, by_slot, comm.name_ranks) + space.said_kinds(comm), _majority(hashes)[0])
 
 
 def _hashes_of_frozen(space: SharedSpace) -> dict[str, int]:

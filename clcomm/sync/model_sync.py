@@ -18,6 +18,7 @@ from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.job.job import this_job
 from clcomm.policies.policy import LocalSteps
+from clcomm.sync.agreement import SettingsAgreement
 from clcomm.sync.auto_buckets import AutoBuckets
 from clcomm.sync.bit_flip import MEAN, OWN, PlannedFlip
 from clcomm.sync.bucket_plan import GRADIENTS, BucketPlan, PlanSettings
@@ -71,8 +72,8 @@ class ModelSync:
         self.space = space
         #: How many times the gradients were averaged.
         self.synchronisations = 0
-        #: The optimizers' settings that ranks have yet to compare, and how often there were new ones.
-        self.settings_seen, self.changes = list[str](), 0
+        #: What compares what ranks' optimizers step with.
+        self.settings = SettingsAgreement()
         #: Whether all ranks have been given the same parameters.
         self.is_alike = False
         #: Whether the gradients were to be averaged, or the replicas compared for that.

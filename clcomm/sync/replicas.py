@@ -9,7 +9,7 @@ import numpy as np
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.stats.now import count_step
-from clcomm.sync.agreement import CHECKS, require_agreement
+from clcomm.sync.agreement import CHECKS
 from clcomm.sync.divergence import ReplicaGuard
 from clcomm.sync.known_models import KnownModels
 from clcomm.sync.model_ranks import refuse_mixing
@@ -17,8 +17,8 @@ from clcomm.sync.model_sync import ModelSync
 from clcomm.sync.parameter_broadcast import average_parameters, broadcast_buffers, broadcast_parameters
 from clcomm.sync.sample_weights import SampleWeights
 
-#: So many changes of an optimizer's settings are compared one by one, and later ones together.
-_FIRST_CHANGES = 16
+#: Ranks of several libraries or kinds of device compare their replicas after the first step, and so often.
+_MIXED_EVERY = 100
 _log = logging.getLogger("clcomm")
 
 
@@ -77,14 +77,14 @@ class Replicas:
 
     # --- comparisons ---
 
-    def check(self, model: object) -> None:
-        """See `Synchronizer.check_replicas`."""
+    def check(self, model: object, repairs: bool = False) -> None:
+        """See `Synchronizer.check_replicas`; repairs: whatever `on_divergence` says, make the replicas alike."""
         ours = self._models.of(model)
         if ours.local_steps is not None:
             return  # ranks differ between a policy's outer steps
         if ours.sharded_update is not None:
             ours.sharded_update.require_same_settings()
-        self._guard.check(ours.space, lambda root: self.broadcast(model, root))
+        self._guard.check(ours.space, lambda root: self.broadcast(model, root), repairs=repairs)
 
     def check_all(self, ours: ModelSync, state: bool) -> None:
         """Compare frozen parameters too, and the attached optimizer's state; act as `check` does. Collective."""
@@ -100,20 +100,9 @@ class Replicas:
         ours.has_started = True
 
     def compare_settings(self, ours: ModelSync) -> None:
-        """Compare what optimizers step with where that is new: at the first changes, then at every 16th; collective.
-
-        A rank alone with a new setting is in another collective than the others, which all ranks raise.
-        """
-        flat = ours.space.flat_space
-        if flat is None or not flat.new_settings:
-            return
-        ours.settings_seen += flat.new_settings.values()
-        flat.new_settings.clear()
-        ours.changes += 1
-        if ours.changes <= _FIRST_CHANGES or not ours.changes % _FIRST_CHANGES:
-            seen, ours.settings_seen = ours.settings_seen, []
-            remedy = "set learning rates by what all ranks know, such as a loss that was all-reduced"
-            require_agreement(self._comm, "optimizer", seen, remedy, label="new settings of an optimizer")
+        """Compare what optimizers step with where that is new, unless ranks have those of several libraries."""
+        if not ours.space.has_several_libraries:
+            ours.settings.compare(self._comm, ours.space.adapter.new_settings())
 
     def _expect_gradients(self, ours: ModelSync) -> None:
         """Log a warning where no rank has a gradient; collective."""
@@ -125,5 +114,7 @@ class Replicas:
         """Note that a model's gradients were averaged, and compare the replicas where that is due."""
         ours.count_synchronisation()
         count_step(id(ours))
-        if self._guard.every and ours.synchronisations % self._guard.every == 0:
-            self.check(ours.space.model)
+        done, is_mixed = ours.synchronisations, ours.space.is_mixed
+        every = self._guard.every or (_MIXED_EVERY if is_mixed else 0)
+        if (every and done % every == 0) or (is_mixed and done == 2):
+            self.check(ours.space.model, repairs=not self._guard.every)

@@ -12,7 +12,7 @@ from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, ClcommError
 from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.precision import FLOAT32, Precision
-from clcomm.sync.agreement import require_agreement
+from clcomm.sync.agreement import CHECKS, require_agreement
 
 if TYPE_CHECKING:
     from clcomm.engine.flat import FlatSpace
@@ -33,7 +33,9 @@ class SharedSpace:
         self.shards: Any = None
         self.padded: FlatArrays
         self.arrays: FlatArrays
-        self.adapter = _adapter_on_all(comm, model, precision)
+        #: What each rank computes with, in words; one for all of them where they have the same.
+        self.kinds: list[str]
+        self.adapter, self.kinds = _adapter_on_all(comm, model, precision)
         self.adapter.count_copies(comm.notify_phase)
         if self.adapter.fold is not None:
             comm.fold_with(self.adapter.fold)
@@ -44,6 +46,22 @@ class SharedSpace:
         grads = comm.allocate(whole)
         reduced = grads if comm.size == 1 else comm.allocate_common(whole)
         self.move(FlatArrays(comm.allocate(self.precision.nbytes(whole)), grads, reduced))
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether ranks compute with several libraries or kinds of device, whose optimizers may round differently."""
+        return len(self.kinds) > 1
+
+    @property
+    def has_several_libraries(self) -> bool:
+        """Whether ranks have models of several libraries."""
+        return len({kind.partition(",")[0] for kind in self.kinds}) > 1
+
+    def said_kinds(self, comm: Communicator) -> str:
+        """Return in words what ranks compute with where that differs."""
+        ranks = {kind: [r for r, each in enumerate(self.kinds) if each == kind] for kind in self.kinds}
+        said = " and ".join(f"{kind} on {comm.name_ranks(own)}" for kind, own in ranks.items())
+        return f"; they compute with {said}, which may round differently" if self.is_mixed else ""
 
     @property
     def flat_space(self) -> FlatSpace | None:
@@ -99,24 +117,27 @@ class SharedSpace:
         self.attach()
 
 
-def _adapter_on_all(comm: Communicator, model: object, precision: Precision) -> ModelAdapter:
-    """Return the model's adapter; every rank raises where one refuses model or precision, or the parameters differ."""
-    refusal = None
+def _adapter_on_all(comm: Communicator, model: object, precision: Precision) -> tuple[ModelAdapter, list[str]]:
+    """Return the model's adapter, and what ranks compute with.
+
+    Every rank raises where one refuses model or precision, or the parameters differ.
+    """
+    refusal, kind = None, ""
     try:
         adapter = adapter_of(model)
         _store(adapter, model, precision)
         stored = "" if precision.is_full else f" stored in {precision}"
         lines = [f"{spec.name} {spec.shape} {spec.dtype}{stored}" for spec in adapter.specs]
+        kind = ", ".join([type(adapter).__name__, *adapter.decides_bits()])
     except ClcommError as error:
         refusal, lines = error, [str(error)]
-    flat: FlatSpace | None = None if refusal is not None else getattr(adapter, "flat_space", None)
-    family = "" if flat is None else flat.device.family
-    are_alike = require_agreement(comm, "parameters", lines, "build the same model on every rank", family)
+    are_alike = require_agreement(comm, "parameters", lines, "build the same model on every rank", kind)
     if refusal is not None:
         raise refusal
+    flat: FlatSpace | None = getattr(adapter, "flat_space", None)
     if flat is not None:
         flat.has_alike_devices = are_alike
-    return adapter
+    return adapter, [kind] if are_alike else comm.all_gather_object(kind, label=CHECKS)
 
 
 def _store(adapter: ModelAdapter, model: object, precision: Precision) -> None:

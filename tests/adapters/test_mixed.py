@@ -10,7 +10,7 @@ import pytest
 
 from clcomm import Communicator, Synchronizer, clip_grad_norm
 from clcomm.engine import intel_runtime
-from clcomm.errors import ArgumentError, MismatchError, NonFiniteError
+from clcomm.errors import ArgumentError, DivergenceError, MismatchError, NonFiniteError
 from tests.adapters.libraries import SHAPES, library
 from tests.adapters.test_contract import assert_bits, drawn, mean
 from tests.faults.launch import finish, start
@@ -110,6 +110,63 @@ def test_logical_shards_which_promise_bits_are_refused_on_every_rank(lib, comm):
     assert len(set(comm.all_gather_object(one_line(caught)))) == 1
 
 
+OPTIMIZERS = {"sgd": ("SGD", {}), "momentum": ("SGD", {"momentum": 0.9}), "adam": ("Adam", {})}
+
+
+@SEVERAL
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("engine_is", [0, 1])
+def test_optimizers_of_two_libraries_step_to_the_same_bits_or_are_made_alike(torch, caplog, kind, engine_is):
+    from clcomm import optim
+
+    name, options = OPTIMIZERS[kind]
+    comm = Communicator()
+    is_engine = comm.rank % 2 == engine_is
+    lib, source = library("clcomm" if is_engine else "torch"), optim if is_engine else torch.optim
+    model, sync = lib.model(), Synchronizer(comm)
+    optimizer = getattr(source, name)(model.parameters(), lr=0.05, **options)
+    sync.broadcast_parameters(model)
+    for step in range(2):
+        optimizer.zero_grad()
+        lib.backward(model, drawn(comm.rank, step))
+        with caplog.at_level("WARNING", "clcomm"):
+            sync.sync_gradients(model)
+        assert sync.guard.divergences == 0 or step
+        if step == 0:
+            optimizer.step()
+    sync.check_replicas(model)
+    said = comm.broadcast_object(caplog.messages)
+    assert len(said) == sync.guard.divergences
+    assert all("NativeAdapter" in line and "TorchAdapter" in line and "go on with rank 0's" in line for line in said)
+
+
+@SEVERAL
+@pytest.mark.parametrize("every", [0, 3])
+def test_ranks_of_another_kind_that_drift_are_compared_by_themselves_or_as_asked(caplog, monkeypatch, every):
+    from clcomm.adapters.numpy import NumpyAdapter
+
+    comm, lib = Communicator(), library("numpy")
+    monkeypatch.setattr(NumpyAdapter, "decides_bits", lambda _: [f"kind {comm.rank % 2}"])
+    model, sync = lib.model(), Synchronizer(comm, check_replicas_every=every)
+    sync.broadcast_parameters(model)
+    with caplog.at_level("WARNING", "clcomm"):
+        for step in range(every or 102):
+            lib.backward(model, drawn(comm.rank, step))
+            try:
+                sync.sync_gradients(model)
+            except DivergenceError as error:
+                assert every and step == 1 and "NumpyAdapter, kind 1 on rank" in str(error)
+                break
+            assert sync.guard.divergences == (step > 0) + (step > 98)
+            for name in SHAPES:
+                values = lib.parameter(model, name).data
+                values -= np.float32(0.1) * lib.gradient(model, name)
+                if comm.rank % 2:
+                    values[...] = np.nextafter(values, np.float32(9))
+            sync.models.of(model).space.adapter.drop_gradients()
+    assert len(comm.broadcast_object(caplog.messages)) == (not every)
+
+
 VENDORS = """
 import numpy as np
 from clcomm.host.launcher import launched_rank
@@ -152,12 +209,36 @@ if comm.rank == 0:
     off = max(np.abs(a - b).max() / np.abs(b).max() for a, b in pairs)
     print(len(set(kinds)), len(set(hashes)), len(hashes), shares[-1] < BATCH < shares[0], off < 1e-4)
 """
+STEPPED = """
+import numpy as np
+from clcomm.host.launcher import launched_rank
+os.environ["{variable}"] = {values}[launched_rank() % 2]
+from clcomm import Synchronizer, optim
+from clcomm.engine import Tensor, default_device, nn
+from benchmarks.mixed_rank import hash_of
+
+comm, found = Communicator(), []
+made = {{"SGD": {{"weight_decay": 0.01}}, "Adam": {{"weight_decay": 0.01}}, "AdamW": {{}},
+        "RMSprop": {{"momentum": 0.9}}, "Adagrad": {{}}, "Adadelta": {{}}, "RAdam": {{}}}}
+for name, options in [*made.items(), ("SGD", {{"momentum": 0.9, "nesterov": True}}), ("SGD", {{"momentum": 0.9}})]:
+    model, sync = nn.Linear(37, 53, seed=1), Synchronizer(comm, check_replicas_every=1)  # after each step
+    optimizer, draw = getattr(optim, name)(model.parameters(), lr=0.05, **options), np.random.default_rng(comm.rank)
+    for step in range(20):
+        optimizer.zero_grad()
+        sum((p * Tensor(draw.standard_normal(p.shape).astype("f4"))).sum() for p in model.parameters()).backward()
+        sync.sync_gradients(model)
+        optimizer.step()
+    found.append(len(set(comm.all_gather_object(hash_of(sync, model)))))
+kinds = set(comm.all_gather_object(default_device().cl_device.name + default_device().driver))
+if comm.rank == 0:
+    print(len(kinds), set(found) == {{1}}, len(found))
+"""
 INTEL = pytest.mark.skipif(intel_runtime.library() is None, reason="Intel's runtime is not installed; make intel")
 
 
-def run_vendors(tmp_path, variable: str, values: tuple[str, str], shards: str = "None"):
+def run_vendors(tmp_path, variable: str, values: tuple[str, str], shards: str = "None", script: str = VENDORS):
     path = os.pathsep.join(["."] + [each for each in sys.path if each])
-    script = VENDORS.format(variable=variable, values=values, shards=shards)
+    script = script.format(variable=variable, values=values, shards=shards)
     return finish(start(tmp_path, script, ranks=4, PYTHONPATH=path))
 
 
@@ -177,3 +258,12 @@ def test_runtimes_of_two_vendors_are_refused_with_logical_shards_in_one_line(tmp
     ended = run_vendors(tmp_path, "CLCOMM_DEVICE", ("portable", "intel"), "8")
     (line,) = ended.clcomm_lines()
     assert ended.code and "shards: expected the same on every rank" in line and "Intel" in line, ended.err
+
+
+@pytest.mark.parametrize(
+    ("variable", "values"),
+    [("POCL_DEVICES", ("pthread", "basic")), pytest.param("CLCOMM_DEVICE", ("portable", "intel"), marks=INTEL)],
+)
+def test_optimizers_of_several_devices_step_to_the_same_bits(tmp_path, variable, values):
+    ended = run_vendors(tmp_path, variable, values, script=STEPPED)
+    assert ended.code == 0 and ended.out.split() == ["2", "True", "9"], ended.err

@@ -116,3 +116,24 @@ def test_a_forgotten_broadcast_of_parameters_is_an_error_in_the_first_step(hvd, 
         step()
     rows = hvd.allgather(bits_of(model)[None])
     assert all(torch.equal(row, rows[0]) for row in rows)
+
+
+@pytest.mark.parametrize("op", ["Average", "Adasum"])
+@pytest.mark.parametrize(("begin", "key", "value"), [(0, "lr", 0.2), (3, "betas", (0.9, 0.99)), (2, "lr", None)])
+def test_settings_that_differ_are_an_error_on_every_rank_at_the_next_step(hvd, op, begin, key, value):
+    model = net()
+    optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(model.parameters()), op=getattr(hvd, op))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    try:
+        for step in range(8):
+            optimizer.zero_grad()
+            model(batch_of(hvd.rank(), step)).square().sum().backward()
+            if step == begin and hvd.rank() and value is not None:
+                optimizer.param_groups[0][key] = value
+            optimizer.step()
+            schedule.step()
+    except MismatchError as error:
+        assert value is not None and step == begin + 1
+        assert "optimizer" in str(error) and "\n" not in str(error)
+    else:
+        assert value is None or hvd.size() == 1

@@ -1,0 +1,51 @@
+"""What PyTorch's optimizers step with: learning rates and the like, noted where they are new, for ranks to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from numbers import Real
+from typing import Any
+from weakref import WeakKeyDictionary, WeakMethod, finalize
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+
+class StepSettings:
+    """Notes what the optimizers of some parameters step with: PyTorch reports the steps of all optimizers.
+
+    parameters: an optimizer counts whose first parameter is one of them.
+
+    Attributes:
+        new: the settings that no comparison has taken yet, by the optimizer's id.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor]):
+        self._ids = set(map(id, parameters))
+        self._known: WeakKeyDictionary[torch.optim.Optimizer, str] = WeakKeyDictionary()
+        self.new: dict[int, str] = {}
+        note = WeakMethod(self._note)  # PyTorch keeps its hooks
+
+        def hook(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            if (own := note()) is not None:
+                own(optimizer)
+
+        finalize(self, register_optimizer_step_pre_hook(hook).remove)
+
+    def _note(self, optimizer: torch.optim.Optimizer) -> None:
+        groups = optimizer.param_groups
+        if id(next((each for group in groups for each in group["params"]), None)) in self._ids:
+            said = "; ".join(map(_said, groups))
+            if self._known.get(optimizer) != said:
+                self._known[optimizer] = said
+                self.new[id(optimizer)] = f"{type(optimizer).__name__} with {said}"
+
+
+def _said(group: Mapping[str, Any]) -> str:
+    """Return a group's numbers in words, without those that the host would have to wait for."""
+    held = {name: each.tolist() if _is_here(each) else each for name, each in group.items()}
+    return ", ".join(f"{name} {each}" for name, each in held.items() if isinstance(each, (Real, tuple)))
+
+
+def _is_here(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
