@@ -221,8 +221,9 @@ comm, found = Communicator(), []
 made = {{"SGD": {{"weight_decay": 0.01}}, "Adam": {{"weight_decay": 0.01}}, "AdamW": {{}},
         "RMSprop": {{"momentum": 0.9}}, "Adagrad": {{}}, "Adadelta": {{}}, "RAdam": {{}}}}
 for name, options in [*made.items(), ("SGD", {{"momentum": 0.9, "nesterov": True}}), ("SGD", {{"momentum": 0.9}})]:
-    model, sync = nn.Linear(37, 53, seed=1), Synchronizer(comm, check_replicas_every=1)  # after each step
+    model, sync = nn.Linear(37, 53), Synchronizer(comm, check_replicas_every=1)
     optimizer, draw = getattr(optim, name)(model.parameters(), lr=0.05, **options), np.random.default_rng(comm.rank)
+    sync.broadcast_parameters(model)
     for step in range(20):
         optimizer.zero_grad()
         sum((p * Tensor(draw.standard_normal(p.shape).astype("f4"))).sum() for p in model.parameters()).backward()
