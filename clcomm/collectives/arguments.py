@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.errors import ArgumentError, MismatchError
-from clcomm.host.arrays import is_plain
+from clcomm.host.arrays import is_plain, note_write
 from clcomm.host.bfloat16 import BFLOAT16, dtype_name
 from clcomm.transport.reduction import FOLDS, OF_INTEGERS
 from clcomm.units import parse_size
@@ -54,6 +54,7 @@ def writable(array: np.ndarray, name: str) -> tuple[np.ndarray, Callable[[], np.
     flattened = flat(array, name)
     if not array.flags.writeable:
         raise ArgumentError(f"{name}: expected a writable array, got a read-only one")
+    note_write(array)
     if array.flags.c_contiguous:
         return flattened, lambda: array
     if _overlaps_itself(array):

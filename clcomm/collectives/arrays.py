@@ -22,7 +22,7 @@ from clcomm.collectives.prepared import GatherInPlace, MeetAndReduce, PreparedCo
 from clcomm.collectives.runner import CollectiveRunner, refused_on_all
 from clcomm.collectives.world import World
 from clcomm.errors import ArgumentError
-from clcomm.host.arrays import host_array
+from clcomm.host.arrays import host_array, note_write
 from clcomm.transport import mpi_communicators
 from clcomm.transport.reduction import prepared_reduction
 
@@ -103,6 +103,7 @@ class OtherCollectives:
                 f"out: expected a C-contiguous array of {self.size * source.size:,} {source.dtype}, "
                 f"got {out.size:,} {out.dtype}"
             )
+        note_write(out)
         return source.copy() if np.may_share_memory(source, out) else source  # MPI takes no common memory
 
     @refused_on_all

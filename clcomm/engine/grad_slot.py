@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from clcomm.engine.tensor import FLOAT32, Shape, Tensor, copy_into, orders
+from clcomm.engine.tensor import FLOAT32, Shape, Tensor, copy_into
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.missing import MISSING
 
@@ -64,7 +64,7 @@ class Gradient(Tensor):
 
     def note_write(self) -> None:
         """Note a write; a recorded one is not repeated, as the next step has another gradient."""
-        self.device.written_at = self.buffer.written_at = next(orders)
+        self.device.note_write(self.buffer)
 
     def _as_host_array(self) -> np.ndarray:
         """Return a copy: the gradient's memory holds the next one, and all ranks share the average's."""

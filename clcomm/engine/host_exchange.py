@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from clcomm.errors import ArgumentError
-from clcomm.host.arrays import host_array
+from clcomm.host.arrays import HANDED_OUT, host_array
 
 if TYPE_CHECKING:
     from clcomm.engine.device import Device
@@ -86,16 +87,20 @@ class HostExchange:
             return copied
         self.buffer.known = None, ()  # what others write there is not noted
         address = self.device.host_address(self.buffer, max(math.prod(self.shape), 1) * self.dtype.itemsize)
-        return np.asarray(_Memory(self.buffer, address, self.shape, self.dtype))
+        memory = _Memory(address, self.shape, self.dtype, partial(self.device.note_write, self.buffer))
+        first = HANDED_OUT.setdefault(address, memory)
+        memory.first = first if first is not memory else None
+        return np.asarray(memory)
 
 
 class _Memory:
-    """The memory of a buffer, which arrays on it keep alive."""
+    """The memory of a buffer, which arrays on it keep alive, and with it the one that is known for its address."""
 
-    __slots__ = ("__array_interface__", "buffer")
+    __slots__ = ("__array_interface__", "__weakref__", "first", "note_write")
 
-    def __init__(self, buffer: object, address: int, shape: tuple[int, ...], dtype: np.dtype):
-        self.buffer = buffer
+    def __init__(self, address: int, shape: tuple[int, ...], dtype: np.dtype, note_write: Callable[[], None]):
+        self.first: _Memory | None = None
+        self.note_write = note_write  # which has the buffer
         self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": dtype.str, "version": 3}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 #: A launch as observers get it: the kernel, its global size and the event.
 LaunchEvent = tuple[Kernel, Size, "cl.Event"]
 
+#: Numbers operations on the tape and writes to tensors in the order in which the program makes them.
+orders = itertools.count()
 _MOST_KEPT_ARRAYS = 64
 
 
@@ -69,6 +72,10 @@ class LaunchQueue:
         self._enqueue_copy = cl.enqueue_copy
         self._complete = cl.command_execution_status.COMPLETE
         self._error = cl.Error
+
+    def note_write(self, place: Any) -> None:
+        """Note a write to a buffer, or to what stands for one: operations before it that kept it have no backward."""
+        self.written_at = place.written_at = next(orders)
 
     def launch(self, kernel: Kernel, global_size: Size, local_size: Size | None, *args: object) -> None:
         """Queue a kernel; `args` are buffers, tensors and plain or NumPy numbers."""

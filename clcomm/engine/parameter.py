@@ -8,7 +8,7 @@ import numpy as np
 
 from clcomm.engine.device import Device
 from clcomm.engine.grad_slot import GradSlot
-from clcomm.engine.tensor import Tensor, orders
+from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
 
@@ -113,4 +113,4 @@ class LazyParameter(Parameter):
 
     def note_write(self) -> None:
         if self.slot is not None:
-            self.device.written_at = self.slot.written_at = next(orders)
+            self.device.note_write(self.slot)

@@ -7,10 +7,11 @@ from contextlib import nullcontext
 from typing import Any
 
 from clcomm.engine.autograd import Context, Op, backward_again
+from clcomm.engine.launch_queue import orders
 from clcomm.engine.modes import is_recording, modes, surrounded
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.tape import nodes_since
-from clcomm.engine.tensor import Tensor, orders
+from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
 __all__ = ["checkpoint"]

@@ -6,7 +6,6 @@ C-contiguous, so a reshaped tensor shares its buffer.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
@@ -27,9 +26,6 @@ _MOST_ELEMENTS = 2**31 - 1
 
 Shape = tuple[int, ...]
 Outcome = TypeVar("Outcome")
-
-#: Numbers operations on the tape and writes to tensors in the order in which the program makes them.
-orders = itertools.count()
 
 
 class Node:
@@ -174,7 +170,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
 
     def note_write(self) -> None:
         """Note that the values change: operations before it that kept them have no backward any more."""
-        self.device.written_at = self.buffer.written_at = next(orders)
+        self.device.note_write(self.buffer)
         recorder = self.device.recorder
         if recorder is not None:
             recorder.note_write(self)

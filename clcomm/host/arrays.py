@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from clcomm.errors import ArgumentError
 
 #: A page: more than the alignment that any OpenCL device needs to use host memory in place.
 PAGE = 4096
+#: Devices' memory that arrays lie on, by its address, as long as there are such: what has a `note_write`.
+HANDED_OUT: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
@@ -27,6 +30,13 @@ def aligned_zeros(nbytes: int) -> np.ndarray:
     array = aligned_empty((nbytes,), np.uint8)
     array[...] = 0
     return array
+
+
+def note_write(array: np.ndarray) -> None:
+    """Note that an array's elements change, where a device has them: what an operation kept of them is void."""
+    memory = HANDED_OUT.get(array.__array_interface__["data"][0]) if HANDED_OUT else None
+    if memory is not None:
+        memory.note_write()
 
 
 def is_plain(value: object) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import clcomm.engine as ours
+from clcomm import Communicator
 from clcomm.engine import Tensor, fused, no_grad
 from clcomm.engine import functional as F
 from clcomm.engine.nn.utils.rnn import pack_padded_sequence
@@ -145,3 +146,20 @@ def test_a_fused_operation_in_place_reads_what_it_had(device):
         h.sum().backward()
         results.append(leaf.grad.numpy())
     np.testing.assert_allclose(*results, rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["tensor", "array", "dlpack", "out", "read"])
+def test_a_collective_that_writes_to_a_tensor_counts_as_a_write(how):
+    comm = Communicator(transport="solo")
+    x = Tensor(np.ones((64, 3), np.float32), requires_grad=True) * 2.0
+    loss = (x * x).sum()
+    if how == "read":
+        comm.all_gather(x)
+        loss.backward()
+        return
+    if how == "out":
+        comm.all_reduce(np.ones(x.shape, np.float32), out=x)
+    else:
+        comm.broadcast({"tensor": x, "array": np.asarray(x), "dlpack": np.from_dlpack(x)}[how])
+    with pytest.raises(ArgumentError, match="backward: Mul kept a tensor"):
+        loss.backward()
