@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from docs import options
 from docs.extensions import public_names
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in path.parts]
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
 README = (ROOT / "README.md").read_text()
-OPTIONS = (ROOT / "docs" / "options.md").read_text()
+OPTIONS = (ROOT / "docs" / "reference" / "options.md").read_text()
 #: What stands before the Python blocks of a page that are parts of a program; other pages have whole programs.
 PREAMBLES = {
     "README.md": """
@@ -215,13 +216,13 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", line.lower()).strip().replace(" ", "-") for line in lines}
 
 
-def test_a_page_lists_every_option_of_the_example() -> None:
+def test_a_page_has_every_option_of_the_example() -> None:
+    assert options.page() == OPTIONS, "python -m docs.options"
     done = subprocess.run(
         [sys.executable, "-m", "examples.mnist", "--help-all"], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    offered = set(re.findall(r"--[a-z][a-z-]+", done.stdout))
-    listed = set(re.findall(r"`(--[a-z][a-z-]+)", OPTIONS))
-    assert offered == listed | {"--help", "--help-all"}
+    offered = set(re.findall(r"^ +(--[a-z][a-z-]+)", done.stdout, re.MULTILINE))
+    assert len(offered) > 50 and offered <= set(re.findall(r"`(--[a-z][a-z-]+)", OPTIONS)) | {"--help-all"}
 
 
 def test_every_field_of_a_report_is_documented(tmp_path: Path) -> None:
