@@ -53,8 +53,7 @@ def check(job: JobFacts) -> Iterator[Finding]:
         elif facts["size"] != RANKS:
             yield problem(
                 "start", f"of {RANKS} ranks{where} MPI sees {facts['size']}: mpiexec and library are of two MPIs",
-                "pip install --force-reinstall the MPI that you want, uninstall the other (docs/installation.md)",
-                **facts,
+                "pip install --force-reinstall the MPI you want, uninstall the other (docs/installation.md)", **facts,
             )  # fmt: skip
         else:
             yield ok("start", f"{RANKS} ranks start, meet and end in {facts['seconds']:.1f} s{where}", **facts)
