@@ -121,7 +121,7 @@ def _loaded_kind() -> str:
     if ended.returncode or not vendor:
         reason = (ended.stderr.strip() or "no answer").splitlines()[-1]
         raise LaunchError(
-            f"mpi4py: expected an MPI library, got none ({reason}); `{pip_install('mpich')}` or docs/installation.md"
+            f"mpi4py: expected an MPI library, found none ({reason}); `{pip_install('mpich')}` or docs/installation.md"
         )
     if vendor not in KINDS:
         raise LaunchError(
