@@ -47,7 +47,7 @@ class SettingsAgreement:
         self._seen, self._changes = list[str](), 0
 
     def compare(self, comm: Communicator, new: dict[int, str]) -> None:
-        """Take new settings; MismatchError on every rank where they differ. Collective where there are some.
+        """Take new settings; MismatchError on every rank where they differ; collective.
 
         A rank alone with a new setting is in another collective than the others, which all ranks raise.
         """
