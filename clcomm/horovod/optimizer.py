@@ -54,6 +54,9 @@ class _Distributed:
         reduction.note_step()
         return result
 
+    # PyTorch's mark: the class's own step calls the hooks of steps, and this one not once more after load_state_dict.
+    step.hooked = True  # type: ignore[attr-defined]
+
     def _reduced_after(self, closure: Callable[[], object]) -> Any:
         with torch.enable_grad():
             loss = closure()

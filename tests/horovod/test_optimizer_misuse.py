@@ -137,3 +137,23 @@ def test_settings_that_differ_are_an_error_on_every_rank_at_the_next_step(hvd, o
         assert "optimizer" in str(error) and "\n" not in str(error)
     else:
         assert value is None or hvd.size() == 1
+
+
+@pytest.mark.mpi(min_size=1)
+@pytest.mark.parametrize("op", ["Average", "Adasum"])
+@pytest.mark.parametrize("loads", ["no rank", "rank 0", "the others", "all ranks"])
+def test_ranks_of_which_some_have_loaded_a_state_step_alike_and_run_hooks_once(hvd, op, loads):
+    model, steps = net(), []
+    plain = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), op=getattr(hvd, op))
+    if loads == "all ranks" or loads == ("the others" if hvd.rank() else "rank 0"):
+        optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.register_step_post_hook(lambda *_: steps.append(optimizer.param_groups[0]["lr"]))
+    for step in range(4):
+        optimizer.zero_grad()
+        model(batch_of(hvd.rank(), step)).square().sum().backward()
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] *= 0.5
+    assert steps == [0.1, 0.05, 0.025, 0.0125]
+    rows = hvd.allgather(bits_of(model)[None])
+    assert all(torch.equal(row, rows[0]) for row in rows)
