@@ -95,3 +95,28 @@ def test_pytorchs_optimizers_are_compared_too(torch, key, value):
         assert "optimizer" in str(error)
     else:
         assert value is None
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("library", ["engine", "torch"])
+@pytest.mark.parametrize("missed", [0, 1, 3])
+def test_ranks_that_were_interrupted_before_or_after_a_step_begin_anew(library, missed, request):
+    """As where a rank dies in a step: some of those that are left have taken it. A new Synchronizer then meets both."""
+    torch = request.getfixturevalue("torch") if library == "torch" else None
+    model = torch.nn.Linear(3, 2) if torch else nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1) if torch else SGD(model, 0.1)
+    comm, ended = Communicator(), 0
+    for steps in (range(missed + 1), range(missed, missed + 6)):
+        sync = Synchronizer(comm)
+        sync.broadcast_parameters(model)
+        for step in steps:
+            optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
+            optimizer.zero_grad()
+            values = np.full((2, 3), 1.0 + comm.rank, np.float32)
+            model(torch.from_numpy(values) if torch else Tensor(values)).sum().backward()
+            sync.sync_gradients(model)
+            if len(steps) == 6 or step < missed or comm.rank == 0:
+                optimizer.step()
+                ended += 1
+    sync.check_replicas(model)
+    assert ended == missed + 6 + (comm.rank == 0)

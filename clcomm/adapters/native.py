@@ -72,13 +72,14 @@ class NativeAdapter:
         if layout.signature() != self.flat_space.layout.signature():
             raise ArgumentError("layout: expected that of the module's flat space, got another")
         self.flat_space.rebind(arrays.params, arrays.grads, arrays.reduced)
+        self.flat_space.stepped_with.clear()  # ranks that go on without a lost one may have stepped or not
+        self.flat_space.new_settings.clear()
 
     def pull_parameters(self) -> None:
         self.flat_space.pull_params()
 
     def hash_parameters(self) -> int:
-        space = self.flat_space
-        return hash_buffer(space.device, space.params, space.params_nbytes)
+        return hash_buffer(self.flat_space.device, self.flat_space.params, self.flat_space.params_nbytes)
 
     def push_parameters(self) -> None:
         self.flat_space.push_params()

@@ -59,8 +59,8 @@ class FlatSpace(FlatBuffers):
         self.step_averages = False
         #: Whether the ranks that average the gradients have devices of one family, whose kernels compute the same bits.
         self.has_alike_devices = True
-        #: The settings that optimizers have begun to step with since ranks compared them, by the optimizer's id.
-        self.new_settings: dict[int, str] = {}
+        #: The hyper-parameters of optimizers' last steps, and in words those not compared yet, by the optimizer's id.
+        self.stepped_with, self.new_settings = dict[int, list[list[float]]](), dict[int, str]()
         self._on_drop: Callable[[Sequence[str]], None] | None = None
         #: Gradients' way between the device and the host.
         self.moves = GradMoves(self, self.slots)

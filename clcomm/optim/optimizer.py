@@ -78,7 +78,6 @@ class Optimizer:
         self._state = FlatState(self.space)
         self._checked_revision = -1  # the device's revision at the last _find_trained()
         self._runs: list[StateRun] | None = None  # those of a step; None: to be found
-        self._stepped_with: list[list[float]] = []  # the groups' hyper-parameters in the last step
 
     @property
     def state_nbytes(self) -> int:
@@ -199,8 +198,8 @@ class Optimizer:
 
     def _note_settings(self) -> None:
         numbers = [list(group.numbers.values()) for group in self.param_groups]
-        if numbers != self._stepped_with:
-            self._stepped_with = numbers
+        if numbers != self.space.stepped_with.get(id(self)):
+            self.space.stepped_with[id(self)] = numbers
             said = "; ".join(", ".join(f"{name} {number:g}" for name, number in each.items()) for each in self._numbers)
             self.space.new_settings[id(self)] = f"{type(self).__name__} with {said}"
 

@@ -101,8 +101,7 @@ class Replicas:
 
     def compare_settings(self, ours: ModelSync) -> None:
         """Compare what optimizers step with where that is new, unless ranks have those of several libraries."""
-        new = ours.space.adapter.new_settings()
-        if new and not ours.space.has_several_libraries:
+        if (new := ours.space.adapter.new_settings()) and not ours.space.has_several_libraries:
             ours.settings.compare(self._comm, new)
 
     def _expect_gradients(self, ours: ModelSync) -> None:
