@@ -120,3 +120,23 @@ def test_ranks_that_were_interrupted_before_or_after_a_step_begin_anew(library, 
                 ended += 1
     sync.check_replicas(model)
     assert ended == missed + 6 + (comm.rank == 0)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("library", ["engine", "torch"])
+def test_optimizers_made_anew_for_each_step_are_new_on_every_rank(library, request):
+    """Whether an object gets the address of one that is gone differs between ranks, and counts for nothing."""
+    torch = request.getfixturevalue("torch") if library == "torch" else None
+    comm, kept = Communicator(), []
+    model = torch.nn.Linear(3, 2) if torch else nn.Linear(3, 2)
+    sync = Synchronizer(comm)
+    sync.broadcast_parameters(model)
+    for _ in range(12):
+        values = np.full((2, 3), 1.0 + comm.rank, np.float32)
+        model(torch.from_numpy(values) if torch else Tensor(values)).sum().backward()
+        sync.sync_gradients(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1) if torch else SGD(model, 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        kept += [optimizer] * (comm.rank == 0)  # the other ranks' are gone
+    sync.check_replicas(model)

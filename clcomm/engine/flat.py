@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -59,8 +60,8 @@ class FlatSpace(FlatBuffers):
         self.step_averages = False
         #: Whether the ranks that average the gradients have devices of one family, whose kernels compute the same bits.
         self.has_alike_devices = True
-        #: The hyper-parameters of optimizers' last steps, and in words those not compared yet, by the optimizer's id.
-        self.stepped_with, self.new_settings = dict[int, list[list[float]]](), dict[int, str]()
+        #: The hyper-parameters of optimizers' last steps, and by their ids in words those not compared yet.
+        self.stepped_with, self.new_settings = WeakKeyDictionary[object, list[list[float]]](), dict[int, str]()
         self._on_drop: Callable[[Sequence[str]], None] | None = None
         #: Gradients' way between the device and the host.
         self.moves = GradMoves(self, self.slots)
@@ -100,8 +101,7 @@ class FlatSpace(FlatBuffers):
         others = [p for p in space.parameters if id(p) not in ours]
         if spaces or (space is not outgrown and any(p.requires_grad for p in others)):
             raise ArgumentError("parameters: some are in a flat space with others; give all of a model's together")
-        is_whole = len(placed) == len(named)
-        if is_whole and (not others or space is not outgrown):
+        if len(placed) == len(named) and (not others or space is not outgrown):
             return space
         space.release(p for p, _ in placed)
         return cls(named)

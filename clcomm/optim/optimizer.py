@@ -198,8 +198,8 @@ class Optimizer:
 
     def _note_settings(self) -> None:
         numbers = [list(group.numbers.values()) for group in self.param_groups]
-        if numbers != self.space.stepped_with.get(id(self)):
-            self.space.stepped_with[id(self)] = numbers
+        if numbers != self.space.stepped_with.get(self):
+            self.space.stepped_with[self] = numbers
             said = "; ".join(", ".join(f"{name} {number:g}" for name, number in each.items()) for each in self._numbers)
             self.space.new_settings[id(self)] = f"{type(self).__name__} with {said}"
 

@@ -81,6 +81,8 @@ def test_statistics_of_ranks_are_refused(world, layer):
 @pytest.mark.mpi(min_size=2)
 def test_ranks_with_other_threads_are_refused(world):
     torch.set_num_threads(1 + (dist.get_rank() == 1))
-    with pytest.raises(MismatchError, match=r"shards: .* with 1 threads' on .*; give each rank the same") as caught:
+    with pytest.raises(
+        MismatchError, match=r"shards: .* with 1 threads on cpu' on .*; give each rank the same"
+    ) as caught:
         Synchronizer(Communicator(), shards=8).broadcast_parameters(network())
     one_line(caught)
