@@ -32,6 +32,17 @@ model, loss_fn = Linear(64, 10), CrossEntropyLoss()
 optimizer = SGD(model, lr=0.1)
 images, labels = Tensor(np.ones((8, 64), np.float32)), Tensor(np.zeros(8, np.int64))
 """,
+    **dict.fromkeys(
+        ("docs/pipeline.md", "docs/tensor-parallel.md"),
+        """
+import numpy as np
+from clcomm import Communicator, DistributedDataParallel, Mesh
+from clcomm.engine import CrossEntropyLoss, Linear, ReLU, Sequential
+from clcomm.optim import SGD
+from clcomm.sampler import DistributedSampler
+comm, images, labels = Communicator(), np.ones((1600, 64), np.float32), np.zeros(1600, np.int32)
+""",
+    ),
     "docs/policies.md": """
 import numpy as np
 from clcomm import Communicator, Synchronizer

@@ -3,8 +3,7 @@
 On a page of the repository, `[the program](../examples/loop.py)` leads to the file. On the site it leads to the page
 that holds the same text: the changelog, RESULTS.md, or the listing of the source.
 
-`<!-- from CHANGELOG.md -->` stands for a file's text but its title. A diagram in Mermaid's language, which hosts of
-repositories show, is a drawing on the site.
+`<!-- from CHANGELOG.md -->` stands for a file's text but its title.
 """
 
 from __future__ import annotations
@@ -28,9 +27,6 @@ PAGES = {
 #: The page that lists sources.
 SOURCES = "sources.md"
 _LINK = re.compile(r"(\]\(|^\[[^\]]+\]: )((?:\.\./)+[\w./-]+)(#[\w-]+)?(?=\)|$)", re.MULTILINE)
-#: A diagram in Mermaid's language, which hosts of repositories draw; the site has a drawing of its own.
-_MERMAID = re.compile(r"^```mermaid\n.*?^```$", re.MULTILINE | re.DOTALL)
-_FLOW = "The flow of a gradient: the same functions and memories as in the tables below"
 _LISTINGS = "<!-- sources -->"
 _FROM = re.compile(r"<!-- from ([\w./]+) -->")
 
@@ -49,7 +45,6 @@ def page_of_site(text: str, docname: str) -> str:
     """Return a page's text for the site."""
     text = _FROM.sub(lambda found: text_of(found[1]), text)
     text = text.replace(_LISTINGS, sources()) if _LISTINGS in text else text
-    text = _MERMAID.sub(f"![{_FLOW}](drawings/{docname}.svg)", text)
     folder = (DOCS / docname).parent
     return outside_blocks(text, lambda part: _LINK.sub(lambda found: found[1] + _target(found, folder), part))
 
