@@ -30,27 +30,50 @@ class Variable(NamedTuple):
     of_every_job: bool = False
 
 
+#: The comment above a line says what the variable means: `python -m docs.tables` makes a page of them.
 VARIABLES = {
+    # Tuned kernel sizes, cost models and built programs; has to be the user's own.
     "CLCOMM_CACHE_DIR": Variable(NEW_DIRECTORY, "`$XDG_CACHE_HOME/clcomm` or `~/.cache/clcomm`"),
+    # Set by `clcomm run --chaos`: the faults (docs/robustness.md#faults-on-purpose) that ranks plant.
     "CLCOMM_CHAOS": Variable(TEXT),
+    # Set by it too: where ranks note the faults.
     "CLCOMM_CHAOS_LOG": Variable(FILE),
+    # A key of 16 bytes or more: checkpoints are signed (docs/robustness.md#checkpoints-that-were-altered) with it,
+    # others refused.
     "CLCOMM_CHECKPOINT_KEY": Variable(READABLE),
+    # `off`, on all ranks: do not compare calls (docs/robustness.md#ranks-that-call-different-collectives).
     "CLCOMM_CHECKS": Variable(SWITCH, "on", True),
+    # The examples' data sets; downloads are kept in `CLCOMM_CACHE_DIR`.
     "CLCOMM_DATA": Variable(DIRECTORY, "`data`"),
+    # `gpu`, `gpu:1`, `cpu`, `cpu:1`, part of a name; the option `--device` comes first.
     "CLCOMM_DEVICE": Variable(DEVICE, "GPUs, else the CPU"),
+    # Where ranks write their last operations at a time-out.
     "CLCOMM_DUMP_DIR": Variable(WRITABLE, "the temporary directory", True),
+    # `off`: install no hooks (docs/robustness.md#what-is-hooked).
     "CLCOMM_HOOKS": Variable(SWITCH, "on", True),
+    # Set by `clcomm run`, `verify` and `plan`: the job's mark and scratch files.
     "CLCOMM_JOB_FOLDER": Variable(NEW_DIRECTORY),
+    # Set by `clcomm run --min-ranks`: the copies in memory (docs/robustness.md#ranks-that-are-replaced-and-that-join).
     "CLCOMM_MEMORY": Variable(NEW_DIRECTORY),
+    # `1`: download no data.
     "CLCOMM_OFFLINE": Variable(SWITCH, "off"),
+    # Set by `clcomm run`: where ranks note steps and checkpoints.
     "CLCOMM_PROGRESS": Variable(FILE),
+    # Set by a rank, for what it starts (docs/robustness.md#what-a-rank-starts).
     "CLCOMM_RANK_PROCESS": Variable(TEXT),
+    # `0`: run every step as Python.
     "CLCOMM_REPLAY": Variable(SWITCH, "on", True),
+    # The run's figures, with `clcomm.torch` or `clcomm.horovod`.
     "CLCOMM_REPORT": Variable(FILE),
+    # Set by `clcomm run`: the number of restarts so far.
     "CLCOMM_RESTART": Variable(COUNT, "0", True),
+    # Time in one collective after which missing ranks are named; 0: never.
     "CLCOMM_STALL_WARNING_S": Variable(SECONDS, "10, or the program's", True),
+    # Time in one collective after which the job ends; 0: never.
     "CLCOMM_TIMEOUT_S": Variable(SECONDS, "300, or the program's", True),
+    # A timeline, with `clcomm.torch` or `clcomm.horovod`.
     "CLCOMM_TRACE": Variable(FILE),
+    # `1`: print the traceback of errors that are otherwise one line.
     "CLCOMM_TRACEBACK": Variable(SWITCH, "off", True),
 }
 

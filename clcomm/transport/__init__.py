@@ -1,4 +1,4 @@
-"""Transports, which move NumPy arrays between ranks: one interface, four implementations.
+"""Transports, which move NumPy arrays between ranks: one interface, four implementations; only here is mpi4py imported.
 
 `solo` is a world of one, `mpi` moves bytes through MPI, `shared` reduces in a host's shared memory, and `hierarchical`
 combines both on several hosts. The order of summation does not depend on the length, so a result has the same bits

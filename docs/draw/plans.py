@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pathlib
-import re
-
 from clcomm.drawing.scene import Mark, Path, Rect, Text, arrow
 from docs.extensions.svg import BLUE, GREEN, GREY, LINE, PURPLE, VERMILLION, svg
+from tests.floors import FLOORS
 
-#: The page whose table lists the packages by floor.
-ARCHITECTURE = pathlib.Path(__file__).resolve().parent.parent / "architecture.md"
 _COLOURS = (BLUE, VERMILLION, GREEN, PURPLE)
 
 
@@ -43,12 +39,9 @@ def shared_window() -> str:
 
 def floors() -> str:
     """The packages by floor, the highest on top."""
-    by_floor: dict[int, list[str]] = {}
-    for floor, package in re.findall(r"^\| (\d+) \| `([\w/]+)` \|", ARCHITECTURE.read_text(), re.MULTILINE):
-        by_floor.setdefault(int(floor), []).append(package)
     rows: list[Mark] = []
     y = 6.0
-    for number, packages in sorted(by_floor.items(), reverse=True):
+    for number, packages in reversed([*enumerate(FLOORS)]):
         x = 40.0
         rows.append(Text(0, y + 18, str(number), bold=True))
         for package in packages:

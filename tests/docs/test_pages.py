@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from clcomm.commands.listing import COMMANDS
+from docs import tables
 from docs.extensions import commands, llms, public_names, repository, results
 from tests.faults.launch import clean_environment
+from tests.floors import FLOORS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -31,8 +33,13 @@ def test_the_page_of_variables_has_those_of_the_code_and_no_other() -> None:
         for path in (ROOT / package).rglob("*.py")
         for name in re.findall(r"\bCLCOMM_[A-Z_]+\b", path.read_text())
     }
-    table = (DOCS / "environment.md").read_text().partition("## Of other programs")[0]
+    table = (DOCS / "reference" / "variables.md").read_text()
     assert set(re.findall(r"^\| `(CLCOMM_[A-Z_]+)`", table, re.MULTILINE)) == used
+
+
+@pytest.mark.parametrize("name", tables.PAGES)
+def test_a_page_of_one_table_is_fresh(name: str) -> None:
+    assert (DOCS / "reference" / name).read_text() == tables.PAGES[name](), "python -m docs.tables"
 
 
 def test_every_page_is_in_one_table_of_contents_and_in_llms_txt() -> None:
@@ -182,9 +189,8 @@ def test_drawings_name_what_their_pages_name() -> None:
     page = (DOCS / "life-of-a-gradient.md").read_text()
     drawn = re.findall(r"\b[A-Z]\w+\.\w+\b", (DOCS / "drawings" / "life-of-a-gradient.svg").read_text())
     assert len(drawn) > 3 and [name for name in drawn if name not in page] == []
-    packages = re.findall(r"^\| \d+ \| `([\w/]+)` \|", (DOCS / "architecture.md").read_text(), re.MULTILINE)
     floors = re.findall(r"<title>([\w/]+)</title>", (DOCS / "drawings" / "floors.svg").read_text())
-    assert sorted(floors) == sorted(packages), "python -m docs.draw --redraw"
+    assert sorted(floors) == sorted(sum(FLOORS, ())), "python -m docs.draw --redraw"
 
 
 # --- the tutorial ---
