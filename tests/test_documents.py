@@ -66,8 +66,7 @@ PROGRAMS = [
     (page, f"{PREAMBLES.get(page, '')}\n{program}".lstrip())
     for page in (path.relative_to(ROOT).as_posix() for path in PAGES)
     for program in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    # tests/docs runs these, on several ranks
-    if page != "docs/tutorial.md" and not re.search(r"(?m)^from (accelerate|transformers|lightning)\b", program)
+    if page != "docs/tutorial.md"  # tests/docs runs these, on several ranks
 ]
 
 

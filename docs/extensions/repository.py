@@ -19,7 +19,7 @@ ROOT = DOCS.parent
 PAGES = {
     "README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md",
     "benchmarks/RESULTS.md": "benchmarks.md", "LICENSE": "index.md",
-    **{f"tests/proofs/{name}.md": "proofs.md" for name in ("pairs", "faults", "torch-suite", "matrix")},
+    **{f"tests/proofs/{name}.md": "proofs.md" for name in ("pairs", "faults", "ranks", "torch-suite", "matrix")},
     "tests/proofs/gradient-path.md": "life-of-a-gradient.md",
     **{f"tests/proofs/{name}.md": "ported.md" for name in ("ported", "on-purpose", "edges")},
     **{f"tests/proofs/horovod-{name}.md": "horovod.md" for name in ("tests", "variables")},

@@ -186,7 +186,7 @@ def test_results_in_short_are_in_the_results() -> None:
 
 
 def test_drawings_name_what_their_pages_name() -> None:
-    page = (DOCS / "life-of-a-gradient.md").read_text()
+    page = (DOCS / "life-of-a-gradient.md").read_text() + (ROOT / "tests/proofs/gradient-path.md").read_text()
     drawn = re.findall(r"\b[A-Z]\w+\.\w+\b", (DOCS / "drawings" / "life-of-a-gradient.svg").read_text())
     assert len(drawn) > 3 and [name for name in drawn if name not in page] == []
     floors = re.findall(r"<title>([\w/]+)</title>", (DOCS / "drawings" / "floors.svg").read_text())

@@ -1,16 +1,14 @@
-"""The programs of docs/pytorch-ddp.md for trainers: on several ranks they train as on gloo, bit for bit."""
+"""The programs of tests/docs/trainers, which docs/pytorch-ddp.md names: they train as on gloo, bit for bit."""
 
 from __future__ import annotations
-
-import re
 
 import pytest
 
 from tests.faults.launch import ROOT, job
 
 PROGRAMS = {
-    name: re.search(rf"\n### {name}\n.*?```python\n(.*?)```", (ROOT / "docs" / "pytorch-ddp.md").read_text(), re.S)
-    for name in ("accelerate", "transformers", "Lightning")
+    name: (ROOT / "tests" / "docs" / "trainers" / f"with_{name}.py").read_text()
+    for name in ("accelerate", "transformers", "lightning")
 }
 #: Put before the end of a program: what it has trained, and how much went through clcomm.
 REPORT = r"""
@@ -29,8 +27,8 @@ END = "dist.destroy_process_group()\n"
 @pytest.mark.parametrize(("name", "ranks"), [(name, 2) for name in PROGRAMS])  # two ranks' sums have one order on gloo
 def test_a_trainer_s_program(tmp_path, name, ranks):
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    pytest.importorskip(name.lower(), reason=f"{name} is not installed; pip install -e '.[trainers]'")
-    program, trained = PROGRAMS[name][1].replace(END, ""), {}
+    pytest.importorskip(name, reason=f"{name} is not installed; pip install -e '.[trainers]'")
+    program, trained = PROGRAMS[name].replace(END, ""), {}
     for backend in ("clcomm", "gloo"):
         script = program.replace('"clcomm"', f'"{backend}"') + REPORT.format(backend=backend) + END
         ended = job(tmp_path, script, ranks=ranks, HF_HUB_OFFLINE="1")
