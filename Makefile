@@ -191,7 +191,7 @@ unpack-debian: ## unpack Debian's MPIs and PoCL into .venv-debian, without insta
 release: $(VENV)/.has-$(SETUP),release ## build sdist and wheel into dist/ and check them; uploads nothing
 	$(BIN)/python -m tests.release.build_and_check dist
 
-newcomer: $(VENV)/.made ## time the README's way to the first trained epoch, in a clean environment
+newcomer: $(VENV)/.made ## type all commands of README and tutorial in a new clone and environment: two minutes
 	$(BIN)/python -m tests.release.newcomer
 
 lint: $(FOR_LINT) ## style, types, and each package's lines of code, which only fall

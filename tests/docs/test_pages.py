@@ -19,6 +19,7 @@ from docs import tables
 from docs.extensions import commands, llms, public_names, repository, results
 from tests.faults.launch import clean_environment
 from tests.floors import FLOORS
+from tests.release import newcomer
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -201,21 +202,13 @@ def test_the_tutorial_runs_as_written(tmp_path: Path) -> None:
     path = os.pathsep.join([beside, os.environ.get("PATH", "")])
     if shutil.which("mpiexec", path=path) is None or find_spec("sklearn") is None:
         pytest.skip("mpiexec or scikit-learn is not installed; pip install -e '.[mnist]'")
-    blocks = re.findall(r"```(python|sh)\n(.*?)```", (DOCS / "tutorial.md").read_text(), re.DOTALL)
-    environment = clean_environment(PATH=path)
-    printed = ""
-    for language, block in blocks:
-        if language == "python":
-            name = re.match(r"# (\w+\.py)\n", block)
-            assert name is not None, block
-            (tmp_path / name[1]).write_text(block)
-        else:
-            done = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", block],
-                cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
-            )  # fmt: skip
-            assert done.returncode == 0, block + done.stderr
-            printed += done.stdout + done.stderr
+    typed = newcomer.commands((DOCS / "tutorial.md").read_text())
+    done = subprocess.run(
+        ["bash", "-c", newcomer.script(typed, "")],
+        cwd=tmp_path, env=clean_environment(PATH=path), capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    printed = done.stdout + done.stderr
+    assert newcomer.differences(typed, done.stdout, done.returncode) == [], printed
     assert "1 ranks: test accuracy" in printed and "2 ranks: test accuracy" in printed
     assert (tmp_path / "timeline.json.gz").is_file()
     assert (tmp_path / "run.html").is_file() and "three layers, 2 ranks" in printed

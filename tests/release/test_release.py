@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.release import build_and_check
-from tests.release.newcomer import EPOCH
+from tests.release import build_and_check, newcomer
 
 
 @pytest.mark.parametrize(
@@ -43,5 +43,48 @@ def test_a_wheel_that_lacks_or_adds_a_file_is_refused(change: str, tmp_path: Pat
         build_and_check.require_package(tmp_path / "clcomm-1.whl")
 
 
-def test_an_epochs_line_is_recognised() -> None:
-    assert EPOCH.search("epoch 1: mean training loss 0.2440; test accuracy 98.28%")
+PAGE = """
+Type `make this` or `mpiexec -n 2 that`, not `make test`.
+
+```sh
+echo one   # a comment
+```
+
+```text
+one
+```
+
+```python
+# two.py
+print(2)
+```
+
+```python
+print("not saved")
+```
+
+```sh
+python3 two.py
+```
+
+```text
+{two}
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("commands", "two", "wrong"),
+    [
+        ("", "2", []), ("", "3", ["python3 two.py: no line '3'"]),
+        ("false", "2", ["make this: exit code 1\n", "mpiexec -n 2 that: did not run", "echo one: did not run"]),
+    ],
+)  # fmt: skip
+def test_a_newcomer_types_what_a_page_says(commands: str, two: str, wrong: list[str], tmp_path: Path) -> None:
+    typed = newcomer.commands(PAGE.format(two=two))
+    assert [each.line for each in typed[:3]] == ["make this", "mpiexec -n 2 that", "echo one"]
+    assert typed[2].shown == ("one",) and len(typed) == 5
+    told = f"make() {{ {commands or 'true'}; }}; mpiexec() {{ true; }}\n" + newcomer.script(typed, "")
+    done = subprocess.run(["bash", "-c", told], cwd=tmp_path, capture_output=True, text=True)
+    assert newcomer.differences(typed, done.stdout, done.returncode)[: len(wrong) or 1] == wrong
+    assert (tmp_path / "two.py").is_file() == (not commands)
