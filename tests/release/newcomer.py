@@ -89,7 +89,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="clcomm-newcomer-") as folder:
         home = Path(folder) / "home"
         (home / "tutorial").mkdir(parents=True)
-        typed = commands((ROOT / "README.md").read_text()) + [Command(f"cd {home / 'tutorial'}")]
+        typed = [*commands((ROOT / "README.md").read_text()), Command(f"cd {home / 'tutorial'}")]
         typed += commands((ROOT / "docs" / "tutorial.md").read_text())
         began = time.monotonic()
         done = subprocess.run(
