@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from clcomm.collectives.all_reduce import AllReduces, Plans
+from clcomm.collectives.all_reduce import Plans
 from clcomm.collectives.arguments import bucket_size_by_position
-from clcomm.collectives.arrays import OtherCollectives
-from clcomm.collectives.lizardist import LizarDistCalls
+from clcomm.collectives.in_flight import Notifier
 from clcomm.collectives.memory import CommunicatorMemory
-from clcomm.collectives.notifier import Notifier
+from clcomm.collectives.messages import StartedMessages
+from clcomm.collectives.other_names import OtherNames
 from clcomm.collectives.runner import CollectiveRunner
 from clcomm.collectives.world import World
 from clcomm.errors import RankNames, no_copy
@@ -38,7 +38,7 @@ if mpi_runtime.is_one_of_several():
     hook_job()  # now, so that a rank that fails before it has a Communicator ends the others too
 
 
-class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
+class Communicator(OtherNames):
     """The ranks of a job and the collectives between them.
 
     Creating one is collective. A private duplicate of the MPI communicator carries its traffic.
@@ -64,6 +64,7 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
         runner: runs every collective.
         notifier: notifies the observers, and counts the time in collectives.
         memory: allocates shared memory.
+        messages: those from rank to rank.
         plans: of all-reduces.
         stats: the statistics of this rank's collectives.
         lifetime: its ties to the job, which end with it.
@@ -115,6 +116,7 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
         self.stats = CommStats(self.size, name)
         self.notifier = Notifier([self.stats, *self._given_observers])
         self.runner = CollectiveRunner(world, self.notifier, self.name_ranks)
+        self.messages = StartedMessages(world, self.runner, self.notifier, self.name_ranks)
         self.plans = Plans()
         self.memory = CommunicatorMemory(world, self.runner, self.plans.of.clear)
         #: Raises a collective's time-out in the program, which may catch it; None: the job ends. See Watchdog.
@@ -296,8 +298,9 @@ class Communicator(AllReduces, OtherCollectives, LizarDistCalls):
         """Free communicators, and shared memory without arrays; collective, and no other call may follow.
 
         Parts that `split` made are closed first. A second `finalize()` does nothing; the stats remain readable.
+        Raises ArgumentError, on every rank, where one has a message on its way.
         """
-        self.lifetime.finalize()
+        self.lifetime.finalize(self.messages.require_complete)
 
     def abandon(self) -> None:
         """Close the Communicator without the other ranks, after some have failed; no other call may follow.

@@ -33,7 +33,7 @@ HEADINGS = ("The hot path", "Beside it", "With overlap", "Other cases")
 MOST_FILES = 12
 #: What a rank calls that waits for others, which depends on when they arrive.
 WAITING = {
-    "collectives/notifier.py",
+    "collectives/in_flight.py",
     *(f"transport/{name}.py" for name in ("futex", "rendezvous", "fused", "work_queue")),
 }
 #: What completes an all-reduce in which the rank waited in Python.

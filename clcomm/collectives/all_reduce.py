@@ -99,11 +99,11 @@ class AllReduces:
         first, then in the order of the hosts' lowest ranks.
 
         Args:
-            array: any shape and numeric dtype, the same on every rank. Like all arrays of the collectives, those in
-                lists of `all_to_all` aside, it may be another library's in the host's memory: whatever has
-                `__dlpack__`, which is read and written without a copy.
+            array: any shape and numeric dtype, the same on every rank; a NumPy scalar gives a new array. Like all
+                arrays of the collectives, those in lists of `all_to_all` aside, it may be another library's in the
+                host's memory: whatever has `__dlpack__`, which is read and written without a copy.
             op: "sum", "mean" (floating dtypes), "min", "max" or "prod"; for integers and booleans also MPI's "land",
-                "lor", "lxor", "band", "bor" and "bxor".
+                "lor", "lxor", "band", "bor" and "bxor"; or mpi4py's constant, such as MPI.SUM.
             out: receives the result, of the same shape and dtype; None: reduce in place.
             label: the name under which it is counted.
             nbytes: the size to count, where part of the array is padding.
@@ -118,8 +118,10 @@ class AllReduces:
         key = self._key_of(array, into, op, label, nbytes, bucket, compared)
         planned = None if key is None else self.plans.of.get(key)
         if planned is None:
+            if out is None and isinstance(array, np.generic):
+                array = into = np.array(array)
             array, out = _arrays(array, out)
-            source, target, finish = self._reduction_operands(array, op, out)
+            source, target, finish, op = self._reduction_operands(array, op, out)
             chosen = self.world.mover_for(source, target)
             call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, compared=compared)
             if key is not None:
@@ -148,9 +150,11 @@ class AllReduces:
                 self.world.comm, self.rank, schedule, partial(_round_finished, self.runner, algorithm)
             )
             self.plans.scheduled[algorithm] = scheduled
+        if out is None and isinstance(array, np.generic):
+            array = np.array(array)
         into = array if out is None else out
         array, out = _arrays(array, out)
-        source, target, finish = self._reduction_operands(array, op, out)
+        source, target, finish, op = self._reduction_operands(array, op, out)
         call = self.runner.call(
             "all_reduce", scheduled, label, array=array, nbytes=nbytes, op=op, bucket=bucket,
             is_aligned=source.flags.aligned and target.flags.aligned,
@@ -177,7 +181,7 @@ class AllReduces:
         raise MismatchError where memory is shared.
         """
         array, out = _arrays(array, out)
-        source, target, number = self._prepare(array, op, out, "prepared")
+        source, target, number, op = self._prepare(array, op, out, "prepared")
         chosen = self.world.mover_for(source, target)
         call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, number)
         prepared = self.runner.prepare(call, chosen.prepare_all_reduce, source, target, op)
@@ -209,7 +213,7 @@ class AllReduces:
         """
         result = array if out is None else out
         array, out = _arrays(array, out)
-        source, target = self._contiguous_operands(array, op, out, "non-blocking")
+        source, target, op = self._contiguous_operands(array, op, out, "non-blocking")
         chosen = self.world.transport_for(source, target)
         call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, compared=compared)
         start = partial(chosen.start_all_reduce, source, target, op)
@@ -234,7 +238,7 @@ class AllReduces:
         """
         result = array if out is None else out
         array, out = _arrays(array, out)
-        source, target, number = self._prepare(array, op, out, "non-blocking")
+        source, target, number, op = self._prepare(array, op, out, "non-blocking")
         chosen = self.world.transport_for(source, target)
         call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, number)
         prepared = self.runner.prepare(call, chosen.prepare_start, source, target, op)
@@ -242,22 +246,23 @@ class AllReduces:
 
     def _prepare(
         self, array: np.ndarray, op: str, out: np.ndarray | None, kind: str
-    ) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return source, target and number of an all-reduce to prepare."""
-        source, target = self._contiguous_operands(array, op, out, kind)
+    ) -> tuple[np.ndarray, np.ndarray, int, str]:
+        """Return source, target, number and reduction of an all-reduce to prepare."""
+        source, target, op = self._contiguous_operands(array, op, out, kind)
         self.runner.complete_in_flight()
         self.fold_on_cpu()
         self.plans.prepared += 1
-        return source, target, self.plans.prepared
+        return source, target, self.plans.prepared, op
 
     def _contiguous_operands(
         self, array: np.ndarray, op: str, out: np.ndarray | None, kind: str
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray, str]:
         self.runner.require_open()
         for name, value in (("array", array), ("out", out)):
             if isinstance(value, np.ndarray) and not value.flags.c_contiguous:
                 raise ArgumentError(f"{name}: expected a C-contiguous array for a {kind} all-reduce")
-        return self._reduction_operands(array, op, out)[:2]
+        source, target, _, op = self._reduction_operands(array, op, out)
+        return source, target, op
 
     def reduces_within_hosts(self, array: np.ndarray, out: np.ndarray) -> bool:
         """Return whether an all-reduce of `array` to `out` reduces within each host before hosts exchange data."""
@@ -282,7 +287,7 @@ class AllReduces:
         """
         from clcomm.transport.hierarchical import HierarchicalTransport
 
-        source, target, number = self._prepare(array, "sum", out, "prepared")
+        source, target, number, _ = self._prepare(array, "sum", out, "prepared")
         chosen = self.world.transport_for(source, target)
         assert isinstance(chosen, HierarchicalTransport)
         call = self._call_of(chosen, array, source, target, "sum", label, None, -1, number)
@@ -364,8 +369,8 @@ class AllReduces:
 
     def _reduction_operands(
         self, array: np.ndarray, op: str, out: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray, Callable[[], np.ndarray]]:
-        check_op(op, array)
+    ) -> tuple[np.ndarray, np.ndarray, Callable[[], np.ndarray], str]:
+        op = check_op(op, array)
         if out is None:
             source, finish = writable(array, "array")
             target = source
@@ -381,7 +386,7 @@ class AllReduces:
                 raise ArgumentError("out: expected array itself or separate memory, got memory that overlaps it")
         if self.world.is_common(source):
             raise ArgumentError("array: expected memory of this rank, got memory that is common to all ranks")
-        return source, target, finish
+        return source, target, finish, op
 
 
 def _arrays(array: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:

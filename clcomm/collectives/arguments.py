@@ -11,6 +11,7 @@ import numpy as np
 from clcomm.errors import ArgumentError, MismatchError
 from clcomm.host.arrays import is_plain, note_write
 from clcomm.host.bfloat16 import BFLOAT16, dtype_name
+from clcomm.transport.mpi_communicators import ANY_RANK, peer_name, reduction_name
 from clcomm.transport.reduction import FOLDS, OF_INTEGERS
 from clcomm.units import parse_size
 
@@ -24,20 +25,23 @@ def bucket_size_by_position(comm: object, bucket_size: int | str, default: str) 
     return None, int(comm)
 
 
-def check_op(op: str, array: np.ndarray) -> None:
-    """Raise ArgumentError for an unknown reduction, or one that the array's dtype does not support."""
+def check_op(op: object, array: np.ndarray) -> str:
+    """Return a reduction's name, also of mpi4py's constant; ArgumentError for one that the array's dtype has not."""
+    op = reduction_name(op)
     if not isinstance(op, str) or op not in FOLDS:
-        raise ArgumentError(f"op: expected one of {', '.join(FOLDS)}, got {op!r}")
+        got = f"a {type(op).__name__}" if " at 0x" in repr(op) else repr(op)
+        raise ArgumentError(f"op: expected one of {', '.join(FOLDS)}, got {got}")
     if not isinstance(array, np.ndarray):
         raise ArgumentError(f"array: expected a NumPy array, got {type(array).__name__}")
     if op in OF_INTEGERS and array.dtype.kind not in "biu":
         raise ArgumentError(f"op: {op!r} needs integers or booleans, got {dtype_name(array.dtype)}")
     if array.dtype == BFLOAT16:
-        return
+        return op
     if array.dtype.kind not in "biufc":
         raise ArgumentError(f"array: expected numbers to reduce, got dtype {array.dtype}")
     if op == "mean" and array.dtype.kind not in "fc":
         raise ArgumentError(f"op: 'mean' needs a floating dtype, got {array.dtype}; use 'sum'")
+    return op
 
 
 def flat(array: np.ndarray, name: str) -> np.ndarray:
@@ -97,6 +101,17 @@ def check_root(root: int, world_size: int) -> None:
         raise ArgumentError(f"root: expected a rank from 0 to {world_size - 1}, got {root!r}")
 
 
+def check_peer(rank: object, name: str, world_size: int, *, takes_any: bool = False) -> int | str | None:
+    """Return a message's other rank, also mpi4py's constants; ArgumentError unless it is a rank, None, or "any"."""
+    rank = peer_name(rank)
+    if rank is None or (takes_any and rank == ANY_RANK):
+        return rank
+    if not isinstance(rank, Integral) or not 0 <= int(rank) < world_size:
+        others = 'None for nobody, or "any"' if takes_any else "or None for nobody"
+        raise ArgumentError(f"{name}: expected a rank from 0 to {world_size - 1}, {others}, got {rank!r}")
+    return int(rank)
+
+
 def size_or_error(value: int | str, name: str) -> int | ArgumentError:
     """Return a size in bytes, or the error for an invalid one, for the ranks to compare before any raises."""
     try:
@@ -118,21 +133,25 @@ def agreed_size(asked: list[int | ArgumentError]) -> int:
     return asked[0]  # type: ignore[return-value]
 
 
-def shape_and_dtype(data: Any) -> tuple[tuple[int, ...], str] | None:
+#: An array's shape and dtype.
+Kind = tuple[tuple[int, ...], np.dtype]
+
+
+def shape_and_dtype(data: Any) -> Kind | None:
     """Return (shape, dtype) of a numeric array, None for anything else, such as an array with a mask."""
-    return (data.shape, data.dtype.str) if is_plain(data) and not data.dtype.hasobject else None
+    return (data.shape, data.dtype) if is_plain(data) and not data.dtype.hasobject else None
 
 
-def scatter_header(data: Any, size: int) -> tuple[tuple[int, ...] | None, str | None, str]:
-    """Return (shape, dtype, problem), to be broadcast before any data moves; shape None: pickle."""
+def scatter_header(data: Any, size: int) -> tuple[list[Kind | None], str]:
+    """Return (each item's kind, problem), to be broadcast before any data moves."""
     try:
         length = len(data)
     except TypeError:
-        return None, None, f"expected a sequence of {size} items, got {type(data).__name__}"
+        return [], f"expected a sequence of {size} items, got {type(data).__name__}"
     if length != size:
-        return None, None, f"expected {size} items, one for each rank, got {length}"
+        return [], f"expected {size} items, one for each rank, got {length}"
     kind = shape_and_dtype(data)
-    return (*kind, "") if kind else (None, None, "")
+    return [(kind[0][1:], kind[1])] * size if kind else [shape_and_dtype(each) for each in data], ""
 
 
 def address_of(array: np.ndarray) -> int:

@@ -1,4 +1,4 @@
-"""Collectives other than all-reduce, on NumPy arrays and objects: each checks its arguments and calls a transport."""
+"""Collectives of arrays of equal shapes, and of objects: each checks its arguments and calls a transport."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import numpy as np
 from clcomm.collectives.arguments import (
     check_op,
     check_root,
-    check_separate,
     flat,
     scatter_header,
-    shape_and_dtype,
     writable,
 )
 from clcomm.collectives.in_flight import Handle, T
@@ -63,6 +61,7 @@ class OtherCollectives:
         nbytes: the size to count, where part of the array is padding.
         """
         check_root(root, self.size)
+        array = np.array(array) if isinstance(array, np.generic) else array
         shaped = host_array(array, "array")
         values, finish = writable(shaped, "array")
         chosen = self.world.mover_for(values)
@@ -196,7 +195,7 @@ class OtherCollectives:
         array. nbytes: the size to count, where part of the array is padding. bucket: its index, for observers.
         """
         array = host_array(array, "array")
-        check_op(op, array)
+        op = check_op(op, array)
         source = flat(array, "array")
         if array.ndim == 0 or array.shape[0] % self.size:
             raise ArgumentError(
@@ -238,7 +237,7 @@ class OtherCollectives:
             count: by what a mean divides the sum; None: the number of rows.
         """
         self.runner.require_open()
-        check_op(op, rows)
+        op = check_op(op, rows)
         fits = rows.ndim == 2 and len(rows) and rows.shape[1] == self.size * out.size
         if not fits or rows.dtype != out.dtype or not self.is_common(rows):
             raise ArgumentError(
@@ -251,77 +250,6 @@ class OtherCollectives:
         reduce = prepared_reduction([row[block] for row in rows], target, op, count, fold=shared.fold)
         call = self.runner.call("reduce_scatter", shared, label, array=rows[0], nbytes=nbytes, op=op, bucket=bucket)
         return PreparedCollective(self.runner, call, MeetAndReduce(shared, reduce).run, self).run
-
-    @refused_on_all
-    def all_to_all(
-        self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray], *, label: str = "", operation: str = ""
-    ) -> None:
-        """Send array r of `sends` to rank r, and receive array r of `receives` from rank r.
-
-        Arrays are contiguous. Lengths may differ between ranks, and empty arrays are not sent; `sends` of a rank have
-        the lengths of the others' `receives`, else MismatchError is raised on the rank that receives. Ranks whose
-        arrays have other dtypes all raise it.
-
-        Args:
-            sends: one array for each rank, in rank order.
-            receives: one array for each rank, in rank order.
-            label: the name under which it is counted.
-            operation: the collective that this exchange implements; "": "all_to_all".
-        """
-        for name, arrays in (("sends", sends), ("receives", receives)):
-            if len(arrays) != self.size:
-                raise ArgumentError(f"{name}: expected {self.size} arrays, one for each rank, got {len(arrays)}")
-            if not all(array.flags.c_contiguous for array in arrays):
-                raise ArgumentError(f"{name}: expected C-contiguous arrays, got strided ones")
-            for array in arrays:
-                host_array(array, name)
-        for array in receives:
-            if array.size:
-                writable(array, "receives")
-        check_separate([*(("sends", each) for each in sends), *(("receives", each) for each in receives)])
-        nbytes = sum(array.nbytes for array in receives)
-        dtypes = {array.dtype for array in (*sends, *receives)}
-        dtype = dtypes.pop() if len(dtypes) == 1 else None
-        call = self.runner.call(operation or "all_to_all", self.world.base, label, nbytes=nbytes, dtype=dtype)
-        self.runner.run(call, self.world.base.all_to_all, sends, receives)
-
-    @refused_on_all
-    def gather(self, data: Any, root: int = 0, *, label: str = "") -> list[Any] | None:
-        """Return the list of all ranks' data on root, None elsewhere.
-
-        Arrays of equal shape and dtype are sent as buffers; other arrays and objects are pickled.
-        """
-        check_root(root, self.size)
-        kinds = self.runner.run_uncounted("gather", self.world.allgather, shape_and_dtype(data))
-        if kinds[0] is None or len(set(kinds)) > 1:
-            return self.gather_object(data, root, label=label)
-        source = flat(data, "data")
-        out = np.empty((self.size, *data.shape), data.dtype) if self.rank == root else None
-        flat_out = None if out is None else out.reshape(-1)
-        chosen = self.world.transport_for(source)
-        call = self.runner.call("gather", chosen, label, array=source, nbytes=source.nbytes * self.size, root=root)
-        self.runner.run(call, chosen.gather, source, flat_out, root)
-        return None if out is None else list(out)
-
-    @refused_on_all
-    def scatter(self, data: Any, root: int = 0, *, label: str = "") -> Any:
-        """Return item `rank` of root's sequence of world_size items; the others' argument is ignored.
-
-        An array (first dimension: world_size) is sent as a buffer; a list is pickled, as its items may differ. Every
-        rank raises ArgumentError when root's sequence has another length.
-        """
-        check_root(root, self.size)
-        mine = scatter_header(data, self.size) if self.rank == root else None
-        shape, dtype, problem = self.runner.run_uncounted("scatter", self.world.bcast, mine, root)
-        if problem:
-            raise ArgumentError(f"data: {problem} on rank {root}")
-        if shape is None:
-            return self._scatter_items(data, root, label)
-        out = np.empty(shape[1:], dtype)
-        source = flat(data, "data") if self.rank == root else None
-        call = self.runner.call("scatter", self.world.base, label, array=out, nbytes=out.nbytes * self.size, root=root)
-        self.runner.run(call, self.world.base.scatter, source, out.reshape(-1), root)
-        return out
 
     # --- objects, for small ones ---
 
@@ -354,14 +282,15 @@ class OtherCollectives:
         Every rank raises ArgumentError when root's sequence has another length.
         """
         check_root(root, self.size)
-        header = scatter_header(items, self.size)[-1] if self.rank == root else None
+        header = scatter_header(items, self.size)[1] if self.rank == root else None
         problem = self.runner.run_uncounted("scatter_object", self.world.bcast, header, root)
         if problem:
             raise ArgumentError(f"items: {problem} on rank {root}")
-        return self._scatter_items(items, root, label)
+        return self.scatter_items(items, root, label)
 
     @refused_on_all
-    def _scatter_items(self, items: Sequence[object] | None, root: int, label: str) -> Any:
+    def scatter_items(self, items: Sequence[object] | None, root: int, label: str) -> Any:
+        """Return item `rank` of root's items, of which it is known that there are world_size."""
         comm, given = self.world.comm, items if self.rank == root and items is not None else ()
         ordered = [self._packed(each) for each in given] or None
         call = self.runner.call("scatter_object", self.world.base, label, root=root)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from clcomm.collectives.parts import Parts
@@ -114,11 +115,12 @@ class Lifetime:
 
     # --- the end ---
 
-    def finalize(self) -> None:
-        """See `Communicator.finalize`."""
+    def finalize(self, require_complete: Callable[[], None]) -> None:
+        """See `Communicator.finalize`; require_complete: refuses messages that are on their way."""
         if self._runner.closed_by:
             return
         self.parts.finalize()
+        require_complete()
         self._runner.run_uncounted("finalize", lambda: None)
         self._end("finalize()")
         if self.resources is not None:

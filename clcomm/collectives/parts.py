@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from clcomm.collectives.notifier import Notifier
+from clcomm.collectives.in_flight import Notifier
 from clcomm.collectives.runner import CollectiveRunner
 from clcomm.errors import ArgumentError, RankNames
 from clcomm.stats.events import Collective, Phase

@@ -9,8 +9,7 @@ from pickle import UnpicklingError
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
-from clcomm.collectives.in_flight import Handle, StartGuard, T
-from clcomm.collectives.notifier import Notifier
+from clcomm.collectives.in_flight import Handle, Notifier, StartGuard, T
 from clcomm.collectives.world import World
 from clcomm.errors import ArgumentError, RankNames
 from clcomm.stats.call import Call, disagreement

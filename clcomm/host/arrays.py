@@ -51,6 +51,7 @@ def is_plain(value: object) -> bool:
 def host_array(value: Any, name: str, *, may_copy: bool = False) -> np.ndarray:
     """Return an array itself, and an object with `__dlpack__` as an array on its memory (https://dmlc.github.io/dlpack).
 
+    A NumPy scalar becomes a read-only array without dimensions.
     The array keeps the memory; it is read-only where the library lets nothing else write to it, as JAX does.
 
     Args:
@@ -69,6 +70,10 @@ def host_array(value: Any, name: str, *, may_copy: bool = False) -> np.ndarray:
             f"{name}: expected a plain array, got one whose {what} would be lost; give np.asarray({name}), and the "
             f"{what} apart"
         )
+    if isinstance(value, np.generic):
+        scalar = np.array(value)
+        scalar.flags.writeable = False  # the caller has no part in it
+        return scalar
     if not hasattr(value, "__dlpack__"):
         raise ArgumentError(f"{name}: expected a NumPy array, got {type(value).__name__}")
     try:

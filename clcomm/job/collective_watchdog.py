@@ -66,7 +66,7 @@ class Watchdog:
         self._ranks = watched.size
         self._program = threading.get_ident()
         self._warned_of: tuple[Call, int, float] | None = None
-        self._has_dumped = False
+        self._has_dumped, self._peer = False, -1
         self._interrupt: Callable[[str, float, Callable[[], None]], bool] | None = None
         self._figures = Figures(recorder) if page.is_public else None
         self.look(None)
@@ -115,6 +115,7 @@ class Watchdog:
             text = call.describe(sequence) + ("" if self._resources is None else self._resources.name)
             self._page.write(call.tag + sequence + 1, int(began_s * 1e9), text, self.place(), figures)
             waited_s = perf_counter() - began_s
+            self._peer = call.peer
             if waited_s > LEFT_S:
                 self._end_if_left(call, sequence, text)
         folder = self._page.dump_folder
@@ -171,8 +172,13 @@ class Watchdog:
         lines = self._everyone(PROGRESS)
         if is_lowest(self._page.own, lines, limit_s):
             end = f"; after {self.limits.timeout_s:g} s the job ends" if self.limits.timeout_s < math.inf else ""
-            endings.print_line(f"clcomm: {describe(self._page.own, lines, waited_s, self._names)}{end}")
+            endings.print_line(f"clcomm: {self._described(lines, waited_s)}{end}")
             self._page.note_report()
+
+    def _described(self, lines: list[RankStatus], waited_s: float) -> str:
+        """Return where this rank waits, and what those do that it waits for: one rank alone for a message of its."""
+        awaited = [line for line in lines if self._peer < 0 or line.rank in (self._peer, self._page.own)]
+        return describe(self._page.own, awaited, waited_s, self._names)
 
     def _is_first_to_report(self) -> bool:
         last_ns = self._page.reported_ns
@@ -189,14 +195,14 @@ class Watchdog:
         """Raise an error in the threads that wait, where the program may catch it, or else end the job."""
         if self._interrupt is not None:
             limit_s = self.limits.timeout_s
-            text = describe(self._page.own, self._everyone(PROGRESS), waited_s, self._names)
+            text = self._described(self._everyone(PROGRESS), waited_s)
             if self._interrupt(text, limit_s, partial(self._end_uncaught, text, limit_s)):
                 return
             if waited_s < limit_s + INTERRUPTED_S:
                 return  # it is on its way
         if not is_lowest(self._page.own, self._page.read(), self.limits.timeout_s):
             return  # the lowest waiting rank ends it; if that one hangs, its line gets too old, and the next one does
-        self._end_job(describe(self._page.own, self._everyone(PROGRESS), waited_s, self._names), self.limits.timeout_s)
+        self._end_job(self._described(self._everyone(PROGRESS), waited_s), self.limits.timeout_s)
 
     def _end_uncaught(self, text: str, limit_s: float) -> None:
         """End the job for an error that the program did not catch, unless another rank does so."""

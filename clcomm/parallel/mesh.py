@@ -103,6 +103,18 @@ class Mesh:
                 raise ArgumentError(f"{name}: expected a coordinate from 0 to {self.shape[name] - 1}, got {at!r}")
         return int(self.ranks[tuple((self.coordinates | coordinates).values())])
 
+    def shift(self, name: str, by: int = 1, *, periodic: bool = False) -> tuple[int | None, int | None]:
+        """Return the ranks in `comm` that are `by` before and after this one along an axis: source and dest.
+
+        Like MPI_Cart_shift (MPI 4.1, section 8.5.6): for the exchange of halos with `comm.sendrecv`. Beyond an edge
+        there is None, nobody, unless `periodic`: the last rank then is before the first.
+        """
+        self._require_names([name])
+        at, size = self.coordinates[name], self.shape[name]
+        before, after = (place % size if periodic or 0 <= place < size else None for place in (at - by, at + by))
+        source, dest = (None if place is None else self.rank_at(**{name: place}) for place in (before, after))
+        return source, dest
+
     def _require_names(self, names: Any) -> None:
         unknown = next((name for name in names if name not in self.shape), None)
         if unknown is not None:

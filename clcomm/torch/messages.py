@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
@@ -13,6 +12,7 @@ from typing import NoReturn
 
 import torch
 
+from clcomm.collectives.messages import MessageHandle
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.stats.events import Collective, Phase
@@ -20,9 +20,7 @@ from clcomm.tensors.arrays import HostCopies, bytes_of, described
 from clcomm.torch.interruptions import Interruptions
 from clcomm.torch.work import OwnWork, untraced
 from clcomm.transport.described_messages import DescribedMessages, Received, Sent
-
-#: Tests of a message before the rank that waits for it gives its core away, and the pauses then.
-_TESTS, _PAUSE_S = 2000, 2e-4
+from clcomm.transport.pending import wait_until
 
 
 class GroupMessages:
@@ -38,14 +36,25 @@ class GroupMessages:
         """Start to send a tensor; it may not be written before the work is complete."""
         values = self._copies.on_host(tensor)
         message = self._open().send(bytes_of(values), described([tensor]), rank, tag)
-        return MessageWork(self._counted, message, [values], f"send to rank {rank}", lambda: None, rank, self._wait)
+        return self._work(message, [values], f"send to rank {rank}", lambda: None, rank)
 
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> MessageWork:
         """Start to receive a tensor; rank None: from any rank. Waiting raises MismatchError for one of another kind."""
         values, give_back = self._copies.room_for(tensor), self._copies.give_back
-        message = self._open().receive(bytes_of(values), described([tensor]), rank, tag)
+        message = self._open().receive(lambda _: bytes_of(values), described([tensor]), rank, tag)
         name = "recv from any rank" if rank is None else f"recv from rank {rank}"
-        return MessageWork(self._counted, message, [tensor], name, lambda: give_back(values, tensor), rank, self._wait)
+        return self._work(message, [tensor], name, lambda: give_back(values, tensor), rank)
+
+    def _work(
+        self, message: Sent | Received, outputs: list[torch.Tensor], name: str, finish: Callable[[], None],
+        peer: int | None,
+    ) -> MessageWork:  # fmt: skip
+        comm, nbytes = self._counted.comm, sum(each.nbytes for each in outputs)
+        begun = Collective(name.split()[0], "", nbytes, 0.0, "mpi", comm.sequence, began_s=time.perf_counter(),
+                           wait_s=None)  # fmt: skip
+        waiting = partial(comm.runner.waiting_for, name, peer=peer)
+        handle = MessageHandle(message, finish, waiting, self._counted.add, begun)
+        return MessageWork(handle, outputs, name, self._wait)
 
     def _open(self) -> DescribedMessages:
         if self._messages is None:
@@ -86,72 +95,38 @@ class MessageWork(OwnWork):
     """A message on its way.
 
     Args:
-        counted: counts the message once it is complete.
-        name: in messages of the watchdog.
-        finish: called once, when it is complete.
-        peer: the other rank; None: any.
+        handle: its own.
+        outputs, name: as OwnWork's.
         run: calls a function that waits; see Interruptions.
     """
 
     def __init__(
         self,
-        counted: CountedMessages,
-        message: Sent | Received,
+        handle: MessageHandle,
         outputs: list[torch.Tensor],
         name: str,
-        finish: Callable[[], None],
-        peer: int | None,
         run: Callable[[Callable[[], object]], None],
     ):
         super().__init__(outputs, name)
-        self._counted, self._message, self._peer, self._run = counted, message, peer, run
-        self._finish: Callable[[], None] | None = finish
-        self._began_s, self._sequence = time.perf_counter(), counted.comm.sequence
-        self._waits_from_s = math.inf
+        self._handle, self._run = handle, run
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block until it is complete, and raise its error; a timeout above 0 raises one too."""
-        if not self.is_completed():
-            self._waits_from_s = time.perf_counter()
-            with self._counted.comm.runner.waiting_for(self._name, peer=self._peer):
-                self._run(partial(self._wait, timeout.total_seconds()))
-        if self._error is not None:
-            raise self._error
+        seconds = timeout.total_seconds()
+        self._handle.wait(lambda done: self._run(partial(self._wait, done, seconds)))
         return True
 
-    def _wait(self, seconds: float) -> None:
-        began, tests = time.perf_counter(), 0
-        while not self.is_completed():
-            tests += 1
-            time.sleep(0 if tests < _TESTS else _PAUSE_S)
-            if 0 < seconds < time.perf_counter() - began:
-                raise self._late(seconds)
+    def _wait(self, done: Callable[[], bool], seconds: float) -> None:
+        if not wait_until(done, seconds):
+            raise self._late(seconds)
 
     def is_completed(self) -> bool:
-        with self._lock:
-            if self._finish is None:
-                return True
-            try:
-                if not self._message.done():
-                    return False
-                self._finish()
-            except Exception as error:
-                self._error = error
-            self._finish = None
-            self._counted.add(self._event())
-            return True
-
-    def _event(self) -> Collective:
-        now_s, operation = time.perf_counter(), self._name.split()[0]
-        waits = ((self._waits_from_s, now_s),) if self._waits_from_s < now_s else ()
-        return Collective(
-            operation, "", sum(each.nbytes for each in self._outputs), now_s - self._began_s, "mpi", self._sequence,
-            self._error is not None, began_s=self._began_s, wait_s=None, exposed_s=sum(end - at for at, end in waits),
-            exposed=waits,
-        )  # fmt: skip
+        done = self._handle.done()
+        self._error = self._handle.error
+        return done
 
     def source_rank(self) -> int:
-        return self._message.source
+        return self._handle.source
 
     _source_rank = source_rank
 

@@ -104,14 +104,6 @@ class Transport(ABC):
         """Reduce block r of `source` over the ranks into `out` of rank r."""
 
     @abstractmethod
-    def gather(self, source: np.ndarray, out: np.ndarray | None, root: int) -> None:
-        """Put rank r's `source` at block r of the root's `out`; the other ranks pass None as `out`."""
-
-    @abstractmethod
-    def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
-        """Put block r of the root's `source` into rank r's `out`; the other ranks pass None as `source`."""
-
-    @abstractmethod
     def all_to_all(self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
         """Send array r of `sends` to rank r, and receive array r of `receives` from it; lengths may differ."""
 

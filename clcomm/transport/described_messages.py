@@ -7,6 +7,9 @@ tag of the rest of a longer one, whose receiver posts it once it knows the sende
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict, deque
+from collections.abc import Callable
+from numbers import Integral
 
 import numpy as np
 
@@ -27,11 +30,11 @@ class DescribedMessages:
     """Sends and receives arrays of a kind, which both sides give: a text, such as a tensor's shape and dtype.
 
     Args:
-        comm: an mpi4py communicator, still owned by the caller.
+        comm: an mpi4py communicator, still owned by the caller; None: the one rank sends to itself.
     """
 
-    def __init__(self, comm: Intracomm):
-        self.plain = Messages(comm)
+    def __init__(self, comm: Intracomm | None):
+        self.plain: Messages | OwnMessages = OwnMessages() if comm is None else Messages(comm)
         self._most_tag = self.plain.most_tag - _REST_TAGS.stop
         self._rests = 0
 
@@ -50,14 +53,17 @@ class DescribedMessages:
             parts.append(self.plain.send(array[first:], rank, rest_tag))
         return Sent(parts)
 
-    def receive(self, array: np.ndarray, kind: str, rank: int | None, tag: int) -> Received:
-        """Start to receive contiguous bytes; rank None: from any rank."""
-        return Received(self.plain, array, kind, rank, self._own_tag(tag))
+    def receive(self, room_for: Callable[[str], np.ndarray], kind: str, rank: int | None, tag: int) -> Received:
+        """Start to receive; rank None: from any rank.
+
+        room_for: returns contiguous bytes for a message of a kind. kind: the only one that is accepted; "": any.
+        """
+        return Received(self.plain, room_for, kind, rank, self._own_tag(tag))
 
     def _own_tag(self, tag: int) -> int:
-        if not 0 <= tag <= self._most_tag:
-            raise ArgumentError(f"tag: expected 0 to {self._most_tag}, got {tag}")
-        return _REST_TAGS.stop + tag
+        if not isinstance(tag, Integral) or not 0 <= tag <= self._most_tag:
+            raise ArgumentError(f"tag: expected 0 to {self._most_tag}, the same on both sides, got {tag!r}")
+        return _REST_TAGS.stop + int(tag)
 
 
 class Sent:
@@ -65,7 +71,7 @@ class Sent:
 
     source = -1
 
-    def __init__(self, parts: list[Message]):
+    def __init__(self, parts: list[Message | OwnMessage]):
         self._parts = parts
 
     def done(self) -> bool:
@@ -79,16 +85,18 @@ class Received:
 
     Args:
         messages: that receive it.
-        array: receives its bytes.
-        kind: of the array.
+        room_for, kind: see `DescribedMessages.receive`.
         rank: the sender; None: any.
         tag: of its beginning.
     """
 
-    def __init__(self, messages: Messages, array: np.ndarray, kind: str, rank: int | None, tag: int):
-        self._messages, self._array, self._kind = messages, array, kind
+    def __init__(
+        self, messages: Messages | OwnMessages, room_for: Callable[[str], np.ndarray], kind: str, rank: int | None,
+        tag: int,
+    ):  # fmt: skip
+        self._messages, self._room_for, self._kind = messages, room_for, _shortened(kind)
         self._head = np.empty(_HEADER_BYTES + _FIRST_BYTES, np.uint8)
-        self._on_way: Message | None = messages.receive(self._head, rank, tag, at_most=True)
+        self._on_way: Message | OwnMessage | None = messages.receive(self._head, rank, tag, at_most=True)
         self._sent_kind = b""
         #: The rank that sent it; -1 until its beginning has arrived.
         self.source = -1
@@ -102,24 +110,28 @@ class Received:
             if not self._on_way.done():
                 return False
             self._on_way = self._begin_rest() if self.source < 0 else None
-        if self._sent_kind != _shortened(self._kind):
+        if self._is_other:
             raise MismatchError(
-                f"recv: expected {self._kind}, got {self._sent_kind.decode(errors='replace')} from rank "
-                f"{self.source}; send and receive tensors of equal shape and dtype"
+                f"recv: expected {self._kind.decode(errors='replace')}, got "
+                f"{self._sent_kind.decode(errors='replace')} from rank {self.source}; send and receive equal "
+                f"shapes and dtypes"
             )
         return True
 
-    def _begin_rest(self) -> Message | None:
+    @property
+    def _is_other(self) -> bool:
+        return self._kind not in (b"", self._sent_kind)
+
+    def _begin_rest(self) -> Message | OwnMessage | None:
         """Compare the header, take what came with it, and start to receive the rest; None: there is none."""
         assert self._on_way is not None
         self.source = self._on_way.source
         size, rest_tag = self._head[: _NUMBERS * 8].view(np.int64).tolist()
         self._sent_kind = self._head[_NUMBERS * 8 : _HEADER_BYTES].tobytes().rstrip(b"\0")
-        if self._sent_kind != _shortened(self._kind):
-            self._array = np.empty(size, np.uint8)
+        array = np.empty(size, np.uint8) if self._is_other else self._room_for(self._sent_kind.decode())
         first = min(size, _FIRST_BYTES)
-        self._array[:first] = self._head[_HEADER_BYTES:][:first]
-        return self._messages.receive(self._array[first:], self.source, rest_tag) if size > first else None
+        array[:first] = self._head[_HEADER_BYTES:][:first]
+        return self._messages.receive(array[first:], self.source, rest_tag) if size > first else None
 
 
 def _shortened(kind: str) -> bytes:
@@ -129,3 +141,49 @@ def _shortened(kind: str) -> bytes:
         return text
     checksum = f" {zlib.crc32(text):08x}".encode()
     return text[: _KIND_BYTES - len(checksum)] + checksum
+
+
+class OwnMessages:
+    """Messages of a world's one rank to itself, with the methods of `Messages`: each is copied when it is sent."""
+
+    most_tag = 32767
+
+    def __init__(self) -> None:
+        self._sent: dict[int, deque[np.ndarray]] = defaultdict(deque)
+        self._expected: dict[int, deque[OwnMessage]] = defaultdict(deque)
+
+    def send(self, array: np.ndarray, rank: int, tag: int) -> OwnMessage:
+        """Send contiguous bytes, which may be written at once."""
+        self._sent[tag].append(array.copy())
+        self._match(tag)
+        return OwnMessage(None)
+
+    def receive(self, array: np.ndarray, rank: int | None, tag: int, *, at_most: bool = False) -> OwnMessage:
+        """Start to receive into contiguous bytes, at least as many as are sent."""
+        message = OwnMessage(array)
+        self._expected[tag].append(message)
+        self._match(tag)
+        return message
+
+    def _match(self, tag: int) -> None:
+        while self._sent[tag] and self._expected[tag]:
+            self._expected[tag].popleft().take(self._sent[tag].popleft())
+
+
+class OwnMessage:
+    """A message of this rank's to itself; array: receives it; None: it is sent."""
+
+    source = 0
+
+    def __init__(self, array: np.ndarray | None):
+        self._array = array
+
+    def take(self, sent: np.ndarray) -> None:
+        """Receive what was sent."""
+        if self._array is not None:
+            self._array[: sent.size] = sent
+        self._array = None
+
+    def done(self) -> bool:
+        """Return whether it is complete."""
+        return self._array is None

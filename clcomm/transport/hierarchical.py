@@ -168,14 +168,6 @@ class HierarchicalTransport(MemoryTransport):
         self.rendezvous.barrier(length_and_dtype(source))
         self.base.reduce_scatter(source, out, op)
 
-    def gather(self, source: np.ndarray, out: np.ndarray | None, root: int) -> None:
-        self.rendezvous.barrier(length_and_dtype(source))
-        self.base.gather(source, out, root)
-
-    def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
-        self.rendezvous.barrier(length_and_dtype(out))
-        self.base.scatter(source, out, root)
-
     def all_to_all(self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
         self.base.all_to_all(sends, receives)
 

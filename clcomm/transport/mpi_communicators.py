@@ -217,6 +217,18 @@ def comparison_between_hosts(comm: Intracomm) -> Callable[[int, int], tuple[bool
     return alike
 
 
+#: The source of a message from any rank.
+ANY_RANK = "any"
+
+
+def peer_name(rank: object) -> Any:
+    """Return clcomm's name of mpi4py's PROC_NULL (None) and ANY_SOURCE ("any"); any other value as it is."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not isinstance(rank, int):
+        return rank
+    return {mpi.PROC_NULL: None, mpi.ANY_SOURCE: ANY_RANK}.get(rank, rank)
+
+
 def reduction_name(op: object) -> Any:
     """Return clcomm's name of an mpi4py reduction such as MPI.SUM; any other value is returned as it is.
 

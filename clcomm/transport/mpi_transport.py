@@ -146,22 +146,6 @@ class MpiTransport(Transport):
             self.comm.Alltoall([sent, self.byte], [rows, self.byte])
             self.prepare_fold(list(rows), out[piece], op)()
 
-    def gather(self, source: np.ndarray, out: np.ndarray | None, root: int) -> None:
-        blocks = None if out is None else out.reshape(self.world_size, -1)
-        for piece in self._pieces(source.size, source.itemsize * self.world_size):
-            if blocks is None:
-                self.comm.Gather([source[piece], self.byte], None, root)
-            else:
-                rows = np.require(blocks[:, piece], requirements="C")
-                self.comm.Gather([source[piece], self.byte], [rows, self.byte], root)
-                _put(rows, blocks[:, piece])
-
-    def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
-        blocks = None if source is None else source.reshape(self.world_size, -1)
-        for piece in self._pieces(out.size, out.itemsize * self.world_size):
-            sent = None if blocks is None else np.ascontiguousarray(blocks[:, piece])
-            self.comm.Scatter(None if sent is None else [sent, self.byte], [out[piece], self.byte], root)
-
     def all_to_all(self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
         exchange_arrays(self.comm, sends, receives)
 

@@ -17,6 +17,9 @@ from clcomm.errors import ClcommError
 from clcomm.transport.futex import POLLS_BETWEEN_PROGRESS
 from clcomm.transport.rendezvous import DifferentOperations
 
+#: Tests of a message before a rank that waits for it gives its core away, and the pauses then.
+_TESTS, _PAUSE_S = 2000, 2e-4
+
 #: (begin, end) by time.perf_counter().
 Span = tuple[float, float]
 
@@ -39,30 +42,50 @@ class Guard(Protocol):
 
 
 class _StartedQueues(threading.local):
-    """A thread's queues of unfinished operations, by id; they stay alive, as MPI writes to their arrays."""
+    """A thread's queues of unfinished operations, by id, and messages; they stay alive, as MPI uses their arrays."""
 
     def __init__(self) -> None:
         self.queues: dict[int, deque[Pending]] = {}
+        self.messages: list[Callable[[], bool]] = []
 
 
 _started = _StartedQueues()
 
 
+def advance_with_others(is_done: Callable[[], bool]) -> None:
+    """Have a waiting rank call `is_done` of a message that this thread has started, until it returns True."""
+    _started.messages.append(is_done)
+
+
 def advance_started() -> bool:
-    """Advance this thread's operations without blocking; return whether any are left."""
+    """Advance this thread's operations and messages without blocking; return whether any are left."""
     queues = _started.queues
+    if _started.messages:
+        _started.messages = [is_done for is_done in _started.messages if not is_done()]
     for key, queue in tuple(queues.items()) if queues else ():
         while queue and queue[0]._advance(block=False):
             pass
         if not queue:
             queues.pop(key, None)
-    return bool(queues)
+    return bool(queues or _started.messages)
 
 
 def complete_started() -> None:
     """Complete this thread's operations; an error is raised by the handle of the operation that failed."""
-    while advance_started():
+    while advance_started() and _started.queues:
         os.sched_yield()
+
+
+def wait_until(is_done: Callable[[], bool], seconds: float = 0.0) -> bool:
+    """Block until `is_done()`, and advance this thread's operations; return False after `seconds`, if above 0."""
+    tests, began_s = 0, time.perf_counter()
+    while not is_done():
+        advance_started()
+        tests += 1
+        time.sleep(0 if tests < _TESTS else _PAUSE_S)
+        if 0 < seconds < time.perf_counter() - began_s:
+            return False
+    return True
 
 
 def complete(request: Request) -> None:
@@ -133,7 +156,7 @@ class Pending:
             queues = _started.queues
             queues[id(self._queue)] = self._queue  # another thread may have started it
             while not self.finished:
-                if len(queues) == 1:
+                if len(queues) == 1 and not _started.messages:
                     self._queue[0]._advance(block=True)
                 elif advance_started() and not self.finished:
                     os.sched_yield()

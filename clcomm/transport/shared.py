@@ -176,19 +176,6 @@ class SharedTransport(MemoryTransport):
         self.rendezvous.barrier()
         np.copyto(out, result)
 
-    def gather(self, source: np.ndarray, out: np.ndarray | None, root: int) -> None:
-        (parts,) = self._meet(source)
-        if out is not None:
-            np.concatenate(parts, out=out)
-        self.rendezvous.barrier()
-
-    def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
-        (parts,) = self._meet(out)
-        if source is not None:
-            for rank, part in enumerate(parts):
-                np.copyto(part, source[rank * out.size : (rank + 1) * out.size])
-        self.rendezvous.barrier()
-
     def all_to_all(self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
         exchange_arrays(self.memory.comm, sends, receives)
 

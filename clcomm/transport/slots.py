@@ -8,7 +8,6 @@ messages fill the receiver's.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -17,12 +16,10 @@ import numpy as np
 from clcomm.host.arrays import PAGE, aligned_zeros
 from clcomm.transport.host_memory import HostMemory
 from clcomm.transport.mpi_messages import Message, Messages
-from clcomm.transport.pending import advance_started
+from clcomm.transport.pending import wait_until
 
 #: Counters are on cache lines of their own, as the two ranks write one each.
 _LINE = 64
-#: Tests of a message before a rank that waits for it gives its core away, and the pauses then.
-_TESTS, _PAUSE_S = 2000, 2e-4
 
 
 class SlotSender(Protocol):
@@ -172,7 +169,7 @@ class SentSlots:
         return message is None or message.done()
 
     def wait_for_room(self) -> None:
-        _wait_until(self.has_room)
+        wait_until(self.has_room)
 
     def next_slot(self) -> int:
         return self._sent % len(self.slots)
@@ -184,7 +181,7 @@ class SentSlots:
 
     def complete(self) -> None:
         """Block until everything sent has left."""
-        _wait_until(lambda: all(message is None or message.done() for message in self._on_way))
+        wait_until(lambda: all(message is None or message.done() for message in self._on_way))
 
 
 class ReceivedSlots:
@@ -207,7 +204,7 @@ class ReceivedSlots:
         return self._taken < self._started and message is not None and message.done()
 
     def wait_for_arrival(self) -> None:
-        _wait_until(self.has_arrived)
+        wait_until(self.has_arrived)
 
     def take(self) -> int:
         self._taken += 1
@@ -223,11 +220,3 @@ class ReceivedSlots:
             slot = self._started % len(self.slots)
             self._on_way[slot] = self._start(self.slots[slot])
             self._started += 1
-
-
-def _wait_until(is_done: Callable[[], bool]) -> None:
-    tests = 0
-    while not is_done():
-        advance_started()
-        tests += 1
-        time.sleep(0 if tests < _TESTS else _PAUSE_S)

@@ -47,14 +47,6 @@ class SoloTransport(Transport):
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         _copy(source, out)
 
-    def gather(self, source: np.ndarray, out: np.ndarray | None, root: int) -> None:
-        assert out is not None
-        _copy(source, out)
-
-    def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
-        assert source is not None
-        _copy(source, out)
-
     def all_to_all(self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
         _copy(sends[0], receives[0])
 

@@ -20,6 +20,9 @@ from tests.multihost import two_hosts
 FOLDER = ROOT / "examples" / "one_idea"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
 NUMBER = r"\d[\d,]*(\.\d+)?"
+PI = r"pi is about 3\.\d{6} after 2,400,000 points, with a standard error of 0\.00\d{4}"
+KMEANS = r"2,000 points in groups of \d+, \d+, \d+, \d+, \d+"
+STENCIL = r"after 100 steps: hottest 0\.\d{6}, sum \d+\.\d{6}, field [0-9a-f]{16}"
 #: What two ranks print, or as many as RANKS says: for each pattern, how many lines match it.
 PRINTED = {
     "hello": {r"rank (0|1) of 2, \1 on its host: sum \[3.0, 3.0, 3.0\], ranks \['rank 0', 'rank 1'\]": 2,
@@ -46,6 +49,11 @@ PRINTED = {
     "netcl_model": {r"rank [01] of 2: loss [01]\.\d+, {'total_allreduce_calls': 12, .*}": 2},
     "numpy_model": {r"rank [01] of 2: loss \d\.\de-\d+, weights \[0\.0, 1\.0, 2\.0, 3\.0, 4\.0, 5\.0, 6\.0, 7\.0\]": 2},
     "cartpole": {r"generation 30: mean of \d+ steps": 1, r"rank [01] of 2: up for [45]\d\d of 500 steps, policy .*": 2},
+    "pi": {r"rank 0 of 2: 60 blocks, 0 on the ranks before it": 1,
+           r"rank 1 of 2: 60 blocks, 60 on the ranks before it": 1, PI: 1},
+    "kmeans": {r"rank [01] of 2: 1000 points, 14 steps, centres [0-9a-f]{16}": 2, KMEANS: 1},
+    "stencil": {r"rank [01] of 2: rows 0 to 59, columns (0 to 23|24 to 47)": 2, STENCIL: 1,
+                r"recv halo +200 .*": 1},
     "two_hosts": {r"1 host\(s\), ranks \[\[0, 1\], \[2, 3\]\], which stand in for hosts; all_reduce moved by shared": 1,
                   r"without: 262,144 of 262,144 bytes of each rank between hosts": 1,
                   r"with:    131,072 of 262,144 bytes of each rank between hosts": 1},

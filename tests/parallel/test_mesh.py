@@ -174,3 +174,23 @@ def test_a_device_meshs_device_type_is_said_once_to_be_unused(comm, caplog):
 def test_a_device_mesh_without_each_rank_or_a_name_for_each_dimension_is_refused(comm, grid, names, message):
     with pytest.raises(ArgumentError, match=re.escape(message)):
         DeviceMesh(grid(comm.size), mesh_dim_names=names, comm=comm)
+
+
+@pytest.mark.mpi(min_size=1)
+@pytest.mark.parametrize("periodic", [False, True])
+def test_a_shift_gives_the_ranks_before_and_after(auto, periodic):
+    rows = 2 if auto.size % 2 == 0 else 1
+    mesh = Mesh(auto, rows=rows, columns=-1)
+    for name in ("rows", "columns"):
+        at, size = mesh.coordinates[name], mesh.shape[name]
+        for by in (-2, -1, 0, 1, 5):
+            source, dest = mesh.shift(name, by, periodic=periodic)
+            for found, place in ((source, at - by), (dest, at + by)):
+                if not 0 <= place < size and not periodic:
+                    assert found is None
+                else:
+                    assert found == mesh.rank_at(**{name: place % size})
+            got = auto.sendrecv(np.array(auto.rank), dest, source=source)
+            assert got == source
+    with pytest.raises(ArgumentError, match="mesh: expected one of its axes rows, columns, got 'depth'"):
+        mesh.shift("depth")

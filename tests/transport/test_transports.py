@@ -167,26 +167,6 @@ def test_a_reduce_scatter_may_write_into_its_own_source(bench):
     assert same_bits(source[:length], bench.folded([row[block] for row in rows], "sum"))
 
 
-@pytest.mark.parametrize("length", [0, 1, 1001])
-def test_a_gather_fills_root_alone(bench, length):
-    source = bench.array(drawn(bench.rank, length, "int32"))
-    for root in range(bench.size):
-        out = np.zeros(bench.size * length, np.int32) if bench.rank == root else None
-        bench.transport.gather(source, out, root)
-        if out is not None:
-            assert same_bits(out, np.concatenate(_all(bench, length, "int32")))
-
-
-@pytest.mark.parametrize("length", [0, 1, 1001])
-def test_a_scatter_gives_each_rank_its_block_of_root(bench, length):
-    for root in range(bench.size):
-        source = drawn(root, bench.size * length, "float32", 7) if bench.rank == root else None
-        out = bench.array(np.zeros(length, np.float32))
-        bench.transport.scatter(source, out, root)
-        expected = drawn(root, bench.size * length, "float32", 7)[bench.rank * length :][:length]
-        assert same_bits(out, expected)
-
-
 @pytest.mark.parametrize("length", [0, 1, 20_011])
 def test_an_all_to_all_gives_each_pair_its_own_array(bench, length):
     """Of lengths that differ between pairs, some of them 0."""
