@@ -35,7 +35,7 @@ def test_a_rank_that_never_sends_is_named(tmp_path, call, ranks):
     assert ended.code == 124 and not ended.out and "Traceback" not in ended.err, ended.err
     ends = [line for line in lines if "the job ends; what" in line]
     assert len(ends) == 1 and name.format(last=ranks - 1) in ends[0], ended.err
-    assert f"missing: rank {ranks - 1} (in no collective but at job.py:" in ends[0] and ends[0].count("(in ") == 1
+    assert f"missing: rank {ranks - 1} (in no collective but at " in ends[0] and ends[0].count("(in no") == 1
 
 
 @pytest.mark.sampled(2)
@@ -43,7 +43,7 @@ def test_a_rank_that_never_sends_is_named(tmp_path, call, ranks):
     ("end", "reason"),
     {
         "pass": "left while rank 0 waits for it in recv from rank 1 with tag 0",
-        "os.kill(os.getpid(), 9)": "signal 9",
+        "os.kill(os.getpid(), 9)": "rank 1 died of SIGKILL",
         "1 / 0": "ZeroDivisionError",
         "raise SystemExit(3)": "3",
     }.items(),
@@ -63,5 +63,5 @@ run(lambda: comm.send({kind}, 0) if comm.rank else comm.recv(np.empty(3), last))
 """
     ended = job(tmp_path, script, preamble=PREAMBLE, ranks=2)
     (line,) = ended.clcomm_lines()
-    assert ended.code == 1 and "rank 0" in line and "recv: expected float64 [3], got float" in line
+    assert ended.code == 2 and "rank 0" in line and "recv: expected float64 [3], got float" in line
     assert "from rank 1; send and receive equal shapes and dtypes" in line and "Traceback" not in ended.err
