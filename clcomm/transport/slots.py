@@ -9,7 +9,6 @@ messages fill the receiver's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
@@ -20,49 +19,6 @@ from clcomm.transport.pending import wait_until
 
 #: Counters are on cache lines of their own, as the two ranks write one each.
 _LINE = 64
-
-
-class SlotSender(Protocol):
-    """The sender's end."""
-
-    #: The transport's: "shared" or "mpi".
-    name: str
-    #: The slots' memory: uint8.
-    slots: list[np.ndarray]
-
-    def has_room(self) -> bool:
-        """Return, without blocking, whether the next slot is free."""
-
-    def wait_for_room(self) -> None:
-        """Block until the next slot is free."""
-
-    def next_slot(self) -> int:
-        """Return the index of the next slot to write."""
-
-    def send(self) -> None:
-        """Send the next slot, which is written."""
-
-
-class SlotReceiver(Protocol):
-    """The receiver's end; its attributes are those of the sender's."""
-
-    name: str
-    slots: list[np.ndarray]
-
-    def expect(self, count: int) -> None:
-        """Note that so many slots will be sent from now on; the earlier ones have been received."""
-
-    def has_arrived(self) -> bool:
-        """Return, without blocking, whether the next slot has arrived."""
-
-    def wait_for_arrival(self) -> None:
-        """Block until the next slot has arrived."""
-
-    def take(self) -> int:
-        """Return the index of the next slot, which has arrived; it stays as it is until it is released."""
-
-    def release(self) -> None:
-        """Let the sender use the slot again that was taken first of those that are not released."""
 
 
 def shared_bytes(slots: int, nbytes: int) -> int:
@@ -76,6 +32,12 @@ def _stride(nbytes: int) -> int:
 
 class SharedSlots:
     """Slots in memory that both ranks see: both ends, of which each rank uses its own.
+
+    Those through MPI have a class for each end, with these methods.
+
+    Attributes:
+        name: the transport's: "shared" or "mpi".
+        slots: their memory: uint8.
 
     Args:
         memory: `shared_bytes(slots, nbytes)` bytes that begin at a page, zeroed before first use.
@@ -97,35 +59,43 @@ class SharedSlots:
     # --- the sender ---
 
     def has_room(self) -> bool:
+        """Return, without blocking, whether the next slot is free."""
         return self._released[0] + len(self.slots) > self._sent[0]
 
     def wait_for_room(self) -> None:
+        """Block until the next slot is free."""
         self._wait(self._released, self._sent[0] - len(self.slots) + 1)
 
     def next_slot(self) -> int:
+        """Return the index of the next slot to write."""
         return self._sent[0] % len(self.slots)
 
     def send(self) -> None:
+        """Send the next slot, which is written."""
         self._advance(self._sent)
 
     # --- the receiver ---
 
     def expect(self, count: int) -> None:
-        pass
+        """Note that so many slots will be sent from now on; the earlier ones have been received."""
 
     def has_arrived(self) -> bool:
+        """Return, without blocking, whether the next slot has arrived."""
         return self._sent[0] > self._taken
 
     def wait_for_arrival(self) -> None:
+        """Block until the next slot has arrived."""
         self._wait(self._sent, self._taken + 1)
 
     def take(self) -> int:
+        """Return the index of the next slot, which has arrived; it stays as it is until it is released."""
         if self._host is not None:
             self._host.fence()  # what was written before the counter is read after it
         self._taken += 1
         return (self._taken - 1) % len(self.slots)
 
     def release(self) -> None:
+        """Let the sender use the slot again that was taken first of those that are not released."""
         self._advance(self._released)
 
     # --- counters ---
@@ -146,7 +116,7 @@ class SharedSlots:
 
 
 class SentSlots:
-    """The sender's end of slots that go through MPI.
+    """The sender's end of slots that go through MPI; for its methods see SharedSlots.
 
     Args:
         messages: of the ranks' communicator.

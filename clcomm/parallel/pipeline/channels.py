@@ -14,7 +14,7 @@ from clcomm.errors import MismatchError
 from clcomm.host.arrays import aligned_zeros
 from clcomm.stats.events import Collective
 from clcomm.transport.mpi_messages import Messages
-from clcomm.transport.slots import ReceivedSlots, SentSlots, SharedSlots, SlotReceiver, SlotSender, shared_bytes
+from clcomm.transport.slots import ReceivedSlots, SentSlots, SharedSlots, shared_bytes
 
 #: MPI's tag of the first channel; the others follow. Messages of two sets of channels never are on their way at once.
 _FIRST_TAG = 256
@@ -38,7 +38,7 @@ class Sender:
         slots: the memory of each slot, uint8.
     """
 
-    def __init__(self, comm: Communicator, plan: ChannelPlan, slots: SlotSender):
+    def __init__(self, comm: Communicator, plan: ChannelPlan, slots: SharedSlots | SentSlots):
         self._messages = _CountedMessages(comm, plan, slots.name, "send")
         self._slots, self.slots = slots, slots.slots
 
@@ -70,7 +70,7 @@ class Receiver:
         slots: the memory of each slot, uint8.
     """
 
-    def __init__(self, comm: Communicator, plan: ChannelPlan, slots: SlotReceiver):
+    def __init__(self, comm: Communicator, plan: ChannelPlan, slots: SharedSlots | ReceivedSlots):
         self._messages = _CountedMessages(comm, plan, slots.name, "recv")
         self._slots, self.slots = slots, slots.slots
 
