@@ -202,5 +202,7 @@ def _checked(leaf: Any, op: str = "sum") -> Any:
         raise ArgumentError(f"array: expected an array or a tree of them, got {type(leaf).__name__}") from None
     if array.dtype.name not in SUPPORTED:
         raise ArgumentError(f"array: expected a dtype that NumPy has or bfloat16, got {array.dtype}")
-    check_op(op, np.empty(0, np.float32 if array.dtype == jax.numpy.bfloat16 else array.dtype))
+    known = check_op(op, np.empty(0, np.float32 if array.dtype == jax.numpy.bfloat16 else array.dtype))
+    if known != op:  # what is traced is a name
+        raise ArgumentError(f"op: expected the name {known!r}, got mpi4py's constant")
     return array
