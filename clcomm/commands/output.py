@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clcomm.console.terminal import plain_width
-from clcomm.drawing.png import draw, require_matplotlib
+from clcomm.drawing.svg import draw
 from clcomm.errors import ArgumentError
 from clcomm.storage.files import write_whole
 
 if TYPE_CHECKING:
     from clcomm.report import Report
 
-FORMATS = ("terminal", "markdown", "json", "csv", "html", "png")
+FORMATS = ("terminal", "markdown", "json", "csv", "html", "svg")
 #: Formats by the ending of the output file's name.
 _ENDINGS = {
-    ".md": "markdown", ".json": "json", ".csv": "csv", ".html": "html", ".htm": "html", ".png": "png",
+    ".md": "markdown", ".json": "json", ".csv": "csv", ".html": "html", ".htm": "html", ".svg": "svg",
     ".txt": "terminal", "": "terminal",
 }  # fmt: skip
 _ALIASES = {"md": "markdown"}
@@ -36,10 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def form_of(options: argparse.Namespace) -> str:
     """Return the chosen format; raises ArgumentError if it can't be written."""
     form = options.format or _form_of_name(options.output or "")
-    if form == "png":
-        if not options.output:
-            raise ArgumentError("--format png: needs -o OUT to say where")
-        require_matplotlib("--format png")
+    if form == "svg" and not options.output:
+        raise ArgumentError("--format svg: needs -o OUT to say where")
     return form
 
 
@@ -56,10 +54,10 @@ def write_report(report: Report, form: str, output: str | None) -> None:
     """Write a report to the file `output` in the format `form`; without a file, print it."""
     if form == "terminal":
         _write_for_terminal(report, output)
-    elif form == "png":
+    elif form == "svg":
         assert output is not None  # form_of requires -o for this format
         if not report.charts:
-            raise ArgumentError("--format png: this run has nothing to draw")
+            raise ArgumentError("--format svg: this run has nothing to draw")
         title = "\n".join(text for text in (report.title, report.subtitle) if text)
         draw([chart.scene() for chart in report.charts], output, "-o", title)
     else:

@@ -1,1 +1,1 @@
-"""Drawings: scenes of marks, rendered alike by svg.py and png.py."""
+"""Drawings: scenes of marks, rendered by svg.py, within a page and as a file."""

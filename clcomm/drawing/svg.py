@@ -1,4 +1,4 @@
-"""A scene as SVG within a page: it fills the available width, and its texts keep their size."""
+"""Scenes as SVG: within a page, where they fill the available width and texts keep their size, and as one file."""
 
 from __future__ import annotations
 
@@ -6,10 +6,90 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from clcomm.drawing.scene import FONT, SAMPLE, Dot, Mark, Path, Rect, Scene, Text
+from clcomm.drawing.scene import FONT, ROLES, SAMPLE, Dot, Key, Mark, Path, Rect, Scene, Text, text_width
+from clcomm.errors import ArgumentError
+from clcomm.storage.files import write_whole
 
 #: The units of a path's width; SVG has shares of the width for all marks but these.
 _ACROSS = 1000
+#: Pixels: around and between scenes, a scene's title, a row of its legend, and a legend's sample with its gap.
+_GAP, _TITLE, _ROW, _SAMPLE = 24, 26, 18, SAMPLE + 6
+#: A file has a light background for every reader.
+_STYLE = (
+    f"svg{{{';'.join(f'--{role}:{colour}' for role, colour in ROLES.items())};overflow:visible;"
+    f"font-family:sans-serif;background:{ROLES['card']}}}"
+    "text{fill:var(--soft);paint-order:stroke;stroke:var(--card);stroke-width:4px}"
+)
+
+
+def require_svg(option: str, path: str | None) -> None:
+    """Raise ArgumentError unless the file's name ends in .svg."""
+    if path is not None and not path.lower().endswith(".svg"):
+        raise ArgumentError(f"{option}: expected a file whose name ends in .svg, got {path!r}")
+
+
+def draw(scenes: Sequence[Scene], path: str, option: str, title: str = "", *, width: float = 1300) -> None:
+    """Draw the scenes in two columns, wide ones across both; raises ArgumentError if `path` cannot be written.
+
+    Args:
+        title: the lines above the scenes.
+        option: the option with the path, for messages.
+        width: the picture's width in pixels.
+    """
+    lines = title.splitlines()
+    placed, height = placed_scenes(scenes, _GAP + 1.3 * FONT * len(lines), width)
+    marks = [Text(0.5, _GAP + 1.3 * FONT * row, line, "middle", colour="ink") for row, line in enumerate(lines)]
+    body = _marks(marks, height) + "".join(_placed_scene(*each) for each in placed)
+    write_whole(path, _file(body, width, height, _STYLE), option)
+
+
+def placed_scenes(
+    scenes: Sequence[Scene], top: float, width: float
+) -> tuple[list[tuple[Scene, float, float, float]], float]:
+    """Return each scene with its left end, top and width, in the column that is shorter so far; and the height."""
+    column, ends, found = (width - 3 * _GAP) / 2, [top, top], []
+    for scene in scenes:
+        wide = scene.wide or len(scenes) == 1
+        across = width - 2 * _GAP if wide else column
+        at, side = (max(ends), 0) if wide else min(zip(ends, (0, 1), strict=True))
+        end = at + _TITLE + scene.height + _ROW * len(_legend_rows(scene, across)) + _GAP
+        ends = [end, end] if wide else [end if each == side else ends[each] for each in (0, 1)]
+        found.append((scene, _GAP + side * (column + _GAP), at, across))
+    return found, max(ends)
+
+
+def _placed_scene(scene: Scene, left: float, top: float, across: float) -> str:
+    head = [
+        Text(0.0, FONT, scene.title, colour="ink", bold=True),
+        Text(0.0, FONT, scene.note, shift=text_width(scene.title) + 16),
+    ]
+    plot = _part(scene.marks, left + scene.left, top + _TITLE, across - scene.left - scene.right, scene.height)
+    keys = []
+    for number, row in enumerate(_legend_rows(scene, across)):
+        y = top + _TITLE + scene.height + _ROW * (number + 1) - SAMPLE
+        for at, key in row:
+            words = Text(0.0, SAMPLE - 1, f"{key.name} {key.value}".strip(), shift=_SAMPLE)
+            keys += [_part(key.sample, left + at, y, SAMPLE, SAMPLE), _part([words], left + at, y, across, SAMPLE)]
+    return _part(head, left, top, across, _TITLE) + plot + "".join(keys)
+
+
+def _legend_rows(scene: Scene, across: float) -> list[list[tuple[float, Key]]]:
+    """Return the legend's entries in rows that are not wider than the scene, each with its place."""
+    rows: list[list[tuple[float, Key]]] = []
+    at = across
+    for key in scene.keys:
+        length = _SAMPLE + text_width(f"{key.name} {key.value}") + 8
+        if at + length > across:
+            rows.append([])
+            at = 0.0
+        rows[-1].append((at, key))
+        at += length
+    return rows
+
+
+def _part(marks: Sequence[Mark], left: float, top: float, width: float, height: float) -> str:
+    place = f'x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}"'
+    return f"<svg {place}>{_marks(marks, height)}</svg>"
 
 
 def as_svg(scene: Scene) -> str:
@@ -28,8 +108,12 @@ def as_svg(scene: Scene) -> str:
 
 def as_file(marks: Sequence[Mark], width: float, height: float, style: str) -> str:
     """Return marks as a scalable file; its style has the colours of the roles."""
+    return _file(_marks(marks, height), width, height, style)
+
+
+def _file(body: str, width: float, height: float, style: str) -> str:
     size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" font-size="{FONT}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>{_marks(marks, height)}</svg>\n'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>{body}</svg>\n'
 
 
 def _marks(marks: Sequence[Mark], height: float) -> str:

@@ -16,7 +16,7 @@ from clcomm.communicator import Communicator
 from clcomm.console.option_types import number, whole_number
 from clcomm.console.output import make_console
 from clcomm.costs.model import fit
-from clcomm.drawing.png import require_matplotlib
+from clcomm.drawing.svg import require_svg
 from clcomm.errors import ArgumentError
 from clcomm.host import require_memory
 from clcomm.measure.bench_report import Printer, average_busbw, header
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sums_option(parser)
     add_schedule(parser)
     add("--json", metavar="FILE", help="also write the rows to this file")
-    add("--plot", metavar="FILE.png", help="also draw time and bandwidth by size (needs clcomm[plot])")
+    add("--plot", metavar="FILE.svg", help="also draw time and bandwidth by size")
 
 
 def add_sizes(parser: argparse.ArgumentParser, smallest: str, largest: str) -> None:
@@ -99,10 +99,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure, and print each row on rank 0 at once; return 1 if any element was wrong, else 0. Collective."""
     schedule = schedule_of(options)
     sizes = sizes_between(parse_size(options.min, "--min"), parse_size(options.max, "--max"), options.factor)
-    if options.plot is not None and not options.plot.lower().endswith(".png"):
-        raise ArgumentError(f"--plot: expected a file whose name ends in .png, got {options.plot!r}")
-    if options.plot:
-        require_matplotlib("--plot")
+    require_svg("--plot", options.plot)
     with Communicator(transport="mpi") as control:
         check_writable(control, {"--json": options.json, "--plot": options.plot})
         require_memory("--max", options.max, _ARRAYS * sizes[-1] * len(set(options.transport)), control.local_size)

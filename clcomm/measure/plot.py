@@ -1,4 +1,4 @@
-"""Charts of `clcomm bench`, and drawings of schedules as space-time diagrams, as PNGs."""
+"""Charts of `clcomm bench`, and drawings of schedules as space-time diagrams, as SVG files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from clcomm.drawing.axes import log_axes, plot
-from clcomm.drawing.png import draw, require_matplotlib
 from clcomm.drawing.scene import DASHED, OKABE_ITO, SAMPLE, Dot, Key, Mark, Path, Scene, Text, arrow, upright
+from clcomm.drawing.svg import draw
 from clcomm.schedules import Schedule
 from clcomm.stats.events import Row
 
@@ -75,10 +75,9 @@ def _scene(title: str, name: str, lines: _Lines, styles: dict[tuple[str, str], A
 def draw_schedule(schedule: Schedule, path: str) -> None:
     """Draw ranks as vertical lines, rounds downwards, and each message as an arrow in its block's colour.
 
-    Solid arrows are added by the receiver, dashed ones copied. Raises ArgumentError without matplotlib, and if `path`
-    cannot be written.
+    Solid arrows are added by the receiver, dashed ones copied. Raises ArgumentError if `path` cannot
+    be written.
     """
-    require_matplotlib("--plot")
     draw([scene_of(schedule)], path, "--plot", width=max(620.0, 2 * _BESIDE + _RANK * schedule.ranks))
 
 

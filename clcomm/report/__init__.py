@@ -1,7 +1,7 @@
 """Reports of runs: records of a run's figures, and the output of `clcomm report` and `clcomm compare`.
 
 record.py gathers and writes a run's figures. reading.py reads such files, which schema.py checks. report.py builds the
-tables, charts and sentences as plain data; formats.py, terminal.py and drawing/png.py render them.
+tables, charts and sentences as plain data; formats.py, terminal.py and drawing/svg.py render them.
 """
 
 from importlib import import_module

@@ -39,7 +39,6 @@ OPTIONAL = (
     "tinygrad",
     "jax",
     "safetensors",
-    "matplotlib",
     "tensorboardX",
     "prometheus_client",
     "opentelemetry",

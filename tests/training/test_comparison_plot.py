@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
+from pathlib import Path as File
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from clcomm.costs.model import Cost, Fit
-from clcomm.drawing import png
+from clcomm.drawing import svg
 from clcomm.drawing.scene import Dot, Path, Scene, Text
+from tests.drawn import texts_of
 from tests.training.test_comparison import outcome
 from training.comparison.outcome import Outcome
 from training.comparison.plot import alone_curves, scenes
 from training.comparison.variants import Variant
-
-pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install -e '.[plot]'")
 
 TENSORS = (40, 5120, 512, 802_816)
 COSTS = {name: Fit(Cost(alpha, 1e-9), 0.0, 0.0, ()) for name, alpha in (("auto", 1e-5), ("mpi", 1e-4))}
@@ -57,14 +56,12 @@ def axis(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.001, 0.05, 3.0])
-def test_every_variant_is_named_once_in_each_panel_and_no_name_is_on_another(spread: float) -> None:
+def test_every_variant_is_named_once_in_each_panel_and_no_name_is_on_another(spread: float, tmp_path: File) -> None:
     drawn = outcomes(spread)
     panels = scenes(drawn, COSTS)
     assert [scene.title for scene in panels] == ["Time of a step", "A step's reductions alone"]
-    figure = png.figure_of(panels, "a title", 1000)
-    figure.draw_without_rendering()
-    boxes = [text.get_window_extent().shrunk(0.99, 0.8) for text in figure.axes[0].texts if text.get_text()]
-    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+    svg.draw(panels, str(tmp_path / "drawn.svg"), "--plot", "a title", width=1000)
+    texts_of(tmp_path / "drawn.svg")
     for scene, of in zip(panels, ("step_s", "alone_s"), strict=True):
         shown, (places, values) = written(scene), axis(scene)
         per_pixel, origin = np.polyfit(places, values, 1)

@@ -29,7 +29,7 @@ KINDS = [TrainingOptions, ComparisonOptions]
 #: A value beside the default of each option that takes text of a certain form.
 TEXTS = {
     "policy": "diloco:h=9", "compression": "fp16", "trace_limit": "1MiB", "checkpoint_every": 3, "target_accuracy": 0.5,
-    "otlp": "http://localhost:4318", "variants": ["auto"], "metrics_port": "0.0.0.0:3",
+    "otlp": "http://localhost:4318", "variants": ["auto"], "metrics_port": "0.0.0.0:3", "plot": "times.svg",
 }  # fmt: skip
 #: What an option needs beside it.
 NEEDS = {"checkpoint_every": {"checkpoint": "run.npz"}, "nesterov": {"momentum": 0.5}}
@@ -75,7 +75,7 @@ def test_defaults_are_the_command_lines(kind: type[Options]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_option_has_the_same_value_both_ways(kind: type[Options], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # --plot needs matplotlib, an extra
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # exporters need packages of extras
     for action in parser("x", "", kind)._actions:
         if action.dest == "help" or (kind is ComparisonOptions and action.dest in ("sharded_optimizer", "zero")):
             continue
@@ -102,7 +102,7 @@ def test_what_is_refused_is_refused_both_ways(given: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_out_of_bounds_are_refused_both_ways(kind: type[Options]) -> None:
+def test_values_out_of_bounds_are_refused_both_ways(kind: type[Options], monkeypatch: pytest.MonkeyPatch) -> None:
     refused = 0
     for action in parser("x", "", kind)._actions:
         if action.type is None and not action.choices:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from clcomm.drawing.png import require_matplotlib
+from clcomm.drawing.svg import require_svg
 from clcomm.errors import ArgumentError
 from training.option_fields import option_group
 from training.options import JobOptions
@@ -36,11 +36,10 @@ class ComparisonOptions(JobOptions):
         None, f"compared with bucketed and per tensor: {GRAMMAR}; default: {' '.join(DEFAULT_VARIANTS)}", _texts,
         nargs="*", metavar="WAY",
     )  # fmt: skip
-    plot: str | None = _comparison(None, "draw step time by bucket size (needs clcomm[plot])", metavar="FILE.png")
+    plot: str | None = _comparison(None, "draw step time by bucket size", metavar="FILE.svg")
 
     def check(self) -> None:
         super().check()
         if self.zero_stage:
             raise ArgumentError(f"{self.sharded_by}: expected none in a comparison of buckets, as it has no buckets")
-        if self.plot:
-            require_matplotlib("--plot")
+        require_svg("--plot", self.plot)

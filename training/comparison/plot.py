@@ -11,7 +11,7 @@ import numpy as np
 from clcomm.communicator import Communicator
 from clcomm.costs.forecast import recommend
 from clcomm.costs.model import Fit, fit, plan_s
-from clcomm.drawing import png
+from clcomm.drawing import svg
 from clcomm.drawing.axes import Axis, Scale, even_ticks, plot
 from clcomm.drawing.scene import (
     BLUE,
@@ -99,8 +99,8 @@ Figures = Callable[[Outcome], Estimate]
 
 
 def draw(outcomes: Sequence[Outcome], costs: Mapping[str, Fit], title: str, path: str) -> None:
-    """Draw both charts as a PNG file; raises ArgumentError if it can't be written. Needs matplotlib, an extra."""
-    png.draw(scenes(outcomes, costs), path, "--plot", title, width=_WIDTH)
+    """Draw both charts as an SVG file; raises ArgumentError if it cannot be written."""
+    svg.draw(scenes(outcomes, costs), path, "--plot", title, width=_WIDTH)
 
 
 def scenes(outcomes: Sequence[Outcome], costs: Mapping[str, Fit]) -> list[Scene]:
