@@ -25,20 +25,20 @@ def page() -> str:
     groups = [group for group in made._action_groups if group.title not in ("options", "positional arguments")]
     parts = []
     for group in groups:
-        rows = [f"| {_name(each)} | {_meaning(made, each)} |\n" for each in group._group_actions]
+        rows = [f"| {name_of(each)} | {meaning_of(made, each)} |\n" for each in group._group_actions]
         parts.append(f"\n## {str(group.title).capitalize()}\n\n| option | meaning |\n|---|---|\n{''.join(rows)}")
     return HEAD + "".join(parts)
 
 
-def _name(action: argparse.Action) -> str:
+def name_of(action: argparse.Action) -> str:
     names = ", ".join(f"`{name}`" for name in action.option_strings)
     values = action.metavar if action.choices is None else " or ".join(map(str, action.choices))
     return f"{names} `{values}`".replace("|", "\\|") if values else names
 
 
-def _meaning(made: argparse.ArgumentParser, action: argparse.Action) -> str:
+def meaning_of(made: argparse.ArgumentParser, action: argparse.Action) -> str:
     """Return an option's help, in which pages are links."""
-    text = made._get_formatter()._expand_help(action).replace("|", "\\|")
+    text = made._get_formatter()._expand_help(action).replace("|", "\\|") if action.help else ""
     return re.sub(r"docs/([\w-]+)\.md", r"[\1](../\1.md)", text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import shutil
 import tempfile
@@ -154,6 +155,7 @@ def closed_at_the_end(request):
         return
     made, create = [], Communicator.__init__
 
+    @functools.wraps(create)
     def create_and_note(self, *args, **settings):
         create(self, *args, **settings)
         made.append(self)

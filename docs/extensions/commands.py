@@ -1,10 +1,16 @@
-"""`{command-help} run` shows what `clcomm run --help` prints."""
+"""On the site `<!-- help of run -->` to `<!-- end -->`, which docs/listings.py writes, is `clcomm run --help`.
+
+The directive `{command-help} run` is the same.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 from unittest import mock
+
+_PART = re.compile(r"<!-- help of ?([\w-]*) -->.*?<!-- end -->", re.DOTALL)
 
 
 def help_of(command: str) -> str:
@@ -30,5 +36,9 @@ def setup(app: Any) -> dict[str, Any]:
             text = help_of(self.arguments[0] if self.arguments else "")
             return [nodes.literal_block(text, text, language="text")]
 
+    def on_source_read(app: Any, docname: str, source: list[str]) -> None:
+        source[0] = _PART.sub(lambda found: f"```{{command-help}} {found[1]}\n```", source[0])
+
+    app.connect("source-read", on_source_read)
     app.add_directive("command-help", CommandHelp)
     return {"parallel_read_safe": True}

@@ -3,7 +3,8 @@
 A module of clcomm is public if it has an `__all__`, or is one of `WITHOUT_ALL`. Docstrings are written as comments are,
 with `names` in single backticks; Sphinx expects reStructuredText, in which those would be roles.
 
-`<!-- public names of clcomm.engine -->` stands for a module's part of a reference page.
+On the site what stands between `<!-- public names of clcomm.engine -->` and `<!-- end -->`, which docs/listings.py
+writes, is a module's names with their whole docstrings.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ WITHOUT_ALL = (
 )  # fmt: skip
 #: Modules with an `__all__` for other modules of clcomm alone.
 INTERNAL = {"clcomm.transport"}
+_PART = re.compile(r"<!-- public names of ([\w.]+) -->.*?<!-- end -->", re.DOTALL)
 #: The names with which a module's section begins.
 FIRST = ("Communicator", "Synchronizer", "DistributedDataParallel", "Mesh", "Tensor", "Module", "Device")
 #: What the reference's modules import that the documentation's extra does not bring: Sphinx imitates the missing ones.
@@ -69,11 +71,18 @@ def _assigns_all(statement: ast.stmt) -> bool:
 
 def listing() -> list[str]:
     """Return lines of a module and its public names, without the modules for which a package is missing."""
-    lines = []
+    return [f"{module}: {' '.join(sorted(public_names(module)))}" for module in importable()]
+
+
+@cache
+def importable() -> list[str]:
+    """Return the public modules, without those for which a package is missing."""
+    found = []
     for module in public_modules():
         with suppress(ImportError, ClcommError):
-            lines.append(f"{module}: {' '.join(sorted(public_names(module)))}")
-    return lines
+            import_module(module)
+            found.append(module)
+    return found
 
 
 @cache
@@ -92,7 +101,7 @@ def public_names(module: str) -> list[str]:
 def owner(module: str, name: str) -> str:
     """Return the module where a name is described: of those that have it `clcomm`, or else the one that made it."""
     value = _value_of(module, name)
-    offering = [each for each in public_modules() if name in public_names(each) and _value_of(each, name) is value]
+    offering = [each for each in importable() if name in public_names(each) and _value_of(each, name) is value]
     made_in = getattr(value, "__module__", None)
     return min(offering, key=lambda each: (each != "clcomm", each != made_in, each.count("."), each))
 
@@ -100,13 +109,18 @@ def owner(module: str, name: str) -> str:
 def section(module: str) -> str:
     """Return a module's part of a reference page: its own names described, those described elsewhere listed."""
     names = public_names(module)
-    own = sorted((name for name in names if owner(module, name) == module), key=partial(_place, module))
+    own = [name for name in sorted_names(module) if owner(module, name) == module]
     others = [f"{{py:obj}}`{name} <{owner(module, name)}.{name}>`" for name in names if name not in own]
     lines = [f".. automodule:: {module}", "   :no-members:"]
     for name in own:
         lines += ["", *_directive(module, name)]
     text = "\n".join(["```{eval-rst}", *lines, "```", ""])
     return text + (f"\nAlso here: {', '.join(others)}.\n" if others else "")
+
+
+def sorted_names(module: str) -> list[str]:
+    """Return a module's public names in the reference's order."""
+    return sorted(public_names(module), key=partial(_place, module))
 
 
 def _place(module: str, name: str) -> tuple[int, int, str]:
@@ -132,10 +146,15 @@ def _directive(module: str, name: str) -> list[str]:
 
 def _elsewhere(kind: type) -> str:
     """Return a class's bases whose members its own entry does not repeat: public ones, and other libraries'."""
-    values = (_value_of(module, name) for module in public_modules() for name in public_names(module))
-    public = {value for value in values if isinstance(value, type)}
-    bases = [each for each in kind.__mro__[1:] if each in public or not each.__module__.startswith("clcomm")]
+    bases = [each for each in kind.__mro__[1:] if each in public_classes() or not each.__module__.startswith("clcomm")]
     return ", ".join(each.__name__ for each in bases)
+
+
+@cache
+def public_classes() -> set[type]:
+    """Return the classes among all public names."""
+    values = (_value_of(module, name) for module in importable() for name in public_names(module))
+    return {value for value in values if isinstance(value, type)}
 
 
 def undocumented(documented: set[str]) -> list[str]:
@@ -190,7 +209,7 @@ def setup(app: Any) -> dict[str, Any]:
             logging.getLogger(__name__).warning("reference: %s is public and has no entry", name)
 
     def on_source_read(app: Any, docname: str, source: list[str]) -> None:
-        source[0] = re.sub(r"<!-- public names of ([\w.]+) -->", lambda found: section(found[1]), source[0])
+        source[0] = _PART.sub(lambda found: section(found[1]), source[0])
 
     app.connect("source-read", on_source_read)
     app.connect("autodoc-process-docstring", on_docstring, priority=100)

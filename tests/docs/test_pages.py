@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from clcomm.commands.listing import COMMANDS
-from docs import tables
+from docs import listings, tables
 from docs.extensions import commands, llms, public_names, repository, results
 from tests.faults.launch import clean_environment
 from tests.floors import FLOORS
@@ -57,13 +57,33 @@ def test_every_page_is_in_one_table_of_contents_and_in_llms_txt() -> None:
 
 
 def test_every_command_has_a_section() -> None:
-    shown = re.findall(r"^```\{command-help\} ([\w-]+)$", (DOCS / "reference/commands.md").read_text(), re.MULTILINE)
+    shown = re.findall(r"^<!-- help of ([\w-]+) -->$", (DOCS / "reference/commands.md").read_text(), re.MULTILINE)
     assert shown == [command.name for command in COMMANDS]
     assert all(commands.help_of(name).startswith(f"usage: clcomm {name}") for name in shown)
 
 
 def test_llms_txt_names_the_site_s_copies() -> None:
     assert llms.for_site("- [A](docs/reference/a-b.md): c") == "- [A](_sources/reference/a-b.md.txt): c"
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "reference").glob("*.md")), ids=lambda page: page.name)
+def test_the_reference_can_be_read_in_a_checkout(page: Path) -> None:
+    text = page.read_text()
+    assert listings.filled(text) == text, "with all extras installed: python -m docs.listings"
+    assert text.count("<!-- end -->") == len(re.findall("<!-- (?:public names|help) of", text))
+    assert [part for *_, part in listings.PART.findall(text) if not part.strip()] == []
+
+
+MADE, ROWS = object(), tuple(range(40))
+
+
+def test_what_a_signature_is_does_not_depend_on_versions() -> None:
+    def sample(x, y=2.5, *, kind=float, made=MADE, rows=ROWS, **rest):
+        """Do it. And more."""
+
+    sample.__module__ = "clcomm.sample"
+    code = "sample(x, y=2.5, *, kind=float, made=..., rows=..., **rest)"
+    assert [*listings._entry("sample", sample)] == [f"- `{code}`: Do it"]
 
 
 # --- public names ---
