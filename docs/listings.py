@@ -82,14 +82,15 @@ def _signature(value: Any) -> str:
     value = inspect.unwrap(value) if callable(value) else value
     if not isinstance(value, FunctionType) or not value.__module__.startswith("clcomm"):
         return ""
-    parts, star = [], False
+    parts: list[str] = []
+    star = False
     for parameter in inspect.signature(value).parameters.values():
         if parameter.name in ("self", "cls"):
             continue
         star = star or parameter.kind is parameter.VAR_POSITIONAL
         if parameter.kind is parameter.KEYWORD_ONLY and not star:
             parts, star = [*parts, "*"], True
-        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**" * (parameter.kind is parameter.VAR_KEYWORD)
         default = "" if parameter.default is parameter.empty else f"={_default(parameter.default)}"
         parts.append(f"{stars}{parameter.name}{default}")
     return f"({', '.join(parts)})"

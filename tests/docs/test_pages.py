@@ -78,7 +78,9 @@ MADE, ROWS = object(), tuple(range(40))
 
 
 def test_what_a_signature_is_does_not_depend_on_versions() -> None:
-    def sample(x, y=2.5, *, kind=float, made=MADE, rows=ROWS, **rest):
+    def sample(
+        x: int, y: float = 2.5, *, kind: type = float, made: object = MADE, rows: object = ROWS, **rest: int
+    ) -> None:
         """Do it. And more."""
 
     sample.__module__ = "clcomm.sample"
