@@ -15,7 +15,7 @@ from clcomm.stats.call import Call
 from clcomm.stats.events import PACKING, Collective, Observer, Phase, TimedPhase
 from clcomm.transport import Pending
 from clcomm.transport.pending import Span
-from clcomm.transport.rendezvous import UNKNOWN, Rendezvous, last_of
+from clcomm.transport.rendezvous import UNKNOWN, DifferentOperations, Rendezvous, last_of
 
 if TYPE_CHECKING:
     from clcomm.transport.start_order import StartOrder
@@ -266,19 +266,26 @@ class StartGuard:
         number: of this operation.
         tag: of this operation, which ranks compare.
         settle: as Guard's.
+        left: returns another `settle` where a rank has left this operation for another Communicator's; else None.
     """
 
     def __init__(
-        self, rendezvous: Rendezvous, order: StartOrder | None, number: int, tag: int, settle: Callable[[], Exception]
-    ):
+        self, rendezvous: Rendezvous, order: StartOrder | None, number: int, tag: int, settle: Callable[[], Exception],
+        left: Callable[[StartOrder], Callable[[], Exception] | None],
+    ):  # fmt: skip
         self._rendezvous, self._order = rendezvous, order
-        self._number, self._tag, self.settle = number, tag, settle
+        self._number, self._tag, self.settle, self._left = number, tag, settle, left
 
     def look(self) -> None:
         """Raise DifferentOperations if ranks wait in different operations.
 
         All then come to a rendezvous: those in blocking calls are there, and the others find out in the same way.
         """
-        if self._order is not None and self._order.differs(self._number, self._tag):
+        if self._order is None:
+            return
+        if self._order.differs(self._number, self._tag):
             self._rendezvous.announce(self._tag)
             self._rendezvous.barrier(_IN_BACKGROUND)
+        elif (settle := self._left(self._order)) is not None:
+            self.settle = settle
+            raise DifferentOperations

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, c
 
 from clcomm.collectives.in_flight import Handle, Notifier, StartGuard, T
 from clcomm.collectives.world import World
-from clcomm.errors import ArgumentError, RankNames
+from clcomm.errors import ArgumentError, MismatchError, RankNames
 from clcomm.stats.call import Call, disagreement
 from clcomm.stats.events import Collective
 from clcomm.transport import Pending, Transport, mpi_failures
 from clcomm.transport.base import misaligned
 from clcomm.transport.mpi_runtime import closed
 from clcomm.transport.pending import complete_started
-from clcomm.transport.rendezvous import DifferentOperations, NoRendezvous, Rendezvous
+from clcomm.transport.rendezvous import DifferentOperations, HostRendezvous, NoRendezvous, Rendezvous
 
 if TYPE_CHECKING:
     from clcomm.transport.mpi_transport import MpiTransport
+    from clcomm.transport.start_order import StartOrder
 
 #: Bounds the memory for different calls; no program makes so many.
 KEPT_CALLS = 4096
@@ -96,6 +97,7 @@ class CollectiveRunner:
         self._sent = 0, 0  # messages and their bytes in the collective that runs, where they are counted
         self._broken: tuple[Call, int] | None = None  # the last call that an error has ended
         self._refusal = ""  # the reason for which `refuse` ends the others' collective; "" if none
+        self._home: tuple[CollectiveRunner, str] | None = None  # see `awaited_from`
         self.calls: dict[Arguments, Call] = {}
         self._rendezvous: Rendezvous = world.rendezvous
         self.checked = not isinstance(self._rendezvous, NoRendezvous)
@@ -185,7 +187,43 @@ class CollectiveRunner:
         if order is not None:
             order.note(sequence, tag)
         settle = partial(self._disagreement, call, sequence, " in the background")
-        return StartGuard(self._rendezvous, order, sequence, tag, settle)
+        return StartGuard(self._rendezvous, order, sequence, tag, settle, partial(self._left, sequence))
+
+    @contextmanager
+    def awaited_from(self, home: CollectiveRunner, operation: str) -> Iterator[None]:
+        """Within the block, let a rank that calls another operation of `home` before it starts this one's be an error.
+
+        The other ranks wait here, so that nobody would come there.
+
+        Args:
+            home: the runner of another Communicator of the same ranks.
+            operation: what the program calls here.
+        """
+        self._home = home, operation
+        try:
+            yield
+        finally:
+            self._home = None
+
+    def _left(self, sequence: int, order: StartOrder) -> Callable[[], Exception] | None:
+        """Return what settles that a rank waits in a call of the Communicator to which this one's program belongs."""
+        if self._home is None or not isinstance(there := self._home[0]._rendezvous, HostRendezvous):
+            return None
+        return partial(self._settle_there, *self._home) if order.is_left_for(there, sequence) else None
+
+    def _settle_there(self, home: CollectiveRunner, operation: str) -> Exception:
+        """Take back what not all ranks have started, and return the error; collective of `home`."""
+        for pending in self.pending:
+            pending.take_back()
+        self.sequence -= len(self.pending)
+        error: Exception = MismatchError(f"{operation}: expected it on every rank, got another call on some")
+        try:
+            home.meet(operation)
+        except Exception as found:
+            error = found
+        while self.pending:
+            self.pending[0].withdraw(error)
+        return error
 
     def run_uncounted(
         self, operation: str, move: Callable[..., T], *args: object, transport: Transport | None = None
@@ -200,11 +238,15 @@ class CollectiveRunner:
 
     def refuse(self, reason: str) -> NoReturn:
         """Raise ArgumentError on every rank, in the collective in which the others meet this one; collective."""
-        self.complete_in_flight()
-        call = self.call("refusal", self._world.base, reason, is_counted=False)
         with self.refusing(reason):
-            self.compare_and_move(call, self.sequence, perf_counter(), lambda: None, ())
+            self.meet("refusal", reason)
         raise ArgumentError(reason)  # on all ranks alike
+
+    def meet(self, operation: str, label: str = "") -> None:
+        """Meet other ranks in a call that this one does not make, which is an error on all; collective."""
+        self.complete_in_flight()
+        call = self.call(operation, self._world.base, label, is_counted=False)
+        self.compare_and_move(call, self.sequence, perf_counter(), lambda: None, ())
 
     @contextmanager
     def refusing(self, reason: str) -> Iterator[None]:

@@ -180,7 +180,7 @@ class GradientBuckets:
         require_agreement(comm, "gradients", lines, "wrap the same optimizer and model on every rank")
         if groups is not None:
             specs = _by_groups(specs, groups)
-        self.comm = own_comm = Communicator(comm.comm, **comm.settings())
+        self._home, self.comm = comm, (own_comm := Communicator(comm.comm, **comm.settings()))
         own_comm.add_observer(_Forwarding(comm))
         self._gradients = _OptimizerGradients(own_comm, parameters, specs, predivide)
         layout = self._gradients.layout
@@ -250,7 +250,8 @@ class GradientBuckets:
     @raising_internal_errors()
     def _complete(self) -> None:
         self._run.begin_rest()
-        self._run.wait()
+        with self.comm.runner.awaited_from(self._home.runner, "step() of a DistributedOptimizer"):
+            self._run.wait()
         if not self._is_compared:
             self._is_compared = True
             require_same_start(self.comm, self._gradients.parameters if self._gradients.is_present else {})

@@ -27,7 +27,7 @@ def tell(number: int) -> Any:
     """Start telling all ranks what this one does next; `wait()` of the handle returns what each does."""
     comm = world.communicator()
     out = np.empty((comm.size, 1), np.int64)
-    return comm.all_gather_async(np.array([number]), out=out, label="join")
+    return comm.all_gather_async(np.array([number]), out=out, label="step or join")
 
 
 def waiting(comm: Communicator) -> Any:

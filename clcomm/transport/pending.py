@@ -220,6 +220,7 @@ class Pending:
 
     def _end_all(self, error: Exception) -> None:
         """End the queue's operations, as ranks have come to different ones."""
+        self._is_looking = True  # a wait within `settle` advances none of them
         if self._guard is not None:
             try:
                 error = self._guard.settle()

@@ -44,16 +44,21 @@ class StartOrder:
         One has if it noted another one under this number, or if it has not come to this number and is in a blocking
         call to which this rank has not come.
         """
-        place, word = number % _KEPT, _word(number, tag)
-        mark = word >> _TAG_BITS
-        counters = self._rendezvous.counters.tolist()  # read before the notes, which a rank writes before it goes on
-        met = counters[self._rendezvous.rank]
-        for counter, notes in zip(counters, self._notes, strict=True):
-            note = notes[place]
-            is_behind = note >> _TAG_BITS < mark
-            if counter > met if is_behind else note != word and note >> _TAG_BITS == mark:
-                return True
-        return False
+        word = _word(number, tag)
+        if self.is_left_for(self._rendezvous, number):
+            return True
+        found = (notes[number % _KEPT] for notes in self._notes)
+        return any(note != word and note >> _TAG_BITS == word >> _TAG_BITS for note in found)
+
+    def is_left_for(self, rendezvous: HostRendezvous, number: int) -> bool:
+        """Return whether a rank waits at a rendezvous of these ranks, and has not come to this number before.
+
+        That is one to which this rank has not come. It may be another Communicator's.
+        """
+        counters = rendezvous.counters.tolist()  # read before the notes, which a rank writes before it goes on
+        met, mark = counters[rendezvous.rank], _word(number, 0) >> _TAG_BITS
+        pairs = zip(counters, self._notes, strict=True)
+        return any(counter > met and notes[number % _KEPT] >> _TAG_BITS < mark for counter, notes in pairs)
 
 
 def _word(number: int, tag: int) -> int:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import random
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from clcomm.errors import ArgumentError, MismatchError  # noqa: E402
+from clcomm.errors import ArgumentError, MismatchError, name_ranks  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
-from tests.horovod.training import batch_of, bits_of, net  # noqa: E402
+from tests.horovod.training import batch_of, bits_of, gradients_of, net  # noqa: E402
+from tests.horovod.values import folded  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
@@ -157,3 +161,52 @@ def test_ranks_of_which_some_have_loaded_a_state_step_alike_and_run_hooks_once(h
     assert steps == [0.1, 0.05, 0.025, 0.0125]
     rows = hvd.allgather(bits_of(model)[None])
     assert all(torch.equal(row, rows[0]) for row in rows)
+
+
+def left_for(hvd):
+    """What a rank may call that has left its loop while the others are in a step."""
+    return {
+        "a metric": lambda: hvd.allreduce(torch.ones(3)),
+        "a barrier": lambda: hvd.barrier(),
+        "an object": lambda: hvd.allgather_object(1),
+        "parameters": lambda: hvd.broadcast_parameters(net().state_dict(), 0),
+        "another optimizer": lambda: hvd.DistributedOptimizer(torch.optim.SGD(net().parameters(), 0.1)),
+        "a process set": lambda: hvd.add_process_set([0]),
+        "the end": lambda: hvd.shutdown(),
+    }
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("kind", sorted(left_for(None)))
+def test_a_rank_that_leaves_its_loop_is_named_on_every_rank_and_nothing_is_lost(hvd, kind, several):
+    gc.collect()  # optimizers of earlier tests, which errors hold
+    rng = random.Random(f"{kind} {several} {hvd.size()}")
+    leaver, steps, groups = rng.randrange(hvd.size()), rng.randrange(3), rng.choice([0, 3])
+    model, twin = net(), net()
+    beside = hvd.DistributedOptimizer(torch.optim.SGD(net().parameters(), 0.1)) if several else None
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), op=hvd.Sum, groups=groups)
+    other = torch.optim.SGD(twin.parameters(), 0.1)
+
+    def step(number):
+        optimizer.zero_grad()
+        model(batch_of(hvd.rank(), number)).square().sum().backward()
+        optimizer.step()
+
+    for number in range(steps):
+        step(number)
+    with pytest.raises(MismatchError) as caught:
+        left_for(hvd)[kind]() if hvd.rank() == leaver else step(steps)
+    said = one_line(caught)
+    others = [rank for rank in range(hvd.size()) if rank != leaver]
+    where = "step() of a DistributedOptimizer" if beside is None else "all_gather 'step or join'"
+    assert f"{name_ranks(others)} in {where}" in said and f"rank {leaver} in " in said
+    assert set(hvd.allgather_object(said)) == {said}
+    for number in range(steps + 1):
+        if number == steps:
+            step(number)  # now by all ranks
+        everyone = [gradients_of(twin, rank, [number], torch.float32) for rank in range(hvd.size())]
+        for parameter, own in zip(twin.parameters(), zip(*everyone, strict=True), strict=True):
+            parameter.grad = folded(list(own), "Sum")
+        other.step()
+    assert torch.equal(bits_of(model), bits_of(twin))
