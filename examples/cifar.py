@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from clcomm.console.option_types import number
 from clcomm.job import run
-from examples.mnist import train
 from training.command_line import parse
 from training.data.choose import CHOICES
+from training.end_of_run import train
 from training.option_fields import option_group
 from training.options import MODELS, TrainingOptions
+from training.session import Session
 
 _data = option_group("model and data")
 _optimizer = option_group("optimizer")
@@ -31,7 +32,8 @@ class CifarOptions(TrainingOptions):
 
 
 def main() -> int:
-    return train(parse("examples.cifar", "Train a residual network on CIFAR-10, data-parallel over MPI.", CifarOptions))
+    options = parse("examples.cifar", "Train a residual network on CIFAR-10, data-parallel over MPI.", CifarOptions)
+    return train(Session(options))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def main() -> int:
     splits = open_splits(options, comm, console)
     outcomes = compare(variants, options, splits, console)
     if comm.rank == 0:
-        show(outcomes, console, options.quiet)
+        show(outcomes, console)
     if options.report or options.plot:
         keep(outcomes, options, splits.name, comm)
     missed = [line for outcome in outcomes if (line := missed_target(options, outcome.result.evaluation))]
@@ -55,15 +55,13 @@ def main() -> int:
     return TARGET_MISSED if missed else 0
 
 
-def show(outcomes: list[Outcome], console: Console, quiet: bool) -> None:
-    """Print LizarDist's table, the times and, unless `quiet`, the communication of the first two variants."""
+def show(outcomes: list[Outcome], console: Console) -> None:
+    """Print LizarDist's table of the first two variants, and the times."""
     console.print(tables.calls_table(*outcomes[:2]))
     console.print(tables.times_table(outcomes))
     if communication_alone := tables.alone(outcomes):
         console.print(communication_alone, highlight=False)
     console.print(tables.same_parameters(outcomes), highlight=False)
-    for outcome in [] if quiet else outcomes[:2]:
-        console.print(outcome.result.stats.table(f"Communication, {outcome.variant.name},"))
 
 
 def keep(outcomes: list[Outcome], options: ComparisonOptions, dataset: str, comm: Communicator) -> None:

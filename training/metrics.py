@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from clcomm.stats.comm_stats import Histogram
+from clcomm.stats.steps import WARM_UP_STEPS
 
-#: The number of steps at the start that don't count towards speed: they build kernels and fill caches.
-WARM_UP_STEPS = 10
 #: After the first steps, which are all measured, the processor time of every so many steps is measured: reading it
 #: takes a system call. No policy's usual period falls on them.
 PROCESSOR_TIME_EVERY = 7

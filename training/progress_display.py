@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from clcomm.stats.steps import WARM_UP_STEPS
 from training.communication_clock import CommunicationClock, Lap
 from training.evaluate import Evaluation
 from training.live_line import live_line
-from training.metrics import WARM_UP_STEPS, StepRecord
+from training.metrics import StepRecord
 from training.trainer import Callback
 
 #: Seconds between two lines where there is no terminal, and between two repaints on one.
@@ -24,6 +25,8 @@ _LOSS_WEIGHT, _SPEED_WEIGHT = 0.1, 0.3
 #: The most epochs that have a line each.
 _MOST_EPOCH_LINES = 10
 _MARKS = 64
+#: Characters of the bar where there is room, and where there is less; else it is left out.
+_BARS = 30, 10
 
 
 class Figure(NamedTuple):
@@ -111,6 +114,8 @@ class ProgressDisplay(Callback):
         self._window = Window()
         self._since = time.perf_counter()
         self._line = live_line(console)
+        if self._line is not None:
+            self._paint([Figure(0, "starting")])
 
     def step_finished(self, record: StepRecord) -> None:
         self._loss = record.loss if self._loss is None else self._loss + _LOSS_WEIGHT * (record.loss - self._loss)
@@ -130,8 +135,8 @@ class ProgressDisplay(Callback):
     def epoch_finished(self, epoch: int, train_loss: float) -> None:
         self._leave_out_pause()
         number = epoch + 1
-        if number % epochs_a_line(self._epochs) and number not in (1, self._epochs):
-            return
+        if number == self._epochs or (number % epochs_a_line(self._epochs) and number != 1):
+            return  # the last one's figures are in the result's line
         tested = "" if self._tested_at != self._last_step else f"; test accuracy {self._accuracy:.2%}"
         self._print(f"epoch {number}: mean training loss {train_loss:.4f}{tested}")
 
@@ -156,13 +161,21 @@ class ProgressDisplay(Callback):
         self._console.print(text, highlight=False)
 
     def _show(self) -> None:
-        figures = self._figures()
-        where = f"step {self._done}/{self._total}"
-        if self._line is not None:
-            self._line.paint(f"{where}  {fitting(figures, self._line.room - len(where) - 2)}")
-        else:
-            self._print("  ".join([where, *(figure.text for figure in figures)]))
+        self._paint(self._figures())
         self._since = time.perf_counter()
+
+    def _paint(self, figures: list[Figure]) -> None:
+        where = f"step {self._done}/{self._total}"
+        if self._line is None:
+            self._print("  ".join([where, *(figure.text for figure in figures)]))
+            return
+        text = fitting(figures, self._line.room - len(where) - 2)
+        spare = self._line.room - len(where) - len(text) - 6
+        length = next((each for each in _BARS if each <= min(spare, self._line.room // 3)), 0)
+        if length:
+            full = length * self._done // self._total
+            where += f"  [{'#' * full}{'-' * (length - full)}]"
+        self._line.paint(f"{where}  {text}")
 
     def _figures(self) -> list[Figure]:
         # The first figures come while kernels are still being built; the estimate leaves those steps out.

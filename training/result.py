@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from clcomm.communicator import Communicator
-from clcomm.measure.intervals import Estimate
 from clcomm.report.record import run_document
 from clcomm.stats.comm_stats import CommStats
 from clcomm.summary import Summary
@@ -38,7 +37,6 @@ class Result:
     layout: list[list[int]]
     decisions: list[dict[str, Any]]
     summary: Summary | None
-    intervals: dict[str, Estimate] | None
     history: dict[str, Any] | None
     records: list[dict[str, Any]]
     stats: CommStats
@@ -81,7 +79,6 @@ class Result:
             pipeline=self.pipeline,
             layout=self.layout,
             decisions=self.decisions,
-            intervals=self.intervals and {name: each.as_dict() for name, each in self.intervals.items()},
             history=self.history,
             settings=options.settings(),
             summary=self.summary.as_dict() if self.summary else None,

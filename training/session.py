@@ -42,7 +42,6 @@ from training.start import start
 from training.trainer import Progress, Trainer
 from training.trainer_state import MovingState, load_state
 from training.waiting import console_of
-from training.windows import StepWindows
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,8 +90,8 @@ class Session:
         self.console = console or make_console(comm)
         self._evaluation: Evaluation | None = None
         self._evaluated_at = -1
-        self._windows, self._history, self._last_steps = StepWindows(), StepHistory(), LastSteps()
-        self._first_steps = FirstSteps(comm, self._core_waits, self._start)
+        self._history, self._last_steps = StepHistory(), LastSteps()
+        self._first_steps: FirstSteps | None = None
 
     @property
     def replicas(self) -> Communicator:
@@ -136,6 +135,14 @@ class Session:
             line += f"\ntrace: without kernels, which --engine {options.engine} does not report"
         return line
 
+    def say(self, line: str) -> None:
+        """Print a line on rank 0; on a terminal it is broken between words."""
+        self.console.print(line, highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
+
+    def result_line(self, result: Result) -> str:
+        """Return a run's figures as one line of text."""
+        return result.headline()
+
     def _share(self) -> str:
         """Return in words what has a batch of its own."""
         shards = self.trainer.sync.shards
@@ -159,7 +166,7 @@ class Session:
         found = self._checkpoints.resume(self.trainer)
         if found:
             done = self.trainer.progress
-            self.console.print(f"resumed {found}: epoch {done.epoch + 1}, step {done.step}", highlight=False)
+            self.say(f"resumed {found}: epoch {done.epoch + 1}, step {done.step}")
         while True:
             try:
                 with self.traced():
@@ -196,10 +203,10 @@ class Session:
                 if not elastic.is_lost_peer(error):
                     raise
         self.console = make_console(self.comm)
-        self.console.print(
+        self.say(
             f"{_count(ranks - self.comm.size, 'rank')} of {ranks} lost; going on with {self.comm.size} from step "
-            f"{self.trainer.progress.step}, after {time.perf_counter() - began:.2f} s", highlight=False,
-        )  # fmt: skip
+            f"{self.trainer.progress.step}, after {time.perf_counter() - began:.2f} s"
+        )
 
     def _take_over(self, old: Trainer, state: MovingState) -> None:
         """Make a trainer for the current ranks, which all have this state; collective."""
@@ -215,7 +222,6 @@ class Session:
             RandomStream.of(self.parts.opencl).load(state.random)
         trainer.metrics = old.metrics
         trainer.schedule = parse_schedule(self.options.schedule, trainer.total_steps(self.epochs))
-        self._first_steps = FirstSteps(self.comm, self._core_waits, self._start)
         self._checkpoints.close()
         done = trainer.progress.step
         self._checkpoints = Checkpoints(self.options, self.comm, self.splits.name, self._replayed_as, done)
@@ -237,8 +243,7 @@ class Session:
         balancer = self.trainer.balancer
         if balancer is not None and not self.options.quiet:
             shares = ", ".join(map(str, balancer.shares))
-            self.console.print(f"balance: {shares} samples a step after {_count(balancer.changes, 'change')}",
-                               highlight=False)  # fmt: skip
+            self.say(f"balance: {shares} samples a step after {_count(balancer.changes, 'change')}")
         metrics, comm, sync = self.trainer.metrics, self.comm, self.trainer.sync
         records = self._gather_records()
         return Result(
@@ -259,7 +264,6 @@ class Session:
             layout=layout_of(sync.bucket_plan(self.parts.model)),
             decisions=[decision.as_dict() for decision in sync.decisions()],
             summary=self.describe() if self.options.report and not self.parts.pipeline else None,
-            intervals=self._windows.estimates(),
             history=self._history.as_dict(),
             records=records,
             stats=CommStats.merged((record["stats"] for record in records), comm.size),
@@ -282,7 +286,7 @@ class Session:
         return gather_records(
             self.comm,
             last_steps=self._last_steps,
-            cold=self._first_steps.figures,
+            **({"cold": self._first_steps.figures} if self._first_steps else {}),
             start_s=self._start.parts,
             device=f"{opencl.kind} {opencl.name}" if opencl else self.parts.device,
             driver=opencl.driver if opencl else None,
@@ -306,10 +310,10 @@ class Session:
             options, self.comm, self.console, self.total_steps, trainer.progress.step, self.epochs, self.axis
         )
         with callbacks as shown, ExitStack() as stack:
-            trainer.callbacks += [self._windows, self._history]
+            trainer.callbacks.append(self._history)
             self.comm.add_observer(self._last_steps)
             stack.callback(self.comm.remove_observer, self._last_steps)
-            self.comm.add_observer(self._first_steps)
+            self._first_steps = FirstSteps(self.comm, self._core_waits, self._start)
             stack.callback(self.comm.remove_observer, self._first_steps)
             trainer.callbacks.extend(shown)
             self._keep_numbers()

@@ -69,7 +69,10 @@ class TextOptions(TrainingOptions):
     )  # fmt: skip
 
     eval: bool = _output(True, "measure the loss on held-out text after each epoch and at the end")
-    sample: int = _output(256, "characters that the model writes at the end", whole_number(), metavar="N")
+    sample: int | None = _output(
+        None, "characters that the model writes at the end; default: 256, none while they are noise", whole_number(),
+        metavar="N",
+    )  # fmt: skip
     prompt: str = _output("\n", "the text that these go on from")
     temperature: float = _output(
         0.8, "below 1 favours likely characters; 0: always the likeliest", number(), metavar="T"
@@ -96,7 +99,7 @@ class TextOptions(TrainingOptions):
         if self.tp > 1 and self.balance == "auto":
             raise ArgumentError("--tp: expected no --balance auto with it, as ranks of a layer have the same batches")
         self._check_pipeline()
-        if self.sample and not self.prompt:
+        if self.sample != 0 and not self.prompt:
             raise ArgumentError("--prompt: expected at least one character, got none")
 
     def _check_pipeline(self) -> None:

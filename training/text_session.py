@@ -23,6 +23,9 @@ from training.text_options import TextOptions
 if TYPE_CHECKING:
     from rich.console import Console
 
+#: Characters of a sample, and of a piece of it.
+SAMPLE, _PIECE = 256, 16
+
 
 class TextSession(Session):
     """One training run of a GPT; creating one is collective.
@@ -56,9 +59,7 @@ class TextSession(Session):
     def _open_splits(self) -> Splits:
         splits = open_text(self.options.text, self.options.context, self.comm)
         train = splits.train
-        self.console.print(
-            f"text: {splits.name}; {train.images.size:,} characters of {train.classes} kinds", highlight=False
-        )
+        self.say(f"text: {splits.name}; {train.images.size:,} characters of {train.classes} kinds")
         return splits
 
     def _build_parts(self) -> Parts:
@@ -100,20 +101,43 @@ class TextSession(Session):
             parts.append(f"bubble {result.pipeline['bubble']:.0%}")
         return "; ".join(parts)
 
-    def write(self) -> str:
-        """Return --prompt and what the model writes after it: --sample characters, the same for a seed.
+    def print_sample(self) -> None:
+        """Print --prompt and what the model writes after it, the same for a seed; collective.
 
-        Ranks that divide a model's layers call it together. Raises DataError for a prompt with characters that are not
-        in the text.
+        All ranks meet after a few characters, so that none waits for long. Raises DataError for a prompt with
+        characters that are not in the text.
         """
         options, train = self.options, self.splits.train
         assert isinstance(train, TextDataset)
+        length = self._sample_length(train)
+        if not length:
+            return
         tokens = train.vocabulary.encode(options.prompt).tolist()
         random = np.random.Generator(np.random.Philox(options.seed))
-        for _ in range(options.sample):
-            seen = np.array([tokens[-options.context :]], np.int32)
-            tokens.append(drawn_token(self.parts.predict(seen)[0, -1], options.temperature, random.random()))
-        return train.vocabulary.decode(np.array(tokens))
+        self.console.print(f"sample:\n{options.prompt}", highlight=False, markup=False, end="")
+        with self.trainer.sync.full_parameters(self.parts.model):
+            for written in range(0, length, _PIECE):
+                for _ in range(min(_PIECE, length - written) if self.replicas.rank == 0 else 0):  # one replica runs
+                    seen = np.array([tokens[-options.context :]], np.int32)
+                    tokens.append(drawn_token(self.parts.predict(seen)[0, -1], options.temperature, random.random()))
+                piece = train.vocabulary.decode(np.array(tokens[len(options.prompt) + written :], np.int32))
+                self.console.print(piece, highlight=False, markup=False, end="")
+                self.comm.rendezvous()
+        self.console.print()
+
+    def _sample_length(self, train: TextDataset) -> int:
+        """Return the characters to write: --sample; by default none while they would be noise."""
+        if self.options.sample is not None:
+            return self.options.sample
+        own = self._evaluation.loss if self._evaluation else self.trainer.train_loss
+        loss, guessed = self.comm.broadcast_object(own, label="metrics"), train.loss_of_pairs()
+        if loss < guessed:
+            return SAMPLE
+        self.say(
+            f"no sample: the loss of {loss:.2f} is not below {guessed:.2f}, that of guessing each character by the one "
+            f"before it; more steps have one, or --sample {SAMPLE}"
+        )
+        return 0
 
 
 def drawn_token(logits: np.ndarray, temperature: float, chance: float) -> int:

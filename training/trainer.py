@@ -22,13 +22,14 @@ from clcomm.parallel.audit import Audit
 from clcomm.parallel.loss_scaling import GradScaler
 from clcomm.sampler import BalancedSampler
 from clcomm.stats.events import Phase
+from clcomm.stats.steps import WARM_UP_STEPS
 from clcomm.sync.balance import Balancer
 from clcomm.synchronizer import Synchronizer
 from training.data.loader import Batch, Loader
 from training.data.shard_sampler import ShardSampler
 from training.engines.parts import Parts
 from training.evaluate import Evaluation
-from training.metrics import PROCESSOR_TIME_EVERY, WARM_UP_STEPS, Metrics, StepRecord
+from training.metrics import PROCESSOR_TIME_EVERY, Metrics, StepRecord
 from training.overhead import Overhead
 from training.schedules import Schedule, constant
 from training.shard_losses import ShardLosses

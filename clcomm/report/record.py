@@ -18,6 +18,7 @@ from clcomm.communicator import Communicator
 from clcomm.costs import costfile
 from clcomm.errors import ArgumentError, ClcommError, DataError, OutputError
 from clcomm.flat_space.buckets import Bucket
+from clcomm.measure.intervals import estimate
 from clcomm.report.documents import Document, Record
 from clcomm.report.last_steps import LastSteps
 from clcomm.stats.comm_stats import CommStats
@@ -32,6 +33,8 @@ COMPARISON_FORMAT, COMPARISON_SCHEMA = "clcomm comparison", 1
 _CEILING = ("transport", "sums", "alpha_s", "beta_s_per_byte", "median_error")
 #: The placeholder for the rank's number in a file's name, with which each rank writes its own file.
 RANK = "{rank}"
+#: Fields of a rank's record that serve the whole run.
+_OF_RUN = "run", "windows"
 #: Packages to report, where installed.
 _DISTRIBUTIONS = ("numpy", "mpi4py", "pyopencl")
 
@@ -41,8 +44,10 @@ def gather_records(comm: Communicator, *, last_steps: LastSteps | None = None, *
 
     Args:
         last_steps: this rank's observer of steps, given on every rank or on none.
-        figures: this rank's steps, training_s, data_wait_s, device_peak_bytes, ...: see docs/reports.md.
+        figures: this rank's steps, training_s, data_wait_s, device_peak_bytes, ...: see docs/reports.md; the first
+            three are by default those of the phases "step" and "data".
     """
+    steps = comm.stats.steps
     own = {
         "run": uuid.uuid4().hex,
         "rank": comm.rank,
@@ -52,7 +57,10 @@ def gather_records(comm: Communicator, *, last_steps: LastSteps | None = None, *
         "sums": comm.sums,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "versions": versions(),
+        **(steps.sums() if steps.count else {}),
+        "cold": steps.cold,
         **figures,
+        "windows": steps.windows(),
         "timeline": None if last_steps is None else last_steps.texts(_clock_offset_ns(comm)),
         "stats": comm.stats.state(),
     }
@@ -71,6 +79,7 @@ def run_document(records: Sequence[Record], **figures: object) -> Document:
     `figures` are those of the whole run: model, steps, images_per_s, layout (see `layout_of`), decisions, ...
     """
     world_size, hosts = len(records), len({record["host"] for record in records})
+    windows = {name: estimate(each).as_dict() for name, each in records[0].get("windows", {}).items() if each}
     return {
         "format": FORMAT,
         "schema": SCHEMA,
@@ -79,10 +88,12 @@ def run_document(records: Sequence[Record], **figures: object) -> Document:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "world_size": world_size,
         "hosts": hosts,
+        "steps": records[0].get("steps"),
+        "intervals": windows or None,
         **figures,
         "ceilings": _ceilings(world_size, hosts),
         "communication": CommStats.merged((record["stats"] for record in records), world_size).as_dict(),
-        "ranks": [{name: value for name, value in record.items() if name != "run"} for record in records],
+        "ranks": [{name: value for name, value in record.items() if name not in _OF_RUN} for record in records],
     }
 
 

@@ -8,15 +8,13 @@ from clcomm.checkpoint.output_files import check_writable
 from clcomm.communicator import Communicator
 from clcomm.host import variables
 from clcomm.report.record import RANK, gather_records, run_document, write_document
-from clcomm.report.warm_steps import FirstSteps
-from clcomm.stats.events import Phase
 from clcomm.trace import Trace
 
 REPORT, TIMELINE = "CLCOMM_REPORT", "CLCOMM_TRACE"
 
 
 class Recording:
-    """Counts steps, and writes a report and a timeline.
+    """Writes a report and a timeline.
 
     Args:
         comm: the ranks.
@@ -27,10 +25,6 @@ class Recording:
     def __init__(self, comm: Communicator, report: str, *, live: bool = False):
         self._comm, self._report, self._live = comm, report, live
         self._trace: Trace | None = None
-        self._steps, self._training_s = 0, 0.0
-        self._first_steps = FirstSteps(comm)
-        comm.add_observer(self._first_steps)
-        comm.add_observer(self)
 
     @classmethod
     def wanted(cls, comm: Communicator, *others: str) -> Recording | None:
@@ -57,14 +51,6 @@ class Recording:
             recording.start_trace(timeline)
         return recording
 
-    def collective_finished(self, event: object) -> None:
-        """The Communicator's stats count collectives."""
-
-    def phase_finished(self, phase: Phase) -> None:
-        if phase.name == "step":
-            self._steps += 1
-            self._training_s += phase.seconds
-
     def start_trace(self, path: str) -> None:
         """Begin a timeline; collective."""
         if self._trace is None:
@@ -80,9 +66,6 @@ class Recording:
         """Write the requested files; collective."""
         self.stop_trace()
         if self._report:
-            records = gather_records(
-                self._comm, steps=self._steps, training_s=self._training_s, cold=self._first_steps.figures
-            )
-            document = run_document(records, engine="torch", steps=self._steps, bucket_size=self._comm.bucket_size)
+            document = run_document(gather_records(self._comm), engine="torch", bucket_size=self._comm.bucket_size)
             write_document(self._report, document, self._comm, REPORT)
             self._report = ""

@@ -8,7 +8,7 @@ from clcomm.report.analysis import Analysis
 from clcomm.report.elements import count, written
 from clcomm.report.elements import milliseconds as _ms
 from clcomm.report.wait_causes import causes
-from clcomm.report.warm_steps import WARM_UP_STEPS
+from clcomm.stats.steps import WARM_UP_STEPS
 from clcomm.units import format_size
 
 #: A rank stands out if it came last this many times as often as its even share, and at least _LEAST_SEEN times.

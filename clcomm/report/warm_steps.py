@@ -8,46 +8,41 @@ from clcomm.report.start_times import StartTimes
 from clcomm.stats.comm_stats import CommStats
 from clcomm.stats.cores import CoreWaits
 from clcomm.stats.events import Collective, Phase
-
-#: Steps at the start of a run that no mean counts, if there are more; of fewer the first alone. See docs/reports.md.
-WARM_UP_STEPS = 10
+from clcomm.stats.steps import STEP, WARM_UP_STEPS, Steps
 
 
 class FirstSteps:
-    """An observer of the figures of a rank's first steps, and of the time before them, which then leaves.
-
-    figures: the `cold` of a rank's record; None before the first step.
+    """An observer of a rank's first steps, which then leaves; the Communicator's stats count steps from it on.
 
     Args:
-        core_waits: an earlier observer; None: waits for a core are not measured.
+        core_waits: an earlier observer.
         start: receives the end of the first step.
     """
 
-    def __init__(self, comm: Communicator, core_waits: CoreWaits | None = None, start: StartTimes | None = None):
-        self.figures: Record | None = None
-        self._comm, self._core_waits, self._start = comm, core_waits, start or StartTimes()
-        self._steps, self._training_s, self._data_wait_s = 0, 0.0, 0.0
+    def __init__(self, comm: Communicator, core_waits: CoreWaits, start: StartTimes):
+        self._comm, self._core_waits, self._start = comm, core_waits, start
+        self._steps, self._waits_s = 0, dict[str, float]()
+        comm.stats.steps = Steps()
+        comm.add_observer(self)
+
+    @property
+    def figures(self) -> Record | None:
+        """The `cold` of a rank's record; None before the first step."""
+        cold = self._comm.stats.steps.cold
+        return None if cold is None else {**cold, "core_waits_s": self._waits_s}
 
     def collective_finished(self, event: Collective) -> None:
         """The Communicator's stats count collectives."""
 
     def phase_finished(self, phase: Phase) -> None:
-        """Count a step, or a wait for data in one."""
-        if phase.name == "data":
-            self._data_wait_s += phase.seconds
-        elif phase.name == "step":
+        """Keep the waits up to the end of the first steps."""
+        if phase.name == STEP:
             self._start.end("first_step")
-            self._steps, self._training_s = self._steps + 1, self._training_s + phase.seconds
+            self._steps += 1
             if self._steps in (1, WARM_UP_STEPS):
-                self.figures = {
-                    "steps": self._steps,
-                    "training_s": self._training_s,
-                    "data_wait_s": self._data_wait_s,
-                    "core_waits_s": None if self._core_waits is None else self._core_waits.seconds,
-                    "stats": self._comm.stats.state(),
-                }
-                if self._steps == WARM_UP_STEPS:
-                    self._comm.remove_observer(self)
+                self._waits_s = dict(self._core_waits.seconds or {})
+            if self._steps == WARM_UP_STEPS:
+                self._comm.remove_observer(self)
 
 
 def warm(record: Record, stats: CommStats) -> tuple[Record, CommStats]:

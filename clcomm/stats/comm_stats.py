@@ -15,6 +15,7 @@ import numpy as np
 
 from clcomm.stats.events import Collective, Observer, Phase, Row
 from clcomm.stats.histogram import Histogram
+from clcomm.stats.steps import DATA, STEP, Steps
 from clcomm.stats.tally import Fields, Tally, to_ns
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class CommStats:
         ] = {}  # (name, label, bucket): calls, ns, ns of that communicating, longest ns
         self.late: dict[int, list[int]] = {}  # rank: times it was last, ns after the rank before it, most ns
         self.events = self.counting_ns = 0
+        self.steps = Steps()
         self._all_reduces_before = 0, 0  # calls and bytes, up to the last `restart_all_reduces`
         self._uncounted: list[Collective] = []
         self._uncounted_phases: list[Phase] = []
@@ -84,6 +86,8 @@ class CommStats:
         self._uncounted_phases.append(phase)
         if len(self._uncounted_phases) >= BATCH:
             self.flush()
+        if phase[0] in (STEP, DATA):
+            self.steps.add(phase, self.state)
 
     def flush(self) -> None:
         """Count the events of the current batch; call it before reading `tallies`, `phases` or `late`."""

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from clcomm.checkpoint import load
+from clcomm.units import format_size
 from tests.faults.launch import HUNG_S, clean_environment, mpiexec
 from tests.sampling import runs_all_cases
 from tests.trace import rules
@@ -52,8 +53,9 @@ def test_quiet_prints_what_it_came_to_and_no_statistics(module: str, tables: int
     """A comparison's two tables are its results."""
     words = ("--data", "synthetic", "--model", "mlp", "--batch-size", "16", "--max-steps", "12", "--no-eval")
     loud, quiet = (launch(module, *words, *more).stdout for more in ((), ("--quiet",)))
-    assert "all_reduce gradients" in loud and "all_reduce" not in quiet and "step 12/" not in quiet
-    assert len(re.findall("Communication", loud)) > 0 == len(re.findall("Communication|bytes/call +total", quiet))
+    assert ("step 12/" in loud) == (tables == 0) and "step 12/" not in quiet
+    shown = "^(Where a step goes|Communication of a mean rank)"
+    assert len(re.findall(shown, loud, re.MULTILINE)) == 2 - tables and not re.search(shown, quiet, re.MULTILINE)
     assert len(re.findall("^(Gradient all-reduce|Time$)", quiet, re.MULTILINE)) == tables
 
 
@@ -83,7 +85,26 @@ def test_mnist_reports_on_any_number_of_ranks(tmp_path: Path, model: str, ranks:
     assert (gradients["calls"], gradients["bytes"]) == (15, 15 * nbytes)
     assert f"{model} on {world_size} rank" in out
     assert re.search(r"15 steps; training loss \d\.\d+; test accuracy \d+\.\d+%; [\d,]+ images/s", out)
-    assert "all_reduce gradients" in out
+    assert out.count("training loss") == out.count("accuracy") == 1
+    end = end_of_run(out)
+    assert end["gradients"][:3] == ["15", *format_size(15 * nbytes).split()]
+    assert set(end) >= {"gradients", "everything else", "a whole step"} and not any("all_" in name for name in end)
+    step_s, steps = report_figures(tmp_path / "report.json")
+    assert float(end["a whole step"][0].replace(",", "")) == pytest.approx(1e3 * step_s / steps, rel=0.01)
+
+
+def report_figures(path: Path) -> tuple[float, int]:
+    """Return the mean seconds of the steps of a report's ranks after the first 10, and how many these are."""
+    ranks = json.loads(path.read_text())["ranks"]
+    seconds = [each["training_s"] - each["cold"]["training_s"] for each in ranks]
+    return sum(seconds) / len(seconds), ranks[0]["steps"] - ranks[0]["cold"]["steps"]
+
+
+def end_of_run(out: str) -> dict[str, list[str]]:
+    """Return the cells of the rows of a run's last tables, by the row's name."""
+    lines = out.partition("Where a step goes")[2].splitlines()
+    cells = [re.split(r"  +", line.strip()) for line in lines]
+    return {name: " ".join(others).split() for name, *others in cells if others}
 
 
 def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.examples.test_examples import launch, parameters, run
+from tests.examples.test_examples import ROOT, end_of_run, launch, parameters, run
+from tests.faults.launch import HUNG_S, clean_environment, mpiexec
 
 #: One length of heads for all runs: each is a build of attention.
 TINY = ("--layers", "2", "--width", "24", "--heads", "4", "--context", "16", "--sample", "24")
@@ -47,12 +50,55 @@ def test_it_reports_on_any_number_of_ranks(tmp_path: Path, text: str, ranks: int
     assert figures["dataset"].startswith("text.txt ") and figures["settings"]["layers"] == 2
     assert figures["test_samples"] % 16 == 0 and figures["test_loss"] < 0.95 * np.log(25)
     assert re.search(r"30 steps; training loss \d\.\d+; held-out loss \d\.\d+; [\d,]+ characters/s", out)
-    assert "sequences/s" in out and "images" not in out and "all_reduce gradients" in out
+    assert "sequences/s" in out and "images" not in out
+    assert len(end_of_run(out)["gradients"]) == 5 and out.count("training loss") == 1
     assert "PackedAttention" in out  # of the summary
     shapes = [layer["output_shape"] for layer in figures["summary"]["layers"]]
     assert [16, 72] in shapes and max(each[0] for each in shapes) == 16  # of one window, in no more memory than a step
     sample = sample_of(out)
     assert sample.startswith("7 times") and len(sample.removesuffix("\n")) == len("7 times") + 24
+
+
+def test_a_sample_is_written_once_the_model_knows_more_than_pairs_of_characters(text: str) -> None:
+    job = ["--text", text, "--layers", "1", "--width", "24", "--heads", "2", "--context", "16", "--batch-size", "16"]
+    job += ["--schedule", "constant"]
+    noise, learned = (run("examples.gpt", *job, "--lr", "0.02", "--max-steps", n, "--quiet") for n in ("2", "51"))
+    loss, pairs = re.search(r"no sample: the loss of (\d\.\d+) is not below (\d\.\d+)", noise).groups()
+    assert float(loss) >= float(pairs) and "\nsample:" not in noise
+    assert float(re.search(r"held-out loss (\d\.\d+)", learned)[1]) < float(pairs)
+    assert len(sample_of(learned)) == len("\n") + 256 + len("\n") and "no sample" not in learned
+
+
+#: Trains, and takes 0.2 s for each character of the sample.
+SLOW_WRITER = """
+import time
+from clcomm.job import run
+from examples import gpt
+from training import text_session
+
+drawn_token = text_session.drawn_token
+def slow(*given):
+    time.sleep(0.2)
+    return drawn_token(*given)
+text_session.drawn_token = slow
+run(gpt.main)
+"""
+
+
+@pytest.mark.slow
+def test_nobody_is_warned_of_a_rank_that_writes_a_sample(tmp_path: Path, text: str) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_WRITER)
+    job = ["slow.py", *TINY[:-1], "80", "--text", text, "--batch-size", "4", "--max-steps", "2", "--quiet"]
+    environment = clean_environment(CLCOMM_STALL_WARNING_S="8", PYTHONPATH=str(ROOT))
+    ended = subprocess.run(
+        [mpiexec(), "-n", "2", sys.executable, *job],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=2 * HUNG_S,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "") and len(sample_of(ended.stdout)) == 82
 
 
 @pytest.mark.slow

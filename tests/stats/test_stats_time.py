@@ -99,7 +99,7 @@ def test_lateness_is_that_of_gradients_and_of_arrays_without_a_label(operation, 
 
 def test_what_the_stats_themselves_cost():
     assert CommStats().as_dict()["stats_overhead"] == {"events": 0, "event_s": 0.0, "seconds": 0.0}
-    stats = stats_of([event()] * (2 * BATCH + 2) + [Phase("step", 0.0, 0.1)])
+    stats = stats_of([event()] * (2 * BATCH + 2) + [Phase("mine", 0.0, 0.1)])
     assert stats.events == 2 * BATCH  # the last three wait until there are more, or someone wants to read
     overhead, total = stats.as_dict()["stats_overhead"], 2 * BATCH + 3
     assert overhead["events"] == total

@@ -50,7 +50,7 @@ def run(display: ProgressDisplay, clock: Clock, steps: range, communication: Com
 
 def test_lines_come_every_few_seconds_and_at_the_end(clock: Clock) -> None:
     out, communication = io.StringIO(), CommunicationClock()
-    display = ProgressDisplay(Console(file=out, width=120), 4, 120, 0, communication)
+    display = ProgressDisplay(Console(file=out, width=120), 4, 120, 0, communication, epochs=2)
     run(display, clock, range(1, 81), communication)
     display.evaluation_finished(80, Evaluation(0.9725, 0.1, 1000))
     display.epoch_finished(0, 0.4567)
@@ -62,6 +62,8 @@ def test_lines_come_every_few_seconds_and_at_the_end(clock: Clock) -> None:
         "epoch 1: mean training loss 0.4567; test accuracy 97.25%",
         "step 120/120  loss 0.5000  accuracy 97.25%  1,024 images/s  communication 25%",
     ]
+    display.epoch_finished(1, 0.3456)
+    assert "0.3456" not in out.getvalue()  # which the line of the result says
 
 
 def test_the_first_steps_of_lines_do_not_count_towards_the_time_left(clock: Clock) -> None:
@@ -78,7 +80,7 @@ def test_the_first_steps_of_lines_do_not_count_towards_the_time_left(clock: Cloc
 
 def test_an_epoch_without_evaluation_tells_no_accuracy_of_old(clock: Clock) -> None:
     out = io.StringIO()
-    display = ProgressDisplay(Console(file=out, width=120), 1, 40)
+    display = ProgressDisplay(Console(file=out, width=120), 1, 40, epochs=3)
     run(display, clock, range(1, 3))
     display.evaluation_finished(2, Evaluation(0.9, 0.1, 10))
     run(display, clock, range(3, 5))
@@ -110,6 +112,18 @@ def test_the_live_line_stays_on_one_line_of_any_terminal(clock: Clock, width: in
     assert ("1,024 images/s" in shown[-1]) == (width >= 60)
     assert ("0:01 left" in shown[-1]) == (width >= 80)
     assert ("accuracy 97.25%  1,024 images/s  comm 25%  0:01 left" in shown[-1]) == (width >= 80)
+
+
+@pytest.mark.parametrize(("width", "length"), [(50, 0), (80, 10), (120, 30)])
+def test_a_terminal_has_a_bar_of_the_steps_done_where_there_is_room(clock: Clock, width: int, length: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, color_system=None, legacy_windows=False)
+    display = ProgressDisplay(console, 1, 40)
+    run(display, clock, range(1, 41))
+    bars = re.findall(r"step (\d+)/40  \[(#*)(-*)\]  (\w+)", out.getvalue())
+    assert bars[0][::3] == ("0", "starting") and len(bars) > 5 if length else not bars[1:]
+    for done, full, rest, _ in bars[1:]:
+        assert (len(full), len(full + rest)) == (length * int(done) // 40, length)
 
 
 def test_figures_are_left_out_from_the_least_telling_on() -> None:
@@ -149,16 +163,16 @@ def test_every_line_covers_the_same_time_of_training(clock: Clock, steps: int, p
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 9, 10, 11, 20, 21, 40, 50, 51, 100, 101, 1000, 12345])
-def test_of_many_epochs_some_have_a_line_the_first_and_the_last_among_them(clock: Clock, epochs: int) -> None:
+def test_of_many_epochs_some_have_a_line_from_the_first_on_but_the_last(clock: Clock, epochs: int) -> None:
     out = io.StringIO()
     display = ProgressDisplay(Console(file=out, width=120), 1, epochs, epochs=epochs)
     for epoch in range(epochs):
         display.evaluation_finished(epoch, Evaluation(0.9, 0.1, 10))
         display.epoch_finished(epoch, 0.5)
     shown = [int(number) for number in re.findall(r"^epoch (\d+):", out.getvalue(), re.MULTILINE)]
-    assert shown[0] == 1 and shown[-1] == epochs and len(shown) <= 12
-    assert len(shown) == epochs if epochs <= 10 else len(shown) >= 4
-    assert len({later - earlier for earlier, later in pairwise(shown[1:-1])}) <= 1
+    assert epochs not in shown and shown[:1] == [1][: epochs - 1] and len(shown) <= 11
+    assert len(shown) == epochs - 1 if epochs <= 10 else len(shown) >= 3
+    assert len({later - earlier for earlier, later in pairwise(shown[1:])}) <= 1
 
 
 def test_what_goes_to_standard_error_stands_above_the_live_line(monkeypatch: pytest.MonkeyPatch) -> None:

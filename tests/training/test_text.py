@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -49,6 +51,18 @@ def test_windows_follow_one_another_and_labels_come_next(length, context):
 @pytest.fixture
 def comm():
     return Communicator()
+
+
+@given(length=st.integers(9, 60), kinds=st.integers(1, 5), context=st.integers(1, 7))
+def test_the_loss_of_pairs_is_that_of_the_best_guess_by_the_character_before(length, kinds, context):
+    tokens = np.random.default_rng(length).integers(0, kinds, length).astype(np.int32)
+    dataset = TextDataset(tokens, context, Vocabulary("abcde"), "some")
+    text = tokens[: len(dataset) * context].tolist()
+    losses = []
+    for before, after in pairwise(text):
+        followers = [second for first, second in pairwise(text) if first == before]
+        losses.append(-np.log(followers.count(after) / len(followers)))
+    assert dataset.loss_of_pairs() == pytest.approx(np.mean(losses), abs=1e-12)
 
 
 @pytest.mark.mpi(min_size=1)

@@ -19,12 +19,13 @@ import numpy as np
 
 from clcomm.communicator import AUTO, Communicator
 from clcomm.measure.timing import TimingSchedule, time_calls
+from clcomm.stats.steps import WARM_UP_STEPS
 from training.communication_clock import CommunicationClock, Lap
 from training.comparison.options import ComparisonOptions
 from training.comparison.outcome import Outcome
 from training.comparison.variants import Variant
 from training.data.datasets import Splits
-from training.metrics import WARM_UP_STEPS, StepRecord
+from training.metrics import StepRecord
 from training.session import Session
 from training.trainer import Callback
 

@@ -54,6 +54,15 @@ class TextDataset(ArrayDataset):
         self.images = tokens[: count * context].reshape(count, context)
         self.labels = tokens[1 : count * context + 1].reshape(count, context)
 
+    def loss_of_pairs(self) -> float:
+        """Return the loss, in nats a token, of guessing each token from the one before it by this text's own pairs."""
+        tokens = self.images.ravel().astype(np.int64)
+        counts = (
+            np.unique(each, return_counts=True)[1] for each in (tokens[:-1], tokens[:-1] * self.classes + tokens[1:])
+        )
+        of_one, of_two = (float(found @ np.log(found)) for found in counts)
+        return (of_one - of_two) / (len(tokens) - 1)
+
     def new_batch(self, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Return memory for a batch, uninitialised: tokens and labels, int32 (size, T)."""
         shape = (size, self.images.shape[1])

@@ -1,0 +1,63 @@
+"""The steps of a program, as its phases "step" tell them: their time, and what came before they were warm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from clcomm.stats.events import Phase, Row
+
+STEP, DATA = "step", "data"
+#: Steps at the start of a run that no mean counts, if there are more; of fewer the first alone. See docs/reports.md.
+WARM_UP_STEPS = 10
+_FEWEST_STEPS, _MOST_WINDOWS = 4, 64
+
+
+class Steps:
+    """Sums of a rank's steps, its stats at the end of the first ones, and means of windows of those after them.
+
+    At 64 windows neighbours are merged, so that memory stays bounded. Neighbouring steps are correlated, windows of
+    many steps hardly at all, so that intervals over windows are valid.
+
+    Attributes:
+        count, training_s, data_wait_s: of all phases "step", and of all phases "data".
+        cold: these sums and the stats after the first step, later after the first 10; None before.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.training_s, self.data_wait_s = 0, 0.0, 0.0
+        self.cold: Row | None = None
+        self._windows: list[tuple[float, float]] = []  # seconds of all steps, and of communication, of each window
+        self._size = _FEWEST_STEPS
+        self._open = 0, 0.0, 0.0  # steps, seconds and communication of the window being filled
+
+    def add(self, phase: Phase, stats: Callable[[], Row]) -> None:
+        """Add a step, or a wait for data; `stats` returns those so far."""
+        if phase.name == DATA:
+            self.data_wait_s += phase.seconds
+            return
+        self.count, self.training_s = self.count + 1, self.training_s + phase.seconds
+        if self.count in (1, WARM_UP_STEPS):
+            self.cold = {**self.sums(), "stats": stats()}
+        if self.count <= WARM_UP_STEPS:
+            return
+        steps, seconds, communicated_s = self._open
+        self._open = steps, seconds, communicated_s = (
+            steps + 1, seconds + phase.seconds, communicated_s + phase.communication_s
+        )  # fmt: skip
+        if steps == self._size:
+            self._windows.append((seconds, communicated_s))
+            self._open = (0, 0.0, 0.0)
+            if len(self._windows) == _MOST_WINDOWS:
+                pairs = zip(self._windows[::2], self._windows[1::2], strict=True)
+                self._windows = [(a + c, b + d) for (a, b), (c, d) in pairs]
+                self._size *= 2
+
+    def sums(self) -> Row:
+        """Return the sums under their names in a rank's record."""
+        return {"steps": self.count, "training_s": self.training_s, "data_wait_s": self.data_wait_s}
+
+    def windows(self) -> Row:
+        """Return the mean ms of a step in each whole window, and of its communication, under their names."""
+        columns = zip(*self._windows, strict=True) if self._windows else ((), ())
+        names = "step_ms", "communication_ms"
+        return {name: [1e3 * s / self._size for s in column] for name, column in zip(names, columns, strict=True)}
