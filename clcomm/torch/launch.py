@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from clcomm.errors import LaunchError
 from clcomm.host.launcher import OF_TORCH, launched_rank, local_place
@@ -17,50 +19,87 @@ from clcomm.transport.mpi_runtime import Intracomm
 
 _INSTEAD = "start it with `clcomm run -n N script.py` or `mpiexec -n N python script.py`"
 _ENV = "env"
+_PLACE, _ADDRESS = OF_TORCH[:2], OF_TORCH[4:]
 
 
 def prepare_environment() -> None:
     """Set torchrun's variables that the launcher names, where they are not set, and let `env://` set the others.
 
     Under mpiexec "clcomm" becomes the CPU's default backend, so that groups that are made without a backend's name, as
-    by `init_device_mesh`, are its own. Variables of the user's own stay, and so do torchrun's, where MPI has one rank.
+    by `init_device_mesh`, are its own. The user's own addresses stay, and torchrun's variables, where MPI has one rank.
     """
-    if not is_torchrun():
+    if mpi_runtime.processes_without_mpi() == 1 and not is_torchrun():
         size = mpi_runtime.launched_ranks()
         if size > 1:
             default_backends["cpu"] = "clcomm"
-        if size > 1 or launched_rank() is None:
-            is_left_over = os.environ.get("WORLD_SIZE", str(size)) != str(size)  # from another job, for all ranks alike
-            for name, value in zip(OF_TORCH, (launched_rank() or 0, size, *local_place()), strict=False):
-                if is_left_over or name not in os.environ:
-                    os.environ[name] = str(value)
+        if not rank_above():
+            rank = (launched_rank() or 0) if size > 1 else 0
+            own = dict(zip(OF_TORCH, map(str, (rank, size, *local_place())), strict=False))
+            is_left_over = any(os.environ.get(name, own[name]) != own[name] for name in _PLACE)  # from another job
+            os.environ.update({name: own[name] for name in own if is_left_over or name not in os.environ})
     inherited = {name: os.environ.get(name) for name in OF_TORCH}
     original: Callable[..., Any] = rendezvous_handlers[_ENV]
 
-    def rendezvous(*arguments: Any, **options: Any) -> Any:
-        _complete_environment(inherited)
-        return original(*arguments, **options)
+    def rendezvous(url: str, *arguments: Any, **options: Any) -> Any:
+        _complete_environment(inherited, dict(parse_qsl(urlsplit(url).query)))
+        return original(url, *arguments, **options)
 
     rendezvous_handlers[_ENV] = rendezvous
 
 
-def _complete_environment(inherited: dict[str, str | None]) -> None:
-    """Set what is missing, by MPI; collective under mpiexec.
+def _complete_environment(inherited: dict[str, str | None], given: dict[str, str]) -> None:
+    """Set what is missing, and rank and world size that the program has not set, by MPI; collective under mpiexec.
 
-    inherited: the variables that this process had at first: where a rank has started it, and it has set no others since
-    for a group of its own, LaunchError is raised.
+    Args:
+        inherited: the variables that this process had at first: where a rank has started it, and it has set no others
+            since for a group of its own, LaunchError is raised.
+        given: rank and world_size, from the program's arguments.
+
+    Raises LaunchError on every rank where their places are not MPI's or they can't meet, unless at the program's own
+    port.
     """
-    is_own = any(os.environ.get(name) != value for name, value in inherited.items())
-    if mpi_runtime.processes_without_mpi() == 1 and not (rank_above() and is_own) and not is_torchrun():
+    own = {name for name, value in inherited.items() if os.environ.get(name) != value}
+    if not os.environ.get("MASTER_ADDR"):
+        mpi_runtime.require_no_torchrun()
+    if mpi_runtime.processes_without_mpi() == 1 and not (rank_above() and own) and not is_torchrun():
         from clcomm.job.exits import hook_job  # here, as an import needs none of these
         from clcomm.job.startup_watchdog import StartWatch
         from clcomm.job.time_limits import Limits
 
         hook_job()  # an error is one line
         with StartWatch(Limits.of(10.0, 300.0)):
-            variables = torch_variables(_world())
-        for name, value in variables.items():
-            os.environ.setdefault(name, value)
+            variables = torch_variables(world := _world())
+        missing = {name: value for name, value in variables.items() if not os.environ.get(name)}
+        os.environ.update(missing | {name: variables[name] for name in _PLACE if name not in own})
+        address = None if "MASTER_PORT" in own else tuple(os.environ[name] for name in _ADDRESS)
+        if None not in (addresses := mpi_communicators.everyones(world, address)):
+            require_same_world(*(int(given.get(name.lower(), os.environ[name])) for name in _PLACE))
+            _require_address(world, addresses)
+        inherited["MASTER_PORT"] = None  # from now on this process may listen there
+
+
+def _require_address(world: Intracomm | None, addresses: list[Any]) -> None:
+    """Raise LaunchError on every rank unless all have one address, where rank 0 can listen; collective."""
+    problem = mpi_communicators.from_first(world, lambda: _why_silent(*addresses[0]))
+    for rank, each in enumerate(addresses):
+        if each != addresses[0]:
+            problem = f"expected rank 0's {':'.join(addresses[0])} on every rank, got {':'.join(each)} on rank {rank}"
+    if problem:
+        raise LaunchError(f"MASTER_ADDR and MASTER_PORT: {problem}; unset them: MPI's ranks choose their own")
+
+
+def _why_silent(address: str, port: str) -> str:
+    """Return in words why this process cannot listen there; "": it can."""
+    reason = "not its address"
+    try:
+        socket.create_server(("", int(port))).close()
+        for family, *_, place in socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM):
+            with suppress(OSError):
+                socket.create_server(place, family=family).close()
+                return ""
+    except (OSError, OverflowError, ValueError) as error:
+        reason = str(error)
+    return f"expected a free port of rank 0's host, got {address}:{port} ({reason})"
 
 
 def _world() -> Intracomm | None:
@@ -83,12 +122,13 @@ def is_torchrun() -> bool:
 
 
 def require_same_world(rank: int, size: int) -> None:
-    """Raise LaunchError unless PyTorch's rank and world size, -1 for not given, are MPI's."""
+    """Raise LaunchError on every rank unless PyTorch's rank and world size, -1 for not given, are MPI's; collective."""
     if is_torchrun():
         raise LaunchError(f"torchrun: expected ranks of MPI for backend 'clcomm', got torchrun's; {_INSTEAD}")
-    place = mpi_communicators.place_of(_world())
-    if (rank, size) != (place.rank, place.size):
-        raise LaunchError(
-            f"init_process_group: expected MPI's rank {place.rank} of {place.size}, got rank {rank} of {size} from its "
-            f"arguments or RANK and WORLD_SIZE; leave them out, and {_INSTEAD}"
-        )
+    everyone = mpi_communicators.everyones(_world(), (rank, size))
+    for wanted, got in enumerate(everyone):
+        if got != (wanted, len(everyone)):
+            raise LaunchError(
+                f"init_process_group: expected MPI's rank {wanted} of {len(everyone)}, got rank {got[0]} of {got[1]} "
+                f"from its arguments or RANK and WORLD_SIZE; leave them out, and {_INSTEAD}"
+            )

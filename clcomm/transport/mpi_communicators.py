@@ -151,6 +151,11 @@ def from_first(comm: Intracomm | None, make: Callable[[], T]) -> T:
     return make() if comm is None else comm.bcast(make() if comm.Get_rank() == 0 else None, 0)
 
 
+def everyones(comm: Intracomm | None, value: T) -> list[T]:
+    """Return every rank's value, in their order; collective."""
+    return [value] if comm is None else comm.allgather(value)
+
+
 def lane_of(comm: Intracomm, lane: int | None, position: int) -> Intracomm | None:
     """Return a communicator of the ranks with the same lane, ordered by position; collective.
 

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from clcomm.errors import ArgumentError, LaunchError, pip_install
-from clcomm.host.launcher import launched_rank_in_words
+from clcomm.host.launcher import SIZES, launched_rank_in_words, numbers_of
 from clcomm.host.rank_process import launched_ranks as launched_ranks
 from clcomm.host.rank_process import rank_above
 
@@ -36,7 +36,7 @@ def world() -> Intracomm:
         ImportError: without a launcher, no library was found.
     """
     promised = launched_ranks()
-    _require_no_torchrun()
+    require_no_torchrun()
     mpi = load_mpi()
     require_not_finalized()
     size = mpi.COMM_WORLD.Get_size()
@@ -120,7 +120,10 @@ def load_mpi() -> ModuleType:
 def processes_without_mpi() -> int:
     """Return the number of processes that torchrun, or a program like it, started without MPI; 1 for none."""
     processes = os.environ.get("WORLD_SIZE", "")
-    if launched_ranks() > 1 or rank_above() or "RANK" not in os.environ or not processes.isdigit():
+    is_mpis = (
+        launched_ranks() > 1 or rank_above() or ("TORCHELASTIC_RUN_ID" not in os.environ and any(numbers_of(SIZES)))
+    )
+    if is_mpis or "RANK" not in os.environ or not processes.isdigit():
         return 1
     return max(1, int(processes))
 
@@ -130,7 +133,7 @@ def is_one_of_several() -> bool:
     return launched_ranks() > 1 or processes_without_mpi() > 1
 
 
-def _require_no_torchrun() -> None:
+def require_no_torchrun() -> None:
     processes = processes_without_mpi()
     if processes == 1:
         return

@@ -411,7 +411,7 @@ def test_torchruns_processes_are_told_what_to_use(monkeypatch, elastic, rank, si
             monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["runs/train.py", "--lr", "3"])
     if rank is None or size != "2":
-        mpi_runtime._require_no_torchrun()
+        mpi_runtime.require_no_torchrun()
         return
     with pytest.raises(LaunchError) as caught:
         mpi_runtime.world()
@@ -419,4 +419,4 @@ def test_torchruns_processes_are_told_what_to_use(monkeypatch, elastic, rank, si
     assert line.startswith("torchrun: " if elastic else "RANK and WORLD_SIZE: ")
     assert line.endswith("start the job with: clcomm run -n 2 train.py")
     monkeypatch.setenv("PMI_SIZE", "2")
-    mpi_runtime._require_no_torchrun()  # clcomm run sets these variables itself
+    mpi_runtime.require_no_torchrun()  # clcomm run sets these variables itself

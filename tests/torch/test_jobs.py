@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import socket
 import subprocess
 import sys
 
@@ -111,16 +113,59 @@ dist.destroy_process_group()
     assert sorted(ended.out.splitlines()) == ["True True 2"] * ranks + ["gloo ProcessGroup"] * ranks
 
 
+#: What another job may have left; None: of each rank its own. The last two cannot be met at.
+LEFT = {
+    "RANK": ["0", "1", "7", "x"],
+    "WORLD_SIZE": ["1", "2", "9", ""],
+    "LOCAL_RANK": ["0", "5"],
+    "MASTER_ADDR": ["127.0.0.1", "gone.invalid"],
+    "MASTER_PORT": ["{free}", "{busy}", "port"],
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("seed", range(24))
+def test_variables_that_another_job_has_left(tmp_path, seed):
+    """Places make way for MPI's; an address stays where it is one of rank 0's host, for all ranks, or is refused."""
+    draw = random.Random(seed)
+    ranks = draw.choice([1, 2, 2, 3])
+    names = draw.sample(list(LEFT), draw.randint(1, 3))
+    on = list(range(ranks)) if draw.random() < 0.7 else draw.sample(range(ranks), draw.randint(1, ranks))
+    with socket.create_server(("127.0.0.1", 0)) as busy, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # and does not listen
+        ports = {"busy": busy.getsockname()[1], "free": free.getsockname()[1]}
+        free.close()
+        left = {name: draw.choice(LEFT[name]).format(**ports) for name in names}
+        before = (
+            "import os\nmpi_rank = os.environ.get('PMI_RANK') or os.environ['OMPI_COMM_WORLD_RANK']\n"
+            f"if int(mpi_rank) in {on}: os.environ.update({left})\n"
+        )
+        script = "print(rank, *(os.environ[name] for name in ('RANK', 'WORLD_SIZE')), mpi_rank, last + 1)"
+        ended = job(tmp_path, script, preamble=before + PREAMBLE, ranks=ranks)
+    addresses = [left[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in left]
+    differ = "MASTER_PORT" in left and len(on) < ranks
+    if differ or {"gone.invalid", str(ports["busy"]), "port"} & set(addresses):
+        lines = ended.err.splitlines()
+        assert ended.code and not ended.out and len(lines) == 1, (left, on, ended)
+        assert lines[0].startswith("clcomm: MASTER_ADDR and MASTER_PORT: expected "), ended.err
+    else:
+        assert (ended.code, ended.err) == (0, ""), (left, on, ended.err)
+        places = sorted(line.split() for line in ended.out.splitlines())
+        assert places == [[str(rank), str(rank), str(ranks), str(rank), str(ranks)] for rank in range(ranks)], left
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_variables_that_another_job_has_left_make_way(tmp_path, ranks):
-    script = (
-        "import os\nprint(os.environ['RANK'] == str(rank), os.environ['WORLD_SIZE'], dist.get_world_size(), flush=True)"
-    )
-    old = {"RANK": "0", "WORLD_SIZE": "1"}
-    ended = job(tmp_path, script, preamble=PREAMBLE, ranks=ranks, **old)
-    assert ended.code == 0, ended.err
-    assert ended.out.splitlines() == [f"True {ranks} {ranks}"] * ranks
-    assert not ended.err, ended.err
+def test_places_that_a_program_gives_are_mpis(tmp_path, ranks):
+    start = PREAMBLE.replace('"clcomm")', '"clcomm", rank=0, world_size=1)')
+    ended = job(tmp_path, "", preamble=start, ranks=ranks)
+    assert ended.code and len(ended.err.splitlines()) == 1, ended.err
+    assert f"expected MPI's rank 0 of {ranks}, got rank 0 of 1" in ended.err
+
+
+def test_processes_that_nobody_connects_are_no_world_of_one(tmp_path):
+    ended = job(tmp_path, "print('runs')", preamble=PREAMBLE, launcher=False, RANK="1", WORLD_SIZE="2")
+    assert ended.code and not ended.out
+    assert "RANK and WORLD_SIZE: expected ranks that MPI connects, got 2" in ended.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("call", "ranks"), [("set_timeout", 2), ("_set_default_timeout", 3)])
