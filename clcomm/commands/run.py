@@ -15,6 +15,7 @@ from clcomm.errors import ArgumentError
 from clcomm.launch import chaos, rank_logs
 from clcomm.launch.host_list import HostList
 from clcomm.launch.hosts import Hosts
+from clcomm.launch.keeper import require_descriptors
 from clcomm.launch.mpiexec import BINDINGS, find_mpiexec, require_hostfile
 from clcomm.launch.rank import CHOSEN
 from clcomm.launch.resize import resize
@@ -165,6 +166,7 @@ def run(options: argparse.Namespace) -> int:
         require_hostfile(options.hostfile)
     if options.hosts and options.hostfile:
         raise ArgumentError("--hosts: expected this or --hostfile, got both")
+    require_descriptors()
     logs = rank_logs.prepare(options.log_dir) if options.log_dir else ""
     mpiexec = find_mpiexec()
     variables = dict(options.env or ())

@@ -16,10 +16,12 @@ _LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_P
 JOB_VARIABLE = "PMIX_NAMESPACE"
 #: torchrun's variables, which clcomm sets in ranks.
 OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+#: What `clcomm run` tells the ranks of a job, besides the folder by which it finds all that they start.
+OF_RUN = ("CLCOMM_MEMORY", "CLCOMM_PROGRESS", "CLCOMM_RESTART")
 #: What a rank's job has in its environment besides: beginnings of launchers' variables, and those of `clcomm run`.
 _OF_JOB = (
     "PMI_", "PMIX_", "MPI_LOCAL", "OMPI_", "PRTE_", "HYDI_", "PALS_", "MV2_COMM_WORLD_",
-    "CLCOMM_RANK_PROCESS", "CLCOMM_JOB_FOLDER", "CLCOMM_MEMORY", "CLCOMM_PROGRESS", "CLCOMM_RESTART",
+    "CLCOMM_RANK_PROCESS", "CLCOMM_JOB_FOLDER", *OF_RUN,
 )  # fmt: skip
 #: Parts of the names of launchers' variables that a user sets.
 _OF_USER = ("_MCA_", "_ALLOW_RUN_AS_ROOT")

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cache
 
 from clcomm.host import variables
-from clcomm.host.launcher import JOB_VARIABLE, RANK_VARIABLES, SIZES, launched_rank, numbers_of
+from clcomm.host.launcher import JOB_VARIABLE, OF_RUN, RANK_VARIABLES, SIZES, launched_rank, numbers_of
 
 #: Set by a rank for what it starts: its process, that one's start time, and what the launcher told it.
 RANK_PROCESS = "CLCOMM_RANK_PROCESS"
@@ -43,6 +43,9 @@ def _rank_above(pid: int, told: str) -> int:
             return rank
     if launcher and marked != own and (programs := list(filter(_may_use_mpi, between))):
         return programs[-1]  # a rank that has not imported clcomm; others are shells that started one
+    if marked not in ("", own):  # a rank has started this one's launcher: its job is another
+        for name in (*OF_RUN, "CLCOMM_CHAOS"):
+            os.environ.pop(name, None)
     os.environ[RANK_PROCESS] = f"{own} {told}"
     return 0
 

@@ -54,11 +54,11 @@ class Agent:
 
     def start(self, within_s: float) -> None:
         """Start the process, which has to answer within this time."""
-        self._rest, self._said, self.is_lost, self._is_new = b"", "", False, True
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
             start_new_session=True, env=self._environment,  # Ctrl-C is not its affair
         )  # fmt: skip
+        self._rest, self._said, self.is_lost, self._is_new = b"", "", False, True
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self.output = self._process.stdin.fileno(), self._process.stdout.fileno()
         for descriptor in (self._input, self.output):
@@ -125,7 +125,11 @@ class Agent:
             self.lose(said or "its process ended at once")
             return
         self._asked = ""
-        self.start(LOST_S)
+        try:
+            self.start(LOST_S)
+        except OSError as error:
+            self.lose(f"its process cannot be started again: {error.strerror}")
+            return
         if asked.startswith(KILL):
             self.ask(*_words(asked))
 
@@ -221,7 +225,8 @@ class Hosts:
         for agent in self._agents.values():
             if agent.is_lost:
                 if agent.idle_s >= RETRY_S:
-                    agent.start(START_S)
+                    with contextlib.suppress(OSError):  # no descriptor is free now
+                        agent.start(START_S)
                 continue
             if agent.output in found:
                 self._told += agent.hear()

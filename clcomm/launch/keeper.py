@@ -8,8 +8,11 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
+from clcomm.errors import ShortageError
+from clcomm.host.launcher import OF_RUN
+from clcomm.host.rank_process import RANK_PROCESS
 from clcomm.job import restarts
 from clcomm.launch import keeper_process
 from clcomm.launch.keeper_process import KILLED_S, LEAVE, PATIENCE_S, TRACKERS_S
@@ -17,8 +20,13 @@ from clcomm.storage.scratch import JOB, SHARED_MEMORY, path_of, scratch_director
 
 #: How long the process may take to end what it is asked to.
 _ENDS_S = KILLED_S + PATIENCE_S + TRACKERS_S
+#: Where Open MPI's launcher keeps a job's files, in the temporary directory otherwise, also where it is killed; and how
+#: the names of the variables end by which a user says so.
+_OF_LAUNCHER, _SESSIONS = "PRTE_MCA_prte_local_tmpdir_base", "_tmpdir_base"
 #: How often another is started where one was killed meanwhile.
 _TRIES = 3
+#: How many files a job of a few ranks opens in one of its processes at most.
+_DESCRIPTORS = 64
 
 
 class Keeper:
@@ -46,7 +54,8 @@ class Keeper:
     def environment(self, number: int | None = None) -> dict[str, str]:
         """Return the environment of the job's processes, or of those of one of its starts, which it marks."""
         start = {} if number is None else {restarts.RESTART: str(number)}
-        return {**_outside(), JOB: str(self.folder), **start}
+        sessions = {} if any(name.endswith(_SESSIONS) for name in os.environ) else {_OF_LAUNCHER: str(self.folder)}
+        return {**_outside(), **sessions, JOB: str(self.folder), **start}
 
     def look(self) -> None:
         """Start the process again if it was killed."""
@@ -86,13 +95,27 @@ class Keeper:
             stream.close()
 
 
+def require_descriptors() -> None:
+    """Raise ShortageError where this process cannot open as many files as a launcher and its ranks need."""
+    try:
+        with ExitStack() as stack:
+            for _ in range(_DESCRIPTORS):
+                stack.callback(os.close, os.open("/", os.O_RDONLY))
+    except OSError as error:
+        raise ShortageError(
+            f"ulimit -n: expected {_DESCRIPTORS} more files that can be opened, for a job, got fewer "
+            f"({error.strerror}); raise it"
+        ) from None
+
+
 def _outside() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in (JOB, restarts.RESTART)}
+    return {name: value for name, value in os.environ.items() if name not in (*OF_RUN, JOB, RANK_PROCESS)}
 
 
 @contextmanager
 def kept_job() -> Iterator[Keeper]:
     """Return the keeper of a job that this process is about to start; an exception ends the job."""
+    require_descriptors()
     keeper = Keeper()
     try:
         with scratch_directory("run", keeper.folder):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import re
 import select
@@ -30,6 +31,8 @@ LEAVE = "leave"
 #: processes whose launcher has ended to end by themselves, with their last lines.
 KILLED_S, TRACKERS_S, PATIENCE_S = 4.0, 1.0, 1.0
 _LOOK_S = 0.02
+#: No descriptor is free; how many are left where processes' are opened.
+_FULL, _SPARE = (errno.EMFILE, errno.ENFILE), 3
 _SHARED_MEMORY = "/dev/shm"
 #: How files are named that a program has for itself: by MPICH, UCX, Open MPI, multiprocessing and PyTorch.
 _NAME = r"(?:mpich|ucx_shm_posix|torch)_\w+|(?:sm|vader)_segment\.\S+|osc_rdma\.\S+|sem\.mp-\w+|psm_\w+"
@@ -82,23 +85,34 @@ def end_processes(settings: Iterable[str], patience_s: float = 0.0, made: Iterab
 
 
 def opened(is_wanted: Callable[[int], bool], stack: ExitStack) -> list[tuple[int, int]]:
-    """Return the processes, but this one, of which this holds, and descriptors that the stack closes."""
+    """Return the processes, but this one, of which this holds, and descriptors that the stack closes.
+
+    Where no more can be opened some are left for another call, and a few descriptors for what the caller reads. Raises
+    OSError where not even these can.
+    """
     found = []
-    for process in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-        if process != os.getpid() and is_wanted(process):
-            with suppress(OSError):  # it has ended
-                handle = os.pidfd_open(process)
-                stack.callback(os.close, handle)
-                if is_wanted(process):
-                    found.append((process, handle))
+    with ExitStack() as spare:
+        for _ in range(_SPARE):
+            spare.callback(os.close, os.open("/proc", os.O_RDONLY))
+        try:
+            for process in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+                if process != os.getpid() and is_wanted(process):
+                    with suppress(ProcessLookupError):  # it has ended
+                        handle = os.pidfd_open(process)
+                        stack.callback(os.close, handle)
+                        if is_wanted(process):
+                            found.append((process, handle))
+        except OSError as error:
+            if error.errno not in _FULL or not found:
+                raise
     return found
 
 
 def kill_children(parent: int) -> None:
     """Kill the processes that a process, which the caller has started and not waited for, has started in its turn."""
-    with ExitStack() as stack:
+    with ExitStack() as stack, suppress(OSError):
         for _, handle in opened(lambda process: _parent(process) == parent, stack):
-            with suppress(OSError):
+            with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
 
 
@@ -108,9 +122,16 @@ def _parent(process: int) -> int:
 
 
 def _read(process: int, file: str) -> bytes:
-    """Return a file of /proc/PROCESS; nothing where it has ended, or is another user's."""
-    with suppress(OSError), open(f"/proc/{process}/{file}", "rb") as opened_file:
-        return opened_file.read()
+    """Return a file of /proc/PROCESS; nothing where it has ended, or is another user's.
+
+    Raises OSError where no descriptor is free, which says nothing of the process.
+    """
+    try:
+        with open(f"/proc/{process}/{file}", "rb") as opened_file:
+            return opened_file.read()
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
     return b""
 
 

@@ -39,7 +39,11 @@ class World:
             self._opened = os.open(self._gate, os.O_RDWR | os.O_CLOEXEC)  # both ends: opening it never blocks
             stack.callback(os.close, self._opened)
             environment = {restarts.PROGRESS: self._progress, worlds.MEMORY: str(self._folder)}
-            self.process = subprocess.Popen(command, env={**keeper.environment(number), **environment})
+            spare = os.dup(self._opened)  # for the process's: without it nobody would end what is started
+            try:
+                self.process = subprocess.Popen(command, env={**keeper.environment(number), **environment})
+            finally:
+                os.close(spare)
             self.handle = os.pidfd_open(self.process.pid)
             stack.callback(os.close, self.handle)
             self._resources = stack.pop_all()

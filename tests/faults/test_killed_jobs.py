@@ -18,7 +18,8 @@ import pytest
 from clcomm.job import worlds
 from clcomm.launch.keeper import kept_job
 from clcomm.launch.keeper_process import Made, end_processes
-from tests.faults.killed_jobs import KilledJob, draw, run, until
+from tests.faults.killed_jobs import COMMANDS, HUNG_S, KilledJob, draw, run, until
+from tests.faults.launch import clean_environment
 
 CASES, SEED = int(os.environ.get("CLCOMM_KILLED_JOBS", "3")), os.environ.get("CLCOMM_KILLED_JOBS_SEED", "1")
 MEMORY = Path("/dev/shm")
@@ -121,6 +122,50 @@ def test_only_the_start_that_is_meant_is_ended():
         finally:
             for process in processes:
                 end(process)
+
+
+#: Ends the processes that have a setting, with so many descriptors free, and says how many; or the error.
+ENDS = """
+import os, resource, sys
+from clcomm.launch.keeper_process import end_processes
+free, next_one = int(sys.argv[1]), os.dup(0)
+resource.setrlimit(resource.RLIMIT_NOFILE, (next_one + free, next_one + free))
+os.close(next_one)
+try:
+    print(end_processes([sys.argv[2]]))
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+@pytest.mark.parametrize("free", [0, 3, 7, 40])
+def test_without_free_descriptors_no_process_is_taken_for_ended(free: int):
+    name, value = "TESTS_JOB", secrets.token_hex(6)
+    processes = [started({**os.environ, name: value}) for _ in range(7)]
+    try:
+        command = [sys.executable, "-c", ENDS, str(free), f"{name}={value}"]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.strip()
+        assert said == ("7" if free > 3 else "Too many open files")
+        assert [each.poll() is None for each in processes] == [free <= 3] * 7
+    finally:
+        for process in processes:
+            end(process)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("number", range(20))
+def test_a_job_without_free_descriptors_is_one_line(tmp_path: Path, number: int):
+    draw = random.Random(number)
+    command = draw.choice([name for name in COMMANDS if name != "hosts"])
+    (tmp_path / "job.py").write_text("raise SystemExit('started')")
+    limit = f'ulimit -n {draw.randint(6, 60)}; exec "$@"'
+    ended = subprocess.run(
+        ["sh", "-c", limit, "sh", sys.executable, "-m", "clcomm", *COMMANDS[command][0]()], cwd=tmp_path,
+        env=clean_environment(), capture_output=True, text=True, timeout=HUNG_S, check=False,
+    )  # fmt: skip
+    lines = ended.stderr.splitlines()[command == "plan" :]  # which first says what it does
+    assert (ended.returncode, ended.stdout, len(lines)) == (1, "", 1), (command, limit, ended)
+    assert lines[0].startswith("clcomm: ulimit -n: expected 64 more files"), (command, limit, ended)
 
 
 @pytest.mark.parametrize("seed", range(20))

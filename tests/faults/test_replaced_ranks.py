@@ -199,3 +199,63 @@ def test_wrong_arguments_are_one_line(tmp_path, arguments, error):
     ended = run(*arguments, folder=tmp_path)
     assert ended.returncode == 2
     assert ended.stderr.startswith(f"clcomm: {error}") and ended.stderr.count("\n") == 1
+
+
+#: A job whose rank 0 starts another one; what that has of its own, and what is left of the first one's copy.
+WITHIN = """
+import os, subprocess, sys, time
+from clcomm import Communicator
+from clcomm.checkpoint import Checkpoint
+from clcomm.checkpoint.memory import MemoryCopies
+from clcomm.job.endings import note_step, run
+
+def main():
+    comm = Communicator()
+    copies = MemoryCopies(comm, every=1)
+    copies.save(Checkpoint(facts={"of": "outer"}), 7, time.monotonic())
+    copies.wait()
+    comm.barrier()
+    note_step(7)
+    if comm.rank == 0:
+        subprocess.run([*sys.argv[1:], sys.executable, "inner.py"], check=True)
+    comm.barrier()
+    print(copies.newest().facts["of"], flush=True)
+
+run(main)
+"""
+INNER = """
+import os, time
+from clcomm import Communicator
+from clcomm.checkpoint import Checkpoint
+from clcomm.checkpoint.memory import MemoryCopies
+from clcomm.job.endings import note_step, run
+from clcomm.job.restarts import restart_number
+
+def main():
+    comm = Communicator()
+    copies = MemoryCopies(comm, every=1)
+    found = copies.is_on, copies.newest(), restart_number(), os.path.isdir(os.environ["CLCOMM_JOB_FOLDER"])
+    note_step(99)
+    if copies.is_on:
+        copies.save(Checkpoint(facts={"of": "inner"}), 99, time.monotonic())
+        copies.wait()
+    if comm.rank == 0:
+        open("found", "w").write(f"{comm.size} {found}")
+
+run(main)
+"""
+
+
+@pytest.mark.parametrize("how", ["mpiexec", "clcomm run"])
+def test_a_job_that_a_rank_starts_is_one_of_its_own(tmp_path: Path, how: str):
+    (tmp_path / "outer.py").write_text(WITHIN)
+    (tmp_path / "inner.py").write_text(INNER)
+    inner = (
+        [mpiexec(), "-n", "3"]
+        if how == "mpiexec"
+        else [sys.executable, "-m", "clcomm", "run", "--", mpiexec(), "-n", "3"]
+    )
+    ended = run("--min-ranks", "1", "--no-spare", "-n", "2", "outer.py", *inner, folder=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, ""), ended
+    assert ended.stdout.split() == ["outer"] * 2
+    assert (tmp_path / "found").read_text() == "3 (False, None, 0, True)"
