@@ -20,8 +20,8 @@ from clcomm.host.signals import ENDED_BY
 from clcomm.job import endings
 from clcomm.launch import supervisor
 from clcomm.top import watch
-from examples import mnist
 from tests.helpers import installs, one_line
+from training import end_of_run
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = [each.load() for each in cli.COMMANDS if isinstance(each, cli.Listed)]
@@ -127,7 +127,7 @@ def test_completion_without_shtab_says_what_to_install(monkeypatch):
 def test_every_exit_code_of_the_code_is_on_the_page():
     used = {
         endings.USER_ERROR, endings.FAILURE, endings.INTERRUPTED, endings.TERMINATED, endings.TIMED_OUT,
-        supervisor.NOT_FOUND, compare.SLOWER, mnist.TARGET_MISSED, doctor.FOUND, watch.NoJobError.exit_code,
+        supervisor.NOT_FOUND, compare.SLOWER, end_of_run.TARGET_MISSED, doctor.FOUND, watch.NoJobError.exit_code,
         *(128 + number for number in ENDED_BY),
     }  # fmt: skip
     page = (ROOT / "docs" / "exit-codes.md").read_text()
