@@ -171,6 +171,9 @@ class MessageCalls:
             dest: the rank that receives it, which gives the same tag, shape and dtype.
             tag: a number from 0 up that sets messages apart.
             label: the name under which it is counted.
+
+        Raises:
+            MismatchError: the receiver has refused an array above 16 KiB, as of another shape or dtype than it expects.
         """
         self.isend(array, dest, tag, label=label).wait()
 
@@ -198,7 +201,7 @@ class MessageCalls:
             label: the name under which it is counted.
 
         Raises:
-            MismatchError: the array is of another shape or dtype than `out`; on this rank.
+            MismatchError: the array is of another shape or dtype than `out`; above 16 KiB on its sender too.
         """
         return self.irecv(out, source, tag, label=label).wait()
 

@@ -120,7 +120,7 @@ OTHERS = {
 @pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize("source", ["rank", "any"])
 def test_a_message_of_another_kind_names_its_sender(comm, kind, source):
-    """It is not read, and the next one arrives."""
+    """It is not read, and the next one arrives; the sender of a long one raises too, if it is another rank."""
     before, after = neighbours(comm)
     sent, out = OTHERS[kind][0], OTHERS[kind][1].copy()
     handles = [comm.isend(sent, after, 3), comm.isend(out + 2, after, 3)]
@@ -130,6 +130,11 @@ def test_a_message_of_another_kind_names_its_sender(comm, kind, source):
     assert f"got {sent.dtype} {list(sent.shape)} from rank {before}" in found
     assert f"expected {out.dtype} {list(out.shape)}" in found
     assert not out.any() and (comm.recv(out, before, 3) == 2).all()
+    if kind == "long" and comm.world.comm is not None:
+        with pytest.raises(MismatchError) as caught:
+            handles.pop(0).wait()
+        expected = f"recv: expected float64 [40001] on rank {after}, got float64 [40000] from rank {comm.rank}; "
+        assert one_line(caught).startswith(expected)
     [handle.wait() for handle in handles]
 
 

@@ -55,7 +55,7 @@ def test_a_rank_that_ends_while_another_waits_for_its_message_ends_the_job(tmp_p
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", ["np.ones(4)", "np.ones(3, np.float32)", "np.ones((3, 1))"])
+@pytest.mark.parametrize("kind", ["np.ones(4)", "np.ones(3, np.float32)", "np.ones((3, 1))", "np.ones(30_000)"])
 def test_a_message_of_another_kind_ends_the_job_in_one_line(tmp_path, kind):
     script = f"""
 from clcomm.job.endings import run
@@ -63,5 +63,5 @@ run(lambda: comm.send({kind}, 0) if comm.rank else comm.recv(np.empty(3), last))
 """
     ended = job(tmp_path, script, preamble=PREAMBLE, ranks=2)
     (line,) = ended.clcomm_lines()
-    assert ended.code == 2 and "rank 0" in line and "recv: expected float64 [3], got float" in line
+    assert ended.code == 2 and "rank 0" in line and "recv: expected float64 [3] on rank 0, got float" in line
     assert "from rank 1; send and receive equal shapes and dtypes" in line and "Traceback" not in ended.err
