@@ -7,8 +7,7 @@ from typing import Any
 from benchmarks.peers.batches import Batch
 from benchmarks.peers.pytorch import TorchSystem
 from benchmarks.peers.worker import options, work
-from clcomm.lizardist.distributed.communicator import Communicator
-from clcomm.lizardist.distributed.sync import Synchronizer
+from clcomm.lizardist import Communicator, Synchronizer
 
 
 class ImportsChanged(TorchSystem):

@@ -99,11 +99,12 @@ def public_names(module: str) -> list[str]:
 
 
 def owner(module: str, name: str) -> str:
-    """Return the module where a name is described: of those that have it `clcomm`, or else the one that made it."""
+    """Return the module where a name is described: `clcomm`, the one that made it, or one around that."""
     value = _value_of(module, name)
     offering = [each for each in importable() if name in public_names(each) and _value_of(each, name) is value]
     made_in = getattr(value, "__module__", None)
-    return min(offering, key=lambda each: (each != "clcomm", each != made_in, each.count("."), each))
+    others = {each: not f"{made_in}.".startswith(f"{each}.") for each in offering}
+    return min(offering, key=lambda each: (each != "clcomm", each != made_in, others[each], each.count("."), each))
 
 
 def section(module: str) -> str:

@@ -15,7 +15,7 @@ import sys
 from typing import BinaryIO
 
 from clcomm.errors import DeviceError
-from clcomm.netcl.distributed.device_manager import DeviceManager
+from clcomm.netcl import DeviceManager
 
 
 def serve(work: BinaryIO, results: BinaryIO) -> None:

@@ -1,4 +1,4 @@
-"""LizarDist's two models, with PyTorch layers of the same names; the one module here that imports PyTorch."""
+"""LizarDist's `engine.model`: its two models, with PyTorch layers of the same names; the one module with PyTorch."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""LizarDist's package for communication."""
