@@ -32,6 +32,8 @@ WITHOUT_ALL = (
 #: Modules with an `__all__` for other modules of clcomm alone.
 INTERNAL = {"clcomm.transport"}
 _PART = re.compile(r"<!-- public names of ([\w.]+) -->.*?<!-- end -->", re.DOTALL)
+#: Modules with other libraries' names, which describe what nothing else does.
+LAST = {"clcomm.netcl"}
 #: The names with which a module's section begins.
 FIRST = ("Communicator", "Synchronizer", "DistributedDataParallel", "Mesh", "Tensor", "Module", "Device")
 #: What the reference's modules import that the documentation's extra does not bring: Sphinx imitates the missing ones.
@@ -99,12 +101,11 @@ def public_names(module: str) -> list[str]:
 
 
 def owner(module: str, name: str) -> str:
-    """Return the module where a name is described: `clcomm`, the one that made it, or one around that."""
+    """Return the module where a name is described: of those that have it `clcomm`, or else the one that made it."""
     value = _value_of(module, name)
     offering = [each for each in importable() if name in public_names(each) and _value_of(each, name) is value]
     made_in = getattr(value, "__module__", None)
-    others = {each: not f"{made_in}.".startswith(f"{each}.") for each in offering}
-    return min(offering, key=lambda each: (each != "clcomm", each != made_in, others[each], each.count("."), each))
+    return min(offering, key=lambda each: (each != "clcomm", each != made_in, each in LAST, each.count("."), each))
 
 
 def section(module: str) -> str:
