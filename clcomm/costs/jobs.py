@@ -69,7 +69,7 @@ class JobForecast(NamedTuple):
     Attributes:
         communication_s, exposed_s: seconds of collectives, and those of them that keep a rank from computing.
         sent_nbytes: that a rank sends in messages; what ranks of a host read in common memory is not sent.
-        best: the fastest bucket size; None where there are no buckets.
+        best: the fastest bucket size; None where there are no buckets, or other sizes' times are not known.
     """
 
     way: str
@@ -97,7 +97,7 @@ def forecast(work: Workload, cluster: Cluster, job: Job, way: str, strategy: Str
     overlap = work.overlap and not zero
     times = {"forward_s": work.forward_s, "backward_s": work.backward_s, "overlap": overlap}
     whole_s = step_s(work.buckets, seconds, update_s=work.other_s, **times)  # type: ignore[arg-type]
-    best = recommend(work.tensors, seconds, **times).best  # type: ignore[arg-type]
+    best = recommend(work.tensors, seconds, **times).best if cluster.predicts else None  # type: ignore[arg-type]
     sent = sum(
         1.5 * sent_nbytes(cluster, job, RING, n) if zero else sent_nbytes(cluster, job, way, n) for n in work.buckets
     )

@@ -214,6 +214,11 @@ class Cluster:
     def all_reduce_s(self, nbytes: float, ranks: int, hosts: int) -> float:
         return self.parts(nbytes, ranks, hosts).total_s
 
+    @property
+    def predicts(self) -> bool:
+        """Whether the time of any size is known, not only of those that were measured."""
+        return not any(math.isnan(cost.alpha_s) for cost in self.local.values())
+
     def message_within(self, ranks: int) -> Cost:
         """Return the cost of a message between two ranks of a host while all of its `ranks` send one.
 

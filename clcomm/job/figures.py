@@ -1,7 +1,8 @@
 """The figures of a rank on its host's status page: speed, communication, waits, memory, cores; the watchdog takes them.
 
 All are read from the watchdog's thread, about once a second: the program itself notes its step and its phase alone
-(`clcomm/stats/now.py`).
+(`clcomm/stats/now.py`). `before` has step and samples at the look before, and the seconds since, as ranks look at
+different moments.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Figures:
         self._recorder = recorder
         self._steps: deque[tuple[int, int, int]] = deque()  # begin, number, samples so far
         self._at_s, self._busy_s, self._communicated_s = perf_counter(), process_time(), 0.0
+        self._looked = NOW.step, NOW.samples
 
     def take(self, watched: Watched, current: tuple[Call, int, float] | None) -> str:
         """Return the figures as JSON; `communication`, `waiting` and `cores` since the last time.
@@ -70,16 +72,18 @@ class Figures:
         now_s, busy_s = perf_counter(), process_time()
         communicated_s = watched.communicated() + (now_s - current[2] if current else 0.0)
         elapsed_s = max(now_s - self._at_s, 1e-9)
-        steps_per_s, samples_per_s = self._rates()
+        step, samples, (steps_per_s, samples_per_s) = NOW.step, NOW.samples, self._rates()
         waiting, waits_for = self._waits(now_s)
         found = {
-            "step": NOW.step, "steps_per_s": _short(steps_per_s), "samples": NOW.samples,
-            "samples_per_s": _short(samples_per_s), "phase": NOW.phase, "collectives": watched.sequence,
+            "step": step, "steps_per_s": _short(steps_per_s), "samples": samples,
+            "before": [*self._looked, _short(elapsed_s)], "samples_per_s": _short(samples_per_s),
+            "phase": NOW.phase, "collectives": watched.sequence,
             "communication": _short(min(1.0, max(0.0, communicated_s - self._communicated_s) / elapsed_s)),
             "waiting": _short(waiting), "waits_for": waits_for, "memory": _resident_bytes(),
             "cores": _short((busy_s - self._busy_s) / elapsed_s), "cores_allowed": len(usable_cores()),
         }  # fmt: skip
         self._at_s, self._busy_s, self._communicated_s = now_s, busy_s, communicated_s
+        self._looked = step, samples
         return json.dumps(found, separators=(",", ":"))
 
     def _rates(self) -> tuple[float, float]:

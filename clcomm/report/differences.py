@@ -218,10 +218,12 @@ def step_change(before: Subject, after: Subject) -> Change:
     found = {change.figure: change for change in figures_changed(before, after)}
     change = found.get("step over the reference's") or found.get("step (ms)")
     if change is None or change.verdict == "no interval":
-        missing = after.name if before.estimates.get("step_ms", Estimate(0.0)).has_interval else before.name
-        raise DataError(
-            f"{missing}: expected intervals of a step's time, got a run too short for them (under 34 steps)"
+        missing = after if before.estimates.get("step_ms", Estimate(0.0)).has_interval else before
+        steps = missing.run.figures["steps"] or 0
+        got = (
+            f"a run of {steps}, which is too short" if steps else 'none; comm.phase("step") makes a loop\'s steps known'
         )
+        raise DataError(f"{missing.name}: expected intervals of a step's time, which take 34 steps, got {got}")
     return change
 
 
@@ -240,14 +242,6 @@ def _steps_per_s(subject: Subject) -> Estimate | None:
     if step_ms is None or not step_ms.median:
         return None
     return step_ms.rate_of(1e3)
-
-
-def _communication_ms(subject: Subject) -> Estimate | None:
-    return subject.estimates.get("communication_ms")
-
-
-def _alone_ms(subject: Subject) -> Estimate | None:
-    return subject.estimates.get("alone_ms")
 
 
 def _images_per_s(subject: Subject) -> Estimate | None:
@@ -275,8 +269,8 @@ _MEASURED: Sequence[tuple[str, Callable[[Subject], Estimate | None], Callable[[E
     ("steps/s", _steps_per_s, lambda found: found.text(2)),
     ("images/s", _images_per_s, lambda found: found.text(0)),
     ("step (ms)", _step_ms, lambda found: found.text(3)),
-    ("communicating in a step (ms)", _communication_ms, lambda found: found.text(3)),
-    ("a step's reductions alone (ms)", _alone_ms, lambda found: found.text(3)),
+    ("communicating in a step (ms)", lambda of: of.estimates.get("communication_ms"), lambda found: found.text(3)),
+    ("a step's reductions alone (ms)", lambda of: of.estimates.get("alone_ms"), lambda found: found.text(3)),
 )
 #: Figures that follow from a step's time.
 _OF_STEPS = ("steps/s", "images/s", "step (ms)")

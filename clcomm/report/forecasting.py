@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 
 from clcomm.console.option_types import number
-from clcomm.costs.jobs import EACH_STEP, RING, SELDOM, WAYS, ZERO3, Job, JobForecast, Strategy, Workload
+from clcomm.costs.jobs import EACH_STEP, HIERARCHICAL, RING, SELDOM, WAYS, ZERO3, Job, JobForecast, Strategy, Workload
 from clcomm.costs.jobs import forecast as forecast_of
 from clcomm.costs.model import Cluster, Cost
 from clcomm.errors import ArgumentError, DataError
@@ -102,19 +103,34 @@ def workload_of(analysis: Analysis, overlap: bool | None = None, *, checks_polic
     )
 
 
-def cluster_of(analysis: Analysis, link: Cost, ranks_per_host: int) -> Cluster:
-    """Return hosts like the run's, joined by a link; DataError where ranks of a host meet for an unknown time."""
+def cluster_of(analysis: Analysis, link: Cost, ranks_per_host: int, otherwise: Cost | None = None) -> Cluster:
+    """Return hosts like the run's, joined by a link; DataError where ranks of a host meet for an unknown time.
+
+    Sizes that the run had take what they took there. otherwise: the cost of other sizes where nothing else tells it.
+    """
     if ranks_per_host == 1:
         return Cluster({}, link)
     if (analysis.run.figures["hosts"] or 1) > 1 or not analysis.several:
-        why = "the run had several hosts" if analysis.several else "the run had one rank"
-    elif analysis.costs is None:
-        why = str(analysis.own_costs)
-    elif analysis.costs.fit is None and (off := _stored_error(analysis)) > run_costs.DOUBTFUL:
-        why = f"half of what `clcomm tune` measured here differs from its fit by {off:.0%} or more; measure again"
-    else:
-        return Cluster({analysis.run.world_size: analysis.costs.cost}, link)
-    raise DataError(
+        raise _unknown(ranks_per_host, "the run had several hosts" if analysis.several else "the run had one rank")
+    why, ranks, times = _why_unknown(analysis), analysis.run.world_size, run_costs.own_times(analysis.buckets)
+    known = otherwise if why or analysis.costs is None else analysis.costs.cost
+    if known is None and not (times and ranks == ranks_per_host):
+        raise _unknown(ranks_per_host, why)
+    cost = known or Cost(math.nan, math.nan)
+    return Cluster({ranks: run_costs.MeasuredCost(cost.alpha_s, cost.beta_s_per_byte, times)}, link)
+
+
+def _why_unknown(analysis: Analysis) -> str:
+    """Return why the time of other bucket sizes than the run's is not known; "": it is."""
+    if analysis.costs is None:
+        return str(analysis.own_costs)
+    if analysis.costs.fit is None and (off := _stored_error(analysis)) > run_costs.DOUBTFUL:
+        return f"half of what `clcomm tune` measured here differs from its fit by {off:.0%} or more; measure again"
+    return ""
+
+
+def _unknown(ranks_per_host: int, why: str) -> DataError:
+    return DataError(
         f"--ranks-per-host {ranks_per_host}: the time of an all-reduce within a host is not known: {why}; "
         "--ranks-per-host 1 does without it"
     )
@@ -131,8 +147,10 @@ def report_of(
 ) -> Report:
     """Return the forecasts as a report: the asked job in each way, and all jobs in the one that clcomm has for it."""
     work, cluster = workload_of(analysis, overlap), cluster_of(analysis, link, asked.ranks_per_host)
-    ways = [RING] if strategy.kind == ZERO3 else list(WAYS)
+    ways = [RING] if strategy.kind == ZERO3 else list(WAYS) if cluster.predicts else [HIERARCHICAL]
     found = [forecast_of(work, cluster, asked, way, strategy) for way in ways]
+    if math.isnan(found[0].step_s):
+        raise _unknown(asked.ranks_per_host, _why_unknown(analysis))
     grown = [forecast_of(work, cluster, job, ways[0], strategy) for job in jobs]
     buffers = optimizer_buffers(analysis, work)
     waits_s = sum(seconds for name, seconds in mean_step(analysis) if name in (WAIT, EITHER, CORE))
@@ -151,6 +169,8 @@ def report_of(
     ]
     why = "the file does not hold the size of the optimizer's state"
     missing = [] if buffers is not None else [LeftOut("model a rank", why)]
+    if not cluster.predicts:
+        missing.append(LeftOut("other bucket sizes and ways", _why_unknown(analysis)))
     figures = {"link_alpha_s": link.alpha_s, "link_beta_s_per_byte": link.beta_s_per_byte, "compute_s": work.compute_s}
     return Report(
         f"Forecast of {title(analysis)}", figures, [], headline, [table.filled() for table in tables], [], missing,

@@ -17,7 +17,7 @@ from clcomm.report.report import Report
 from clcomm.report.sentences import Tile
 from clcomm.report.serving import PageServer
 from clcomm.report.step_parts import COMPUTING_TOO, WAIT, moving
-from clcomm.top.view import COLUMNS, WORTH_NAMING, RankRow, cells, rows_of, title
+from clcomm.top.view import COLUMNS, WORTH_NAMING, RankRow, brief, cells, rows_of, title
 from clcomm.top.watch import let_the_job_go_first, settled
 from clcomm.units import format_number
 
@@ -95,7 +95,7 @@ def causes(rows: Sequence[RankRow]) -> list[str]:
     ]
     awaited = {rank: [row for row in rows if rank in row.waits_for] for row in rows for rank in row.waits_for}
     for rank, waiting in sorted(awaited.items(), key=lambda each: -sum(row.waiting for row in each[1])):
-        doing = next((f"; it is in {row.doing}" for row in rows if row.rank == rank and row.doing), "")
+        doing = next((f"; it is in {brief(row.doing)}" for row in rows if row.rank == rank and row.doing), "")
         found.append(
             f"Rank {rank} keeps others waiting: {name_ranks([row.rank for row in waiting])} waited for it most, "
             f"{max(row.waiting for row in waiting):.0%} of the last second{doing}."

@@ -204,11 +204,11 @@ def _slower(work: Workload, factor: float) -> Workload:
 
 def _cluster(plain: Analysis, link: Cost, ranks_per_host: int) -> Cluster:
     """Return hosts like that of the trial; where its few steps fit no cost of a call, by what a byte took."""
+    cost = Cost(0.0, dict(mean_step(plain)).get(plain.moving, 0.0) / sum(map(sum, plain.layout)))
     try:
-        return cluster_of(plain, link, ranks_per_host)
+        return cluster_of(plain, link, ranks_per_host, cost)
     except DataError:
-        moved, seconds = sum(map(sum, plain.layout)), dict(mean_step(plain)).get(plain.moving, 0.0)
-        return Cluster({plain.run.world_size: Cost(0.0, seconds / moved)}, link)
+        return Cluster({plain.run.world_size: cost}, link)
 
 
 def plan_of(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from importlib import metadata
+from typing import Any
 
 from clcomm._version import __version__
 from clcomm.communicator import Communicator
@@ -39,15 +40,20 @@ _OF_RUN = "run", "windows"
 _DISTRIBUTIONS = ("numpy", "mpi4py", "pyopencl")
 
 
-def gather_records(comm: Communicator, *, last_steps: LastSteps | None = None, **figures: object) -> list[Record]:
+def gather_records(comm: Communicator, *, last_steps: LastSteps | None = None, **figures: Any) -> list[Record]:
     """Return all ranks' records in rank order, on every rank: host, CPUs, memory, `figures` and stats. Collective.
 
     Args:
         last_steps: this rank's observer of steps, given on every rank or on none.
-        figures: this rank's steps, training_s, data_wait_s, device_peak_bytes, ...: see docs/reports.md; the first
-            three are by default those of the phases "step" and "data".
+        figures: this rank's steps, training_s, data_wait_s, device_peak_bytes, ...: see docs/reports.md. Measured
+            ones replace the first three (`clcomm.stats.steps`), unless their `cold` is given too.
     """
     steps = comm.stats.steps
+    if steps.count and "cold" not in figures:
+        cold, told_s = dict(steps.cold or {}), figures.get("data_wait_s")
+        if told_s and not steps.data_wait_s:  # the caller's sum, in equal parts
+            cold["data_wait_s"] = told_s * cold["steps"] / steps.count
+        figures |= {**steps.sums(), "data_wait_s": steps.data_wait_s or told_s, "cold": cold}
     own = {
         "run": uuid.uuid4().hex,
         "rank": comm.rank,
@@ -57,8 +63,6 @@ def gather_records(comm: Communicator, *, last_steps: LastSteps | None = None, *
         "sums": comm.sums,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "versions": versions(),
-        **(steps.sums() if steps.count else {}),
-        "cold": steps.cold,
         **figures,
         "windows": steps.windows(),
         "timeline": None if last_steps is None else last_steps.texts(_clock_offset_ns(comm)),

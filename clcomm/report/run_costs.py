@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from clcomm.costs.forecast import Candidate, Recommendation, recommend
-from clcomm.costs.model import Cost, Fit, fit
+from clcomm.costs.model import Bytes, Cost, Fit, fit
 from clcomm.errors import ArgumentError
 from clcomm.measure.summation import SUMMED_BY
 from clcomm.stats.events import Row
@@ -21,6 +24,17 @@ _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 DOUBTFUL = 0.3
 #: Predictions within this ratio count as equal.
 ALIKE = 1.05
+
+
+@dataclass(frozen=True)
+class MeasuredCost(Cost):
+    """A cost, and measured seconds of some sizes in bytes, which count instead; of others NaN where it is NaN."""
+
+    times: Mapping[int, float]
+
+    def seconds(self, nbytes: Bytes) -> Bytes:
+        found = self.times.get(nbytes) if isinstance(nbytes, int) else None
+        return super().seconds(nbytes) if found is None else found
 
 
 class Costs(NamedTuple):
@@ -50,9 +64,7 @@ def own_costs(rows: list[Row]) -> Costs | str:
         return "there are no buckets to fit it to"
     if reason := unfit(rows):
         return reason
-    usable = [row for row in rows if row["calls"] >= _LEAST_CALLS and row["bytes"] and row["seconds"] > 0]
-    points = [(round(row["average_bytes_per_call"]), moving_s(row)) for row in usable]
-    points = [(nbytes, seconds) for nbytes, seconds in points if seconds > 0]
+    points = measured(rows)
     sizes = [nbytes for nbytes, _ in points]
     if not sizes:
         return f"it needs buckets of several sizes that were reduced {_LEAST_CALLS} times or more"
@@ -73,6 +85,19 @@ def own_costs(rows: list[Row]) -> Costs | str:
     if found.cost.beta_s_per_byte <= _slope_error(found):
         return "time does not follow size: a byte's cost does not differ from zero with 95% confidence"
     return Costs(found.cost, "fitted to this run's buckets", found)
+
+
+def measured(rows: list[Row]) -> list[tuple[int, float]]:
+    """Return bytes and mean seconds of a call of each bucket that was reduced often enough."""
+    usable = [row for row in rows if row["calls"] >= _LEAST_CALLS and row["bytes"]]
+    points = [(round(row["average_bytes_per_call"]), moving_s(row)) for row in usable]
+    return [(nbytes, seconds) for nbytes, seconds in points if seconds > 0]
+
+
+def own_times(rows: list[Row]) -> dict[int, float]:
+    """Return the mean seconds of a call by its bytes; {} where these times do not predict others."""
+    points = [] if unfit(rows) else measured(rows)
+    return {size: statistics.fmean(s for nbytes, s in points if nbytes == size) for size, _ in points}
 
 
 def unfit(rows: list[Row]) -> str:

@@ -139,11 +139,11 @@ def arrivals(analysis: Analysis) -> str:
     worst = max(rows, key=lambda row: (row["share"], -row["rank"]))
     if worst["share"] * ranks >= _STANDS_OUT and worst["last"] >= _LEAST_SEEN:
         return (
-            f"Rank {worst['rank']} came last in {worst['share']:.0%} of {seen:,} collectives, "
-            f"{_ms(worst['mean_late_s'])} after the one before it on average and {_ms(worst['max_late_s'])} at most."
+            f"Rank {worst['rank']} arrived last in {worst['share']:.0%} of {seen:,} collectives, on average "
+            f"{_ms(worst['mean_late_s'])} after the second-to-last rank, at most {_ms(worst['max_late_s'])}."
         )
     late_s = sum(row["late_s"] for row in rows) / max(1, seen)
-    return f"No rank stands out: the last one came {_ms(late_s)} after the one before it on average."
+    return f"No rank stands out: the last one arrived on average {_ms(late_s)} after the second-to-last."
 
 
 def detour(analysis: Analysis) -> str:
@@ -198,5 +198,5 @@ def upkeep(analysis: Analysis) -> str:
         parts.append(f"Replicas were compared {count(checks, 'time')} and were equal.")
     seconds = analysis.counts["stats_overhead"]["seconds"]
     if analysis.all_training_s:
-        parts.append(f"Keeping these figures took {seconds / analysis.all_training_s:.3%} of the steps' time.")
+        parts.append(f"Measuring cost {seconds / analysis.all_training_s:.2%} of the time.")
     return " ".join(parts)

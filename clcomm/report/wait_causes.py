@@ -164,7 +164,8 @@ def _came_last(analysis: Analysis, rank: int) -> str:
         return ""
     seen = sum(row["last"] for row in rows.values())
     late = milliseconds(rows[rank]["mean_late_s"])
-    return f"; it came last in {rows[rank]['share']:.0%} of {seen:,} collectives, {late} after the one before it"
+    share = f"{rows[rank]['share']:.0%} of {seen:,} collectives"
+    return f"; it arrived last in {share}, on average {late} after the second-to-last rank"
 
 
 def _ranks(records: list[Record]) -> str:

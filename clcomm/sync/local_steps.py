@@ -64,7 +64,8 @@ class PolicySteps:
             steps, ours = self._steps_of(model, "finish_step"), self._models.of(model)
             ours.is_in_step = False
             steps.step_finished()
-            count_step(id(ours))
+            if count_step(id(ours)):
+                self._comm.stats.steps.averaged(self._comm.communicated(), self._comm.stats.state)
 
     def align(self, model: object) -> None:
         """Give all ranks the same parameters; collective."""

@@ -113,7 +113,8 @@ class Replicas:
     def count_synchronisation(self, ours: ModelSync) -> None:
         """Note that a model's gradients were averaged, and compare the replicas where that is due."""
         ours.count_synchronisation()
-        count_step(id(ours))
+        if count_step(id(ours)):
+            self._comm.stats.steps.averaged(self._comm.communicated(), self._comm.stats.state)
         done, is_mixed = ours.synchronisations, ours.space.is_mixed
         every = self._guard.every or (_MIXED_EVERY if is_mixed else 0)
         if (every and done % every == 0) or (is_mixed and done == 2):

@@ -27,8 +27,8 @@ COLUMNS = (
 )  # fmt: skip
 _DROPPED_FIRST = ("memory", "cores", "comm", "for")
 _STYLES = {"stopped": "bold red", "dead": "bold red", "unknown": "bold red", "silent": "yellow", "left": "dim"}
-#: Of a collective: length, dtype, bucket, root.
-_DETAILS = re.compile(r" \([^()]*\)")
+#: Of a collective: its number; length, dtype, bucket, root.
+_NUMBER, _DETAILS = re.compile(r" #\d+"), re.compile(r" \(([^()]*)\)")
 #: The most ranks that a cell names.
 _MOST_NAMED = 3
 
@@ -65,33 +65,53 @@ class RankRow(NamedTuple):
 
 
 def rows_of(lines: Sequence[RankStatus]) -> list[RankRow]:
+    """Return the ranks' rows; steps and samples are those of one moment, the oldest line's of a rank that runs."""
     now_ns = perf_counter_ns()
-    return [_row(line, lines, now_ns) for line in lines]
+    moment_ns = min((line.beat_ns for line in lines if _state(line, now_ns) == "running"), default=now_ns)
+    return [_row(line, lines, now_ns, moment_ns) for line in lines]
 
 
-def _row(line: RankStatus, lines: Sequence[RankStatus], now_ns: int) -> RankRow:
+def _at(line: RankStatus, moment_ns: int, step: int, samples: int) -> tuple[int, int]:
+    """Return a rank's step and samples at a moment between its last two looks, in which both grew evenly."""
+    try:
+        then, trained, since_s = line.figures["before"]
+        if step <= then:  # it stands, or another run has begun
+            return step, samples
+        share = max(0.0, 1 - max(0, line.beat_ns - moment_ns) / (1e9 * since_s))
+        taken = int(share * (step - then))
+        return then + taken, trained + round((samples - trained) * taken / (step - then))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return step, samples
+
+
+def _row(line: RankStatus, lines: Sequence[RankStatus], now_ns: int, moment_ns: int) -> RankRow:
     figures = line.figures
 
     def number(name: str) -> Any:
         value = figures.get(name, 0)
         return value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
 
-    age_s = (now_ns - line.beat_ns) / 1e9 if line.beat_ns else 0.0
+    step, samples = _at(line, moment_ns, int(number("step")), int(number("samples")))
     return RankRow(
-        line.rank, _state(line, age_s), _doing(line), _waits_for(line, lines), int(number("step")),
-        number("steps_per_s"), int(number("samples")), number("samples_per_s"), number("communication"),
-        number("waiting"), int(number("memory")), number("cores"), int(number("collectives")), age_s, line.place,
+        line.rank, _state(line, now_ns), _doing(line), _waits_for(line, lines), step,
+        number("steps_per_s"), samples, number("samples_per_s"), number("communication"),
+        number("waiting"), int(number("memory")), number("cores"), int(number("collectives")), _age_s(line, now_ns),
+        line.place,
     )  # fmt: skip
 
 
-def _state(line: RankStatus, age_s: float) -> str:
+def _age_s(line: RankStatus, now_ns: int) -> float:
+    return (now_ns - line.beat_ns) / 1e9 if line.beat_ns else 0.0
+
+
+def _state(line: RankStatus, now_ns: int) -> str:
     if line.text == LEFT:
         return "left"
     if line.state != "running":
         return line.state
     if not line.figures:
         return "starting"
-    return "silent" if age_s > SILENT_S else "running"
+    return "silent" if _age_s(line, now_ns) > SILENT_S else "running"
 
 
 def _waited_s(line: RankStatus) -> float:
@@ -153,6 +173,12 @@ def title(job: RunningJob, rows: Sequence[RankRow]) -> str:
     if samples:
         parts.append(f"{samples:,.0f} samples/s")
     return ", ".join(parts)
+
+
+def brief(doing: str) -> str:
+    """Return what a rank does with no more of its collective than the bucket."""
+    bucket = re.search(r"bucket \d+", doing)
+    return _NUMBER.sub("", _DETAILS.sub(f" ({bucket[0]})" if bucket else "", doing))
 
 
 def cells(row: RankRow) -> tuple[str, ...]:

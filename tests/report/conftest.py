@@ -21,7 +21,7 @@ def reported(tmp_path, **figures) -> Report:
 
 
 def table(report: Report, key: str) -> Table:
-    return next(each for each in report.tables if each.key == key)
+    return next((each for each in report.tables if each.key == key), Table(key, "", [], []))
 
 
 def joined(**figures):

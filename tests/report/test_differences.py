@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from clcomm import cli
+from clcomm import Synchronizer, cli
 from clcomm.errors import DataError
+from clcomm.report import build, gather_records, read_runs, run_document
 from clcomm.report.differences import Change, figures_changed, pairs, settings_changed
 from clcomm.stats.comm_stats import Collective, CommStats
+from clcomm.stats.events import Phase
+from clcomm.stats.now import NOW
+from tests.numpy_models import Model
 from tests.report.runs import LAYOUT, STEPS, document
 
 
@@ -213,3 +219,32 @@ def test_what_is_not_there_or_not_enough(tmp_path: Path) -> None:
         pairs([str(tmp_path / "none.json")])
     with pytest.raises(DataError, match="expected another run"):
         pairs([stored(tmp_path / "a.json")])
+
+
+@pytest.mark.mpi(min_size=1)
+@pytest.mark.parametrize("has_phases", [False, True])
+def test_a_loop_of_ones_own_is_compared_by_its_warm_steps(
+    comm: Any, has_phases: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two loops whose steps take 17 and 50 ms by a clock that counts them, after a slow start."""
+    names = []
+    for step_s in (0.017, 0.05):
+        now = SimpleNamespace(s=100.0)
+        monkeypatch.setattr("clcomm.stats.steps.perf_counter", lambda now=now: now.s)
+        monkeypatch.setattr(NOW, "stepped", set())
+        comm.stats.reset()
+        sync, model = Synchronizer(comm), Model([("w", np.zeros(8, np.float32))])
+        for step in range(100):
+            took_s = step_s + (0.0 if step else 3.0)
+            now.s += took_s + 0.004 * has_phases  # between the phases
+            model.parameters["w"].grad = np.ones(8, np.float32)
+            sync.sync_gradients(model)
+            if has_phases:
+                comm.notify_phase(Phase("step", 0.0, took_s))
+        names.append(str(tmp_path / f"{step_s}.json"))
+        Path(names[-1]).write_text(json.dumps(run_document(gather_records(comm))))
+    found = changes(*names)["step (ms)"]
+    assert found.texts[1:] == ("17.000 (17.000-17.000)", "50.000 (50.000-50.000)", "+194.1%", "more than noise")
+    assert cli.main(["compare", *names, "--fail-if-slower", "5%"]) == 3
+    assert cli.main(["compare", *names[::-1], "--fail-if-slower", "5%"]) == 0
+    assert "100 steps, 50 ms each on average without the first 10." in build(read_runs(names[1:])).headline

@@ -24,12 +24,12 @@ def test_buckets_bytes_are_the_layouts_and_the_operations(report):
     assert sum(row["bytes"] for row in buckets) == gradients["bytes"]
     for name in ("seconds", "pack_s", "wait_s", "transfer_s", "unpack_s"):
         assert sum(row[name] for row in buckets) == pytest.approx(gradients[name])
-    assert all(row["ok"] == "yes" for row in table(report, "checks").rows)
+    assert not table(report, "checks").rows
 
 
 def test_sums_that_do_not_come_out_are_shown(tmp_path):
     checks = table(reported(tmp_path, layout=[[1000], [2000], [3000], [4000], [5000]]), "checks").rows
-    assert [row["ok"] for row in checks] == ["NO", "yes"]
+    assert [row["expected"] for row in checks] == [STEPS * 15_000]
 
 
 def test_calls_of_other_buckets_are_in_no_line_and_the_sums_come_out(tmp_path):
@@ -47,7 +47,7 @@ def test_calls_of_other_buckets_are_in_no_line_and_the_sums_come_out(tmp_path):
     buckets = table(report, "buckets")
     assert [row["calls"] for row in buckets.rows] == [STEPS - 20] * 5
     assert buckets.note.endswith(" 20 calls before these were the buckets are not listed.")
-    assert [row["ok"] for row in table(report, "checks").rows] == ["yes", "yes"]
+    assert not table(report, "checks").rows
     assert [row["value"] for row in table(report, "gradients").rows][1:] == [20 + 5 * (STEPS - 20), STEPS * 827688]
 
 
@@ -57,9 +57,7 @@ def test_each_rank_has_its_row_and_the_slow_one_shows(report):
     assert min(table(report, "step_ranks").rows, key=lambda row: row["wait_for_ranks_step_s"])["rank"] == 2
     assert max(rows, key=lambda row: row["last_share"])["rank"] == 2
     assert sum(row["last_share"] for row in rows) == pytest.approx(1.0)
-    said = (
-        r"Rank 2 keeps the others waiting: .*; it came last in \d\d% of 300 collectives, 0\.\d+ ms after the one before"
-    )
+    said = r"Rank 2 keeps the others waiting: .*; it arrived last in \d\d% of 300 collectives, on average 0\.\d+ ms"
     assert any(re.match(said, line) for line in report.headline)
 
 

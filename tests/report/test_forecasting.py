@@ -14,6 +14,7 @@ from clcomm.report.analysis import Analysis, mean_step
 from clcomm.report.forecasting import parse_link, parse_strategy, workload_of
 from clcomm.report.reading import read_runs
 from clcomm.report.step_parts import COMPUTING, EITHER, WAIT
+from clcomm.stats.comm_stats import Collective, CommStats
 from tests.report.runs import LAYOUT, document, written
 
 ASKED = ["--hosts", "16", "--link", "10Gbit/s,5us"]
@@ -128,3 +129,24 @@ def test_a_doubtful_local_cost_is_refused(tmp_path):
     (name,) = written(tmp_path, [whole])
     with pytest.raises(DataError, match=r"\A[^\n]*differs from its fit by 70% or more; measure again; [^\n]*\Z"):
         cli.main(["forecast", name, *ASKED])
+
+
+@pytest.mark.parametrize("layout", [[[4096] * 8], [[4096] * 8] * 3])
+def test_a_run_forecasts_its_own_buckets_by_their_own_times(tmp_path, capsys, layout):
+    whole = document(layout=layout)
+    whole["ceilings"], nbytes = [], sum(layout[0])
+    for record in whole["ranks"]:
+        stats = CommStats(4)
+        for number in range(40 * len(layout)):
+            stats.collective_finished(Collective("all_reduce", "gradients", nbytes, 3e-3, "shared", 1,
+                                                 bucket=number % len(layout), wait_s=1e-3))  # fmt: skip
+        record["stats"] = stats.state()
+    (name,) = written(tmp_path, [whole])
+    assert cli.main(["forecast", name, "--hosts", "1", "--link", "1Gbit/s,5us", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (row,) = found["tables"]["ways"]
+    assert row["communication_s"] == pytest.approx(2e-3 * len(layout)) and row.get("best") is None
+    assert "other bucket sizes and ways" in {each["what"] for each in found["left_out"]}
+    for other in (["--strategy", "zero3"], ["--ranks-per-host", "3"]):
+        with pytest.raises(DataError, match=r"\A--ranks-per-host \d: [^\n]*not known: it needs buckets of 4[^\n]*\Z"):
+            cli.main(["forecast", name, *ASKED, *other])

@@ -83,7 +83,7 @@ def test_ranks_files_make_the_whole_that_one_file_is(comm, place):
     assert gradients == [row for row in whole.stats().as_dict()["operations"] if row["label"] == "gradients"]
     assert parts.figures["model"] == "rank 0's own"  # figures of the whole are those of rank 0
     report = build(whole)
-    assert all(row["ok"] == "yes" for table in report.tables if table.key == "checks" for row in table.rows)
+    assert not any(table.key == "checks" for table in report.tables)
     assert str(comm.size) in report.title
 
 

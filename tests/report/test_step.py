@@ -24,7 +24,7 @@ def test_the_parts_of_a_step_add_up_to_it(report):
 def test_parts_of_a_step_that_are_counted_twice_are_shown(tmp_path):
     report = of_events(tmp_path, Phase("forward_backward", 0.0, 6.5e-3), Phase("optimizer", 0.0, 6e-4))
     (row,) = table(report, "checks").rows
-    assert (row["check"], row["is"], row["ok"]) == ("the parts of a step are a whole step, in %", 103, "NO")
+    assert (row["check"], row["is"]) == ("the parts of a step, in % of it", 103)
 
 
 def test_the_share_of_a_step_is_what_synchronising_took(report):
@@ -43,7 +43,7 @@ def test_hidden_communication_is_no_part_of_a_step(tmp_path):
     exposed_s = parts["wait for ranks"] + parts["move and add"]
     assert exposed_s == pytest.approx(gradients["exposed_s"] / STEPS)
     assert 0 < parts["wait for ranks"] == pytest.approx(gradients["wait_s"] / STEPS)
-    assert all(row["ok"] == "yes" for row in table(report, "checks").rows)
+    assert not table(report, "checks").rows
     assert "latency and bandwidth of this run" in {each.what for each in report.left_out}
     assert "75% of communication was hidden behind computing, 25% was exposed." in report.headline
 

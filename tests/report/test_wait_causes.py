@@ -89,15 +89,15 @@ def test_the_cause_is_named_in_the_first_three_sentences(run):
 def test_the_part_that_is_called_the_largest_is_it(run):
     """Of the ranks that no other cause names; larger parts that one explains are said to be left out."""
     case, report, ranks, _ = run
-    (line,) = (each for each in sentences(report) if "largest part of a step is" in each)
+    (line,) = (each for each in sentences(report) if "ost of a step is" in each)
     blamed = {case.slow} if "keeps the others waiting" in " ".join(report.headline) else set()
     others = [each for each in ranks if each.rank not in blamed]
     means = {name: sum(each.parts.get(name, 0.0) for each in others) / len(others) / STEPS for name in ranks[0].parts}
-    begin = line.partition("largest part of a step is")[0]
+    begin = line.partition("ost of a step is")[0]
     kept = {name: seconds for name, seconds in means.items() if name not in begin}
     assert milliseconds(max(kept.values())) in line
     assert all(seconds > max(kept.values()) for name, seconds in means.items() if name not in kept)
-    assert begin == "The " or case.ranks > 1
+    assert begin == "M" or case.ranks > 1
 
 
 def test_parts_of_each_rank_are_those_it_spent(run):
@@ -135,7 +135,7 @@ def test_shares_and_sums_come_out(run):
     *parts, whole = table(report, "step").rows
     assert sum(row["share"] for row in parts) == pytest.approx(1.0, abs=1e-5)
     assert whole["mean_s"] == pytest.approx(sum(each.training_s for each in ranks) / case.ranks / STEPS)
-    assert all(row["ok"] == "yes" for row in table(report, "checks").rows)
+    assert not table(report, "checks").rows
     synchronising = ("checks and join", "pack", "unpack", "wait for ranks", "wait or move", "move and add",
                      "compress, move and add", "communication")  # fmt: skip
     took = sum(row["share"] for row in parts if row["part"] in synchronising)

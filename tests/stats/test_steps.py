@@ -43,3 +43,22 @@ def test_memory_is_bounded_and_nothing_is_lost(count: int) -> None:
     windows, size = len(steps._windows), steps._size
     assert 32 <= windows < 64 and count - size < windows * size <= count
     assert steps.windows()["step_ms"] == pytest.approx([2.0] * windows)
+
+
+def test_without_phases_a_step_goes_from_one_averaging_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100.0, *(105.0 + 0.02 * step for step in range(WARM_UP_STEPS + 24))])
+    monkeypatch.setattr("clcomm.stats.steps.perf_counter", lambda: next(clock))
+    steps = Steps()
+    for step in range(WARM_UP_STEPS + 24):
+        steps.averaged(3.0 + 0.005 * step, dict)
+    assert steps.count == WARM_UP_STEPS + 24 and steps.cold == {**steps.cold, "training_s": pytest.approx(5.18)}
+    found = steps.windows()
+    assert found["step_ms"] == pytest.approx([20.0] * 6) and found["communication_ms"] == pytest.approx([5.0] * 6)
+
+
+def test_phases_count_where_there_are_any() -> None:
+    steps = Steps()
+    for _ in range(3):
+        steps.averaged(0.0, dict)
+        steps.add(Phase("step", 0.0, 0.5), dict)
+    assert steps.sums() == {"steps": 3, "training_s": 1.5, "data_wait_s": 0.0} and steps.cold["training_s"] == 0.5

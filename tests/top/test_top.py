@@ -205,6 +205,30 @@ def test_states_of_ranks(given, state, shown):
     assert row.state == state and re.fullmatch(shown, view.cells(row)[-1])
 
 
+def test_steps_are_those_of_one_moment():
+    """Ranks that take 50 steps a second together, seen at moments up to a second apart; rank 3 is dead since long."""
+    at = time.perf_counter_ns()
+
+    def seen(rank: int, ago_s: float, **given: Any) -> RankStatus:
+        step, before = (int(50 * (100.0 - each)) for each in (ago_s, ago_s + 1.0))
+        figures = {**FIGURES, "step": step, "samples": 32 * step, "before": [before, 32 * before, 1.0]}
+        return line(rank, beat_ns=at - int(ago_s * 1e9), figures=figures, **given)
+
+    rows = rows_of([seen(0, 0.04), seen(1, 0.38), seen(2, 0.9), seen(3, 30.0, state="dead")])
+    assert all(abs(row.step - 50 * 99.1) <= 1 and row.samples == 32 * row.step for row in rows[:3])
+    assert rows[3].step == 50 * 70
+
+
+@pytest.mark.parametrize("before", [None, [1], ["x", 0, 1.0], [2000, 0, 1.0], [10, 0, 0.0], [1234, 0, 1.0]])
+def test_a_look_without_one_before_it_shows_its_own_step(before):
+    assert rows_of([line(0, figures={**FIGURES, "before": before}), line(1, beat_ns=1)])[0].step == 1234
+
+
+def test_a_collective_is_shown_with_its_bucket():
+    doing = "all_reduce 'gradients' #8458 (mean of 118,400 float32, bucket 0, prepared as number 1) for 2 s"
+    assert view.brief(doing) == "all_reduce 'gradients' (bucket 0) for 2 s" and view.brief("barrier #4") == "barrier"
+
+
 def test_tables_fit_any_width(monkeypatch):
     own_jobs(monkeypatch)
     page = public_page()
