@@ -135,8 +135,10 @@ def test_optimizers_made_anew_for_each_step_are_new_on_every_rank(library, reque
         values = np.full((2, 3), 1.0 + comm.rank, np.float32)
         model(torch.from_numpy(values) if torch else Tensor(values)).sum().backward()
         sync.sync_gradients(model)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1) if torch else SGD(model, 0.1)
-        optimizer.step()
-        optimizer.zero_grad()
-        kept += [optimizer] * (comm.rank == 0)  # the other ranks' are gone
+        for rate in (0.1, 0.2, 0.3):  # several between two synchronisations
+            optimizer = torch.optim.SGD(model.parameters(), rate) if torch else SGD(model, rate)
+            optimizer.step()
+            kept += [optimizer] * (comm.rank == 0)  # the other ranks' are gone
+            del optimizer
+        model.zero_grad()
     sync.check_replicas(model)

@@ -125,8 +125,8 @@ class ModelAdapter(GradientMoves, Protocol):
     def decides_bits(self) -> list[str]:
         """Return in words what of this process decides the bits of a batch's gradient."""
 
-    def new_settings(self) -> dict[int, str]:
-        """Return what optimizers have begun to step with, by their ids; a caller that compares them clears it."""
+    def new_settings(self) -> dict[object, str]:
+        """Return what optimizers have begun to step with, by references to them; who compares it clears it."""
 
     def without_own_averaging(self) -> AbstractContextManager[None]:
         """Return a block in which the library itself averages no gradients over ranks in backward."""
@@ -206,7 +206,7 @@ class CopyingAdapter:
     def decides_bits(self) -> list[str]:
         return []
 
-    def new_settings(self) -> dict[int, str]:
+    def new_settings(self) -> dict[object, str]:
         return {}
 
     def without_own_averaging(self) -> AbstractContextManager[None]:

@@ -96,7 +96,7 @@ class NativeAdapter:
     def decides_bits(self) -> list[str]:
         return [f"device: {self.flat_space.device.family}"]
 
-    def new_settings(self) -> dict[int, str]:
+    def new_settings(self) -> dict[object, str]:
         return self.flat_space.new_settings
 
     def without_own_averaging(self) -> AbstractContextManager[None]:

@@ -97,7 +97,7 @@ class TorchAdapter(CopyingAdapter):
         kinds = ", ".join(sorted({each.device.type for each in self._members.values()}))
         return [f"PyTorch {torch.__version__} with {torch.get_num_threads()} threads on {kinds}"]
 
-    def new_settings(self) -> dict[int, str]:
+    def new_settings(self) -> dict[object, str]:
         return self._settings.new
 
     def without_own_averaging(self) -> AbstractContextManager[None]:

@@ -15,7 +15,7 @@ from clcomm.collectives.prepared import PreparedBackgroundCollective, PreparedCo
 from clcomm.collectives.runner import KEPT_CALLS, CollectiveRunner, refused_on_all
 from clcomm.collectives.world import World
 from clcomm.errors import ArgumentError
-from clcomm.host.arrays import host_array, is_plain
+from clcomm.host.arrays import host_array, is_plain, note_write
 from clcomm.stats.call import Call
 from clcomm.stats.comm_stats import Collective, Phase
 from clcomm.transport import Transport
@@ -132,6 +132,7 @@ class AllReduces:
             finish()
             return into
         call, chosen = planned
+        note_write(into)
         self.runner.run(call, chosen.all_reduce, array.reshape(-1), into.reshape(-1), op)
         return into
 
@@ -185,12 +186,12 @@ class AllReduces:
         chosen = self.world.mover_for(source, target)
         call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, number)
         prepared = self.runner.prepare(call, chosen.prepare_all_reduce, source, target, op)
-        keeps = self, source, target
+        keeps = self, source
         if prepared.launch is None or not self.runner.checked:
-            return PreparedCollective(self.runner, call, prepared.run, keeps).run
+            return PreparedCollective(self.runner, call, prepared.run, target, keeps).run
         from clcomm.collectives.one_kernel import OneKernelAllReduce  # here, as most programs' modules need none
 
-        return OneKernelAllReduce(self.runner, call, cast("FusedReduction", prepared), keeps).run
+        return OneKernelAllReduce(self.runner, call, cast("FusedReduction", prepared), target, keeps).run
 
     @refused_on_all
     def all_reduce_async(
@@ -217,7 +218,7 @@ class AllReduces:
         chosen = self.world.transport_for(source, target)
         call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, compared=compared)
         start = partial(chosen.start_all_reduce, source, target, op)
-        return self.runner.start(call, start, result, keeps=self)
+        return self.runner.start(call, start, result, written=target, keeps=self)
 
     @refused_on_all
     def all_reduce_async_init(
@@ -242,7 +243,7 @@ class AllReduces:
         chosen = self.world.transport_for(source, target)
         call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, number)
         prepared = self.runner.prepare(call, chosen.prepare_start, source, target, op)
-        return PreparedBackgroundCollective(self.runner, call, prepared, result, (self, source, target)).start
+        return PreparedBackgroundCollective(self.runner, call, prepared, result, target, (self, source)).start
 
     def _prepare(
         self, array: np.ndarray, op: str, out: np.ndarray | None, kind: str
@@ -292,7 +293,7 @@ class AllReduces:
         assert isinstance(chosen, HierarchicalTransport)
         call = self._call_of(chosen, array, source, target, "sum", label, None, -1, number)
         prepared = self.runner.prepare(call, chosen.prepare_between_hosts, source, target, between)
-        return PreparedCollective(self.runner, call, prepared.run, (self, source, target)).run
+        return PreparedCollective(self.runner, call, prepared.run, target, (self, source)).run
 
     def run_as_all_reduce(
         self, reduce: Callable[[], int | None], *, label: str = "", nbytes: int, bucket: int = -1

@@ -118,7 +118,7 @@ class OtherCollectives:
         source = self._to_gather(source, out)
         call = self.runner.call("all_gather", self.world.base, label, array=array, nbytes=out.nbytes, bucket=bucket)
         start = partial(self.world.base.start_all_gather, source, out.reshape(-1))
-        return self.runner.start(call, start, given, keeps=self)
+        return self.runner.start(call, start, given, written=out, keeps=self)
 
     @refused_on_all
     def all_gather_rows_async(
@@ -168,7 +168,7 @@ class OtherCollectives:
         gather = GatherInPlace(chosen, block, values, copies=chosen is not self.world.shared)
         move = chosen.barrier if self.is_common(values) else gather.run
         call = self.runner.call("all_gather", chosen, label, array=array, nbytes=nbytes)
-        return PreparedCollective(self.runner, call, move, self).run
+        return PreparedCollective(self.runner, call, move, values, self).run
 
     def is_common(self, array: np.ndarray) -> bool:
         """Return whether an array is memory common to all ranks."""
@@ -249,7 +249,7 @@ class OtherCollectives:
         assert shared is not None, "common memory without a transport"
         reduce = prepared_reduction([row[block] for row in rows], target, op, count, fold=shared.fold)
         call = self.runner.call("reduce_scatter", shared, label, array=rows[0], nbytes=nbytes, op=op, bucket=bucket)
-        return PreparedCollective(self.runner, call, MeetAndReduce(shared, reduce).run, self).run
+        return PreparedCollective(self.runner, call, MeetAndReduce(shared, reduce).run, target, self).run
 
     # --- objects, for small ones ---
 

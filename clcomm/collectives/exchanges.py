@@ -22,7 +22,7 @@ from clcomm.collectives.arguments import (
 from clcomm.collectives.arrays import OtherCollectives
 from clcomm.collectives.runner import refused_on_all
 from clcomm.errors import ArgumentError
-from clcomm.host.arrays import host_array
+from clcomm.host.arrays import host_array, note_write
 from clcomm.host.bfloat16 import dtype_name
 from clcomm.transport.reduction import reduce_in_rank_order
 
@@ -145,6 +145,7 @@ class Exchanges(OtherCollectives):
                 f"out: expected a C-contiguous array of {sum(counts):,} {wanted}, got {given.size:,} "
                 f"{dtype_name(given.dtype)}{'' if given.flags.carray else ', not contiguous or read-only'}"
             )
+        note_write(given)
         return np.split(given.reshape(-1), np.cumsum(counts)[:-1])
 
     # --- reductions of some ranks, in rank order ---

@@ -18,7 +18,7 @@ from clcomm.collectives.in_flight import Notifier
 from clcomm.collectives.runner import CollectiveRunner
 from clcomm.collectives.world import World
 from clcomm.errors import ArgumentError, RankNames
-from clcomm.host.arrays import host_array
+from clcomm.host.arrays import host_array, note_write
 from clcomm.host.bfloat16 import BFLOAT16, dtype_name
 from clcomm.stats.events import Collective
 from clcomm.transport.mpi_communicators import ANY_RANK
@@ -267,6 +267,7 @@ class _Room:
         """Return the received array."""
         if self.array is not None:
             self._copy_back()
+            note_write(self.array)
         return self._given
 
 

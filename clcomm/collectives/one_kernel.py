@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from time import perf_counter, perf_counter_ns
 
+import numpy as np
+
 from clcomm.collectives.runner import CollectiveRunner
+from clcomm.host.arrays import note_write
 from clcomm.stats.call import Call
 from clcomm.stats.events import Collective
 from clcomm.transport.fused import ARRIVED_NS, COMPLETE, LAST_RANK, LATE_NS, STATE, TAG, WAITED_NS, FusedReduction
@@ -19,15 +22,18 @@ class OneKernelAllReduce:
         runner: the Communicator's; its ranks compare their calls.
         call: what ranks compare.
         reduction: the transport's part, with a kernel to launch.
-        keeps: what lives as long as this: the Communicator and the arrays.
+        written: the memory that changes.
+        keeps: what else lives as long as this: the Communicator and the arrays.
     """
 
-    def __init__(self, runner: CollectiveRunner, call: Call, reduction: FusedReduction, keeps: object):
+    def __init__(
+        self, runner: CollectiveRunner, call: Call, reduction: FusedReduction, written: np.ndarray, keeps: object
+    ):
         assert reduction.launch is not None, "without a kernel"
         self._reduction, self._keeps = reduction, keeps
         self._each_run = (
             runner, runner.notifier, call, call.tag, reduction.launch, reduction.words, call.operation, call.label,
-            call.nbytes, call.transport, call.bucket, call.extent, call.dtype_name,
+            call.nbytes, call.transport, call.bucket, call.extent, call.dtype_name, written,
         )  # fmt: skip
 
     def run(self) -> None:
@@ -37,9 +43,10 @@ class OneKernelAllReduce:
         """
         # Reading the attributes one by one takes 40 ns longer.
         (runner, notifier, call, tag, launch, words, operation, label, nbytes, transport, bucket, shape,
-         dtype) = self._each_run  # fmt: skip
+         dtype, written) = self._each_run  # fmt: skip
         if runner.pending or runner.closed_by or runner.unraised is not None:
             runner.complete_in_flight()
+        note_write(written)
         runner.sequence = sequence = runner.sequence + 1
         begin_ns = perf_counter_ns()
         begin = begin_ns * 1e-9

@@ -13,6 +13,7 @@ import numpy as np
 
 from clcomm.collectives.in_flight import Handle, T
 from clcomm.collectives.runner import CollectiveRunner
+from clcomm.host.arrays import note_write
 from clcomm.stats.call import Call
 from clcomm.transport import Transport
 from clcomm.transport.base import PreparedStart
@@ -25,17 +26,19 @@ class PreparedCollective(Generic[T]):
         runner: the Communicator's.
         call: what ranks compare.
         move: moves the data.
-        keeps: what lives as long as this: the Communicator and the arrays.
+        written: the memory that changes.
+        keeps: what else lives as long as this: the Communicator and the arrays.
     """
 
-    def __init__(self, runner: CollectiveRunner, call: Call, move: Callable[[], T], keeps: object):
-        self._runner, self._call, self._move, self._keeps = runner, call, move, keeps
+    def __init__(self, runner: CollectiveRunner, call: Call, move: Callable[[], T], written: np.ndarray, keeps: object):
+        self._runner, self._call, self._move, self._written, self._keeps = runner, call, move, written, keeps
 
     def run(self) -> T:
         """Do what `CollectiveRunner.run` does, whose lines stand here too as a further call would cost each step."""
         runner = self._runner
         if runner.pending or runner.closed_by or runner.completes_first or runner.unraised is not None:
             runner.complete_in_flight()
+        note_write(self._written)
         runner.sequence = sequence = runner.sequence + 1
         return runner.run_numbered(self._call, sequence, perf_counter(), self._move, ())
 
@@ -48,18 +51,22 @@ class PreparedBackgroundCollective:
         call: what ranks compare.
         prepared: the transport's part.
         result: what `wait` of its handles returns.
-        keeps: what lives as long as this and its handles: the Communicator and the arrays.
+        written: the memory that changes.
+        keeps: what else lives as long as this and its handles: the Communicator and the arrays.
     """
 
     def __init__(
-        self, runner: CollectiveRunner, call: Call, prepared: PreparedStart, result: np.ndarray, keeps: object
-    ):
-        self._runner, self._call, self._result, self._keeps = runner, call, result, keeps
+        self, runner: CollectiveRunner, call: Call, prepared: PreparedStart, result: object, written: np.ndarray,
+        keeps: object,
+    ):  # fmt: skip
+        self._runner, self._call, self._result, self._written, self._keeps = runner, call, result, written, keeps
         self._start = prepared.start
 
     def start(self, computes: Callable[[], bool] | None = None) -> Handle:
         """Start it and return its handle; computes: returns whether the caller's device is computing."""
-        return self._runner.start(self._call, self._start, self._result, computes, keeps=self._keeps)
+        return self._runner.start(
+            self._call, self._start, self._result, computes, written=self._written, keeps=self._keeps
+        )
 
 
 class GatherInPlace:

@@ -9,9 +9,12 @@ from pickle import UnpicklingError
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
+import numpy as np
+
 from clcomm.collectives.in_flight import Handle, Notifier, StartGuard, T
 from clcomm.collectives.world import World
 from clcomm.errors import ArgumentError, MismatchError, RankNames
+from clcomm.host.arrays import note_write
 from clcomm.stats.call import Call, disagreement
 from clcomm.stats.events import Collective
 from clcomm.transport import Pending, Transport, mpi_failures
@@ -153,6 +156,7 @@ class CollectiveRunner:
         result: object,
         computes: Callable[[], bool] | None = None,
         *,
+        written: np.ndarray | None = None,
         keeps: object,
     ) -> Handle:
         """Start a collective in the background and return its handle.
@@ -162,19 +166,27 @@ class CollectiveRunner:
             start: starts it on a transport.
             result: what `wait` of the handle returns.
             computes: returns whether the caller's device is computing.
-            keeps: what lives as long as the handle: the Communicator and the arrays.
+            written: the memory that changes, until a call finds it complete; None: that of nobody else.
+            keeps: what else lives as long as the handle: the Communicator and the arrays.
         """
         self.require_open()
         self._require_agreement()
         self.sequence = sequence = self.sequence + 1
         begin = perf_counter()
         guard = self._guard(call, sequence)
+        if written is not None:
+            note_write(written)
         pending = start()
         if guard is not None:
             pending.guard_with(guard)
-        self.notifier.in_flight.add(call, sequence, begin, pending, self.notifier.notify)
+        notify = self.notifier.notify if written is None else partial(self._written, written)
+        self.notifier.in_flight.add(call, sequence, begin, pending, notify)
         waiting = partial(self.shown_as_current, call, sequence)
         return Handle(pending, result, begin, self.notifier.in_flight, waiting, computes, keeps=keeps)
+
+    def _written(self, array: np.ndarray, event: Collective) -> None:
+        note_write(array)
+        self.notifier.notify(event)
 
     def _guard(self, call: Call, sequence: int) -> StartGuard | None:
         """Announce an operation that is about to start, and return what watches it; None: nothing is compared."""

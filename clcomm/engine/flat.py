@@ -60,8 +60,8 @@ class FlatSpace(FlatBuffers):
         self.step_averages = False
         #: Whether the ranks that average the gradients have devices of one family, whose kernels compute the same bits.
         self.has_alike_devices = True
-        #: The hyper-parameters of optimizers' last steps, and by their ids in words those not compared yet.
-        self.stepped_with, self.new_settings = WeakKeyDictionary[object, list[list[float]]](), dict[int, str]()
+        #: The hyper-parameters of optimizers' last steps, and by references to them in words those not compared yet.
+        self.stepped_with, self.new_settings = WeakKeyDictionary[object, list[list[float]]](), dict[object, str]()
         self._on_drop: Callable[[Sequence[str]], None] | None = None
         #: Gradients' way between the device and the host.
         self.moves = GradMoves(self, self.slots)

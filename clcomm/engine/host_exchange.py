@@ -96,11 +96,12 @@ class HostExchange:
 class _Memory:
     """The memory of a buffer, which arrays on it keep alive, and with it the one that is known for its address."""
 
-    __slots__ = ("__array_interface__", "__weakref__", "first", "note_write")
+    __slots__ = ("__array_interface__", "__weakref__", "first", "nbytes", "note_write")
 
     def __init__(self, address: int, shape: tuple[int, ...], dtype: np.dtype, note_write: Callable[[], None]):
         self.first: _Memory | None = None
         self.note_write = note_write  # which has the buffer
+        self.nbytes = math.prod(shape) * dtype.itemsize
         self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": dtype.str, "version": 3}
 
 

@@ -12,7 +12,7 @@ from clcomm.errors import ArgumentError
 
 #: A page: more than the alignment that any OpenCL device needs to use host memory in place.
 PAGE = 4096
-#: Devices' memory that arrays lie on, by its address, as long as there are such: what has a `note_write`.
+#: Devices' memory that arrays lie on, by its address, as long as there are such: what has `nbytes` and `note_write`.
 HANDED_OUT: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
@@ -34,9 +34,19 @@ def aligned_zeros(nbytes: int) -> np.ndarray:
 
 def note_write(array: np.ndarray) -> None:
     """Note that an array's elements change, where a device has them: what an operation kept of them is void."""
-    memory = HANDED_OUT.get(array.__array_interface__["data"][0]) if HANDED_OUT else None
-    if memory is not None:
+    if not HANDED_OUT:
+        return
+    first = array.__array_interface__["data"][0]
+    memory = HANDED_OUT.get(first)
+    if memory is not None and memory.nbytes == array.nbytes:
         memory.note_write()
+        return
+    reach = [stride * (length - 1) for stride, length in zip(array.strides, array.shape, strict=True)]
+    last = first + sum(each for each in reach if each > 0) + array.itemsize
+    first += sum(each for each in reach if each < 0)
+    for address, memory in HANDED_OUT.items():  # whose parts may have been written, or several
+        if array.size and address < last and first < address + memory.nbytes:
+            memory.note_write()
 
 
 def is_plain(value: object) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, ClassVar, TypeAlias
+from weakref import ref
 
 import numpy as np
 
@@ -201,7 +202,7 @@ class Optimizer:
         if numbers != self.space.stepped_with.get(self):
             self.space.stepped_with[self] = numbers
             said = "; ".join(", ".join(f"{name} {number:g}" for name, number in each.items()) for each in self._numbers)
-            self.space.new_settings[id(self)] = f"{type(self).__name__} with {said}"
+            self.space.new_settings[ref(self)] = f"{type(self).__name__} with {said}"
 
     # -- trained parameters
 

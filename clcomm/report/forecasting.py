@@ -89,7 +89,10 @@ def workload_of(analysis: Analysis, overlap: bool | None = None, *, checks_polic
     if not analysis.layout:
         raise DataError("expected a report with its plan of buckets; `--report` of the examples has it")
     if checks_policy and settings.get("policy", "none") not in ("none", "-"):
-        raise DataError(f"expected a run that reduces gradients in each step, got --policy {settings['policy']}")
+        raise DataError(
+            f"expected a run with --policy none, whose steps reduce gradients, got --policy {settings['policy']}; give "
+            "the report of such a run, from which `--strategy local:h=8` or `diloco:h=50` forecasts the policy"
+        )
     without = (WAIT, EITHER, CORE, analysis.moving)
     both_s = parts.get(COMPUTING, 0.0)
     other_s = sum(seconds for name, seconds in parts.items() if name not in (*without, COMPUTING))

@@ -46,7 +46,7 @@ class SettingsAgreement:
     def __init__(self) -> None:
         self._seen, self._changes = list[str](), 0
 
-    def compare(self, comm: Communicator, new: dict[int, str]) -> None:
+    def compare(self, comm: Communicator, new: dict[object, str]) -> None:
         """Take new settings; MismatchError on every rank where they differ; collective.
 
         A rank alone with a new setting is in another collective than the others, which all ranks raise.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
-from weakref import WeakKeyDictionary, WeakMethod, finalize
+from weakref import WeakKeyDictionary, WeakMethod, finalize, ref
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -17,13 +17,13 @@ class StepSettings:
     parameters: an optimizer counts whose first parameter is one of them.
 
     Attributes:
-        new: the settings that no comparison has taken yet, by the optimizer's id.
+        new: the settings that no comparison has taken yet, by the optimizer, whose address another may get.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]):
         self._ids = set(map(id, parameters))
         self._known: WeakKeyDictionary[torch.optim.Optimizer, str] = WeakKeyDictionary()
-        self.new: dict[int, str] = {}
+        self.new: dict[object, str] = {}
         note = WeakMethod(self._note)  # PyTorch keeps its hooks
 
         def hook(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -38,7 +38,7 @@ class StepSettings:
             said = "; ".join(map(_said, groups))
             if self._known.get(optimizer) != said:
                 self._known[optimizer] = said
-                self.new[id(optimizer)] = f"{type(optimizer).__name__} with {said}"
+                self.new[ref(optimizer)] = f"{type(optimizer).__name__} with {said}"
 
 
 def _said(group: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import clcomm.engine as ours
 from clcomm import Communicator
@@ -18,6 +19,7 @@ from clcomm.engine import functional as F
 from clcomm.engine.nn.utils.rnn import pack_padded_sequence
 from clcomm.engine.recomputation import checkpoint
 from clcomm.errors import ArgumentError
+from clcomm.optim import SGD
 
 _DRAWS = int(os.environ.get("CLCOMM_KEPT_CASES", "3"))
 
@@ -148,18 +150,93 @@ def test_a_fused_operation_in_place_reads_what_it_had(device):
     np.testing.assert_allclose(*results, rtol=1e-6)
 
 
-@pytest.mark.parametrize("how", ["tensor", "array", "dlpack", "out", "read"])
-def test_a_collective_that_writes_to_a_tensor_counts_as_a_write(how):
+#: Calls that write to an array, `(comm, array)`; prepared ones return what writes.
+WRITES = {
+    "broadcast": lambda comm, x: comm.broadcast(x),
+    "all_reduce": lambda comm, x: comm.all_reduce(x),
+    "ring": lambda comm, x: comm.all_reduce(x, algorithm="ring"),
+    "out": lambda comm, x: comm.all_reduce(np.ones(x.shape, np.float32), out=x),
+    "all_gather": lambda comm, x: comm.all_gather(np.ones(x.shape, np.float32), out=x),
+    "gather": lambda comm, x: comm.gather(np.ones(x.shape, np.float32), out=x),
+    "scatter": lambda comm, x: comm.scatter([np.ones(x.shape, np.float32)], out=x),
+    "scan": lambda comm, x: comm.scan(np.ones(x.shape, np.float32), out=x),
+    "reduce_scatter": lambda comm, x: comm.reduce_scatter(np.ones(x.shape, np.float32), out=x),
+    "all_to_all": lambda comm, x: comm.all_to_all([np.ones(x.shape, np.float32)], [np.asarray(x)]),
+    "in place": lambda comm, x: comm.all_gather_in_place(x),
+    "prepared": lambda comm, x: comm.all_reduce_init(x),
+    "prepared gather": lambda comm, x: comm.all_gather_in_place_init(x),
+    "prepared start": lambda comm, x: comm.all_reduce_async_init(x),
+    "all_reduce_async": lambda comm, x: comm.all_reduce_async(x).wait(),
+    "all_gather_async": lambda comm, x: comm.all_gather_async(np.ones(x.shape, np.float32), out=x).wait(),
+    "irecv": lambda comm, x: (comm.irecv(x), comm.isend(np.ones(x.shape, np.float32), 0)),
+}  # fmt: skip
+#: Calls that begin to write to an array.
+STARTS = {
+    "all_reduce_async": lambda comm, x: comm.all_reduce_async(x),
+    "all_gather_async": lambda comm, x: comm.all_gather_async(np.ones(x.size // comm.size, np.float32), out=x),
+    "irecv": lambda comm, x: comm.irecv(x, (comm.rank + 1) % comm.size),
+}
+#: How a program names the memory of a tensor of shape (64, 3), or a part of it.
+NAMES = {
+    "tensor": lambda x: x, "array": np.asarray, "dlpack": np.from_dlpack,
+    "rows": lambda x: np.asarray(x)[8:16], "row": lambda x: np.from_dlpack(x)[63],
+    "bytes": lambda x: np.frombuffer(memoryview(np.asarray(x)), np.float32)[5:9],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("how", WRITES)
+def test_a_collective_that_writes_to_a_tensor_counts_as_a_write(how, name):
     comm = Communicator(transport="solo")
     x = Tensor(np.ones((64, 3), np.float32), requires_grad=True) * 2.0
-    loss = (x * x).sum()
-    if how == "read":
-        comm.all_gather(x)
-        loss.backward()
-        return
-    if how == "out":
-        comm.all_reduce(np.ones(x.shape, np.float32), out=x)
-    else:
-        comm.broadcast({"tensor": x, "array": np.asarray(x), "dlpack": np.from_dlpack(x)}[how])
-    with pytest.raises(ArgumentError, match="backward: Mul kept a tensor"):
+    array = NAMES[name](x)
+    for turn in range(2):  # the second call has a plan
+        loss = (x * x).sum()
+        done = WRITES[how](comm, array)
+        if how.startswith("prepared"):
+            loss = (x * x).sum()
+            done()
+        with pytest.raises(ArgumentError, match="backward: Mul kept a tensor"):
+            loss.backward()
+        loss = (x * x).sum()
+        comm.all_gather(array)  # which reads it
+        comm.broadcast(np.ones(3))
+        if turn:
+            loss.backward()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", ["array", "rows"])
+@pytest.mark.parametrize("how", STARTS)
+def test_a_collective_in_the_background_writes_from_its_start_to_its_end(how, name):
+    comm, tell = Communicator(), MPI.COMM_WORLD.Barrier
+    x = Tensor(np.ones((12 * comm.size, 8), np.float32), requires_grad=True) * 2.0
+    array = np.asarray(x) if name == "array" else np.asarray(x)[comm.size : 3 * comm.size]
+    before = (x * x).sum()
+    if comm.rank:
+        tell()
+        before = None
+    handle = STARTS[how](comm, array)
+    between = (x * x).sum() if comm.rank == 0 else None
+    if comm.rank == 0:
+        with pytest.raises(ArgumentError, match="backward: Mul kept a tensor"):
+            before.backward()
+        tell()
+    if how == "irecv":
+        comm.send(np.ones(array.shape, np.float32), (comm.rank - 1) % comm.size)
+    handle.wait()
+    after = (x * x).sum()
+    if between is not None:
+        with pytest.raises(ArgumentError, match="backward: Mul kept a tensor"):
+            between.backward()
+    handle.wait()
+    after.backward()
+
+
+def test_a_collective_writes_to_the_parameters_that_an_array_of_it_is_of():
+    comm, model = Communicator(transport="solo"), ours.nn.Linear(3, 2)
+    SGD(model, 0.1)
+    loss = model(Tensor(np.ones((4, 3), np.float32), requires_grad=True)).sum()
+    comm.broadcast(np.asarray(model.weight)[1:])
+    with pytest.raises(ArgumentError, match="kept a tensor"):
         loss.backward()

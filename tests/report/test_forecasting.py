@@ -106,7 +106,7 @@ def test_zero_3_divides_the_model_and_diloco_the_time(tmp_path, capsys):
         (["--hosts", "4096"], {}, ArgumentError, r"\A--hosts: expected up to 4,096 ranks in all, got 16,384\Z"),
         ([], {"layout": None}, DataError, r"\Aexpected a report with its plan of buckets[^\n]*\Z"),
         ([], {"hosts": 2}, DataError, r"\A--ranks-per-host 2: [^\n]*not known: the run had several hosts; [^\n]*\Z"),
-        ([], {"settings": {"policy": "local:h=8"}}, DataError, r"\A[^\n]*in each step, got --policy local:h=8\Z"),
+        ([], {"settings": {"policy": "local:h=8"}}, DataError, r"\A[^\n]*none, [^\n]*got --policy local:h=8; [^\n]*\Z"),
         (["--ranks-per-host", "2"], {"ranks": 1}, DataError, r"\A--ranks-per-host 2: [^\n]*had one rank; [^\n]*\Z"),
     ],
 )  # fmt: skip
