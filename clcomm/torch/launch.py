@@ -32,9 +32,8 @@ def prepare_environment() -> None:
         size = mpi_runtime.launched_ranks()
         if size > 1:
             default_backends["cpu"] = "clcomm"
-        if not rank_above():
-            rank = (launched_rank() or 0) if size > 1 else 0
-            own = dict(zip(OF_TORCH, map(str, (rank, size, *local_place())), strict=False))
+        if size > 1 or launched_rank() is None:  # else its size is not known yet, as under srun
+            own = dict(zip(OF_TORCH, map(str, (launched_rank() or 0, size, *local_place())), strict=False))
             is_left_over = any(os.environ.get(name, own[name]) != own[name] for name in _PLACE)  # from another job
             os.environ.update({name: own[name] for name in own if is_left_over or name not in os.environ})
     inherited = {name: os.environ.get(name) for name in OF_TORCH}
@@ -81,9 +80,8 @@ def _complete_environment(inherited: dict[str, str | None], given: dict[str, str
 def _require_address(world: Intracomm | None, addresses: list[Any]) -> None:
     """Raise LaunchError on every rank unless all have one address, where rank 0 can listen; collective."""
     problem = mpi_communicators.from_first(world, lambda: _why_silent(*addresses[0]))
-    for rank, each in enumerate(addresses):
-        if each != addresses[0]:
-            problem = f"expected rank 0's {':'.join(addresses[0])} on every rank, got {':'.join(each)} on rank {rank}"
+    if others := sorted({":".join(each) for each in addresses if each != addresses[0]}):
+        problem = f"expected rank 0's {':'.join(addresses[0])} on every rank, got {', '.join(others)} on others"
     if problem:
         raise LaunchError(f"MASTER_ADDR and MASTER_PORT: {problem}; unset them: MPI's ranks choose their own")
 
