@@ -12,11 +12,10 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.compression import CommHook
-from clcomm.errors import ArgumentError, no_copy
+from clcomm.errors import no_copy
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.precision import Precision
 from clcomm.sync import compression_state
-from clcomm.sync.agreement import require_agreement
 from clcomm.sync.bucket_plan import GRADIENTS, hook_name
 from clcomm.sync.decision import Decision
 from clcomm.sync.divergence import ReplicaGuard
@@ -310,12 +309,7 @@ class Synchronizer:
         goes with it. Raises ArgumentError, on every rank, for counts below 1 or of another sum than there are shards,
         within a step, and without `shards`; MismatchError where the ranks' counts differ.
         """
-        if self.shards is None:
-            raise ArgumentError("deal_shards: expected logical shards: Synchronizer(comm, shards=8)")
-        dealt = self.shards.dealt(counts)
-        require_agreement(self.comm, "deal_shards", [str(dealt.counts)], "give every rank the same counts")
-        self.models.use(replace(self.models.settings, shards=dealt))
-        return dealt
+        return self.models.deal(counts)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Let gradients accumulate: within this block `sync_gradients` does nothing, also after an exception."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from clcomm.collectives.runner import refused_on_all
 from clcomm.communicator import Communicator
 from clcomm.errors import MismatchError
 
 #: The label under which the Communicator's stats count comparisons.
 CHECKS = "checks"
+#: Lets a mistake of one rank in a method be raised on all ranks of the object's Communicator.
+refused = partial(refused_on_all, runner_of=lambda of, *_, **__: of._comm.runner)
 #: So many changes of optimizers' settings are compared one by one, and later ones together.
 _FIRST_CHANGES = 16
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,9 +12,10 @@ from clcomm.compression import CommHook
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.memory import MemoryUse
 from clcomm.flat_space.shards import ShardPlan
-from clcomm.sync.agreement import require_agreement
+from clcomm.sync.agreement import refused, require_agreement
 from clcomm.sync.bucket_plan import GRADIENTS, hook_name
 from clcomm.sync.decision import DecisionLog
+from clcomm.sync.logical_shards import LogicalShards
 from clcomm.sync.model_sync import ModelSync
 from clcomm.sync.settings import SyncSettings
 from clcomm.sync.sharded_update import ShardedUpdate
@@ -109,12 +110,23 @@ class KnownModels:
         for ours in self:
             ours.use(settings)
 
+    @refused
+    def deal(self, counts: Sequence[int]) -> LogicalShards:
+        """See `Synchronizer.deal_shards`."""
+        if self.settings.shards is None:
+            raise ArgumentError("deal_shards: expected logical shards: Synchronizer(comm, shards=8)")
+        dealt = self.settings.shards.dealt(counts)
+        require_agreement(self._comm, "deal_shards", [str(dealt.counts)], "give every rank the same counts")
+        self.use(replace(self.settings, shards=dealt))
+        return dealt
+
     def use_bucket_size(self, nbytes: int) -> None:
         """Let all models cut buckets of this size, also where the fastest was to be found."""
         if nbytes != self.bucket_size or self.settings.is_auto:
             self._comm.stats.merge_buckets(GRADIENTS)
         self.use(replace(self.settings, bucket_size=nbytes, is_auto=False))
 
+    @refused
     def use_hook(self, hook: CommHook | None) -> None:
         """Let a hook reduce all models' buckets; ArgumentError for one that cannot, and with sharded updates."""
         if hook is not None and self._sharded:

@@ -11,6 +11,7 @@ from clcomm.errors import ArgumentError
 from clcomm.policies.parameters import ModelParameters
 from clcomm.policies.policy import LocalSteps, Policy, load_state, saved_state
 from clcomm.stats.now import count_step
+from clcomm.sync.agreement import refused
 from clcomm.sync.known_models import KnownModels
 from clcomm.sync.model_ranks import ModelRanks, is_divided, refuse_mixing
 from clcomm.sync.model_sync import ModelSync
@@ -34,6 +35,7 @@ class PolicySteps:
         """The policy; None: gradients are averaged in each step."""
         return self._models.settings.policy
 
+    @refused
     def gradients_ready(self, model: object) -> None:
         """Note that a step's gradients are complete, which this rank's optimizer uses as they are.
 
@@ -58,6 +60,7 @@ class PolicySteps:
             )
         ours.is_in_step = True
 
+    @refused
     def finish_step(self, model: object) -> None:
         """Take the outer step that is due after the optimizer's; collective then. Raises ArgumentError before any."""
         if self.policy is not None:
@@ -77,6 +80,7 @@ class PolicySteps:
         steps = self._models.of(model).local_steps
         return {} if steps is None else saved_state(steps)
 
+    @refused
     def load_state(self, model: object, state: Mapping[str, np.ndarray]) -> None:
         """Go on from a `state_of`; collective. Raises ArgumentError, changing nothing, for another model's."""
         ours = self._models.of(model)

@@ -9,7 +9,7 @@ import numpy as np
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.stats.now import count_step
-from clcomm.sync.agreement import CHECKS
+from clcomm.sync.agreement import CHECKS, refused
 from clcomm.sync.divergence import ReplicaGuard
 from clcomm.sync.known_models import KnownModels
 from clcomm.sync.model_ranks import refuse_mixing
@@ -50,6 +50,7 @@ class Replicas:
         if ours.sharded_steps is not None:
             ours.sharded_steps.start_over()
 
+    @refused
     def average(self, model: object, weights: SampleWeights) -> None:
         """See `Synchronizer.average_parameters`; weights: of which there may be none."""
         ours = self._unchanged(model)

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from clcomm.collectives.runner import refused_on_all
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.sync.adasum import AdasumHook
+from clcomm.sync.agreement import refused
 from clcomm.sync.known_models import KnownModels
 from clcomm.sync.model_ranks import mixes_ranks, refuse_mixing
 from clcomm.sync.uneven_inputs import gradient_weight, mixing_weight, require_equal_samples, total_inputs
@@ -24,14 +24,13 @@ class SampleWeights:
 
     Attributes:
         in_join: whether ranks may run out of batches.
-        runner: that of the ranks' collectives.
     """
 
     def __init__(self, comm: Communicator, models: KnownModels):
-        self._comm, self._models, self.runner = comm, models, comm.runner
+        self._comm, self._models = comm, models
         self.in_join = False
 
-    @refused_on_all
+    @refused
     def expect(self, model: Any, samples: float, of: float | None) -> None:
         """Set the factor of a step before its backward; see `Synchronizer.expect_samples`."""
         self._refuse_unweighable(model)
@@ -42,7 +41,7 @@ class SampleWeights:
         weight_of = mixing_weight if mixes_ranks(self._models.of(model).space) else gradient_weight
         self._weigh(model, weight_of(self._comm, samples, of))
 
-    @refused_on_all
+    @refused
     def take(self, model: object, samples: float | None, of: float | None) -> float:
         """Return the factor of a synchronisation that was expected, or else of these samples, which a join asks for."""
         ours = self._models.of(model)
@@ -62,11 +61,7 @@ class SampleWeights:
     @contextmanager
     def join(self, model: object, take_part: Callable[[], object]) -> Iterator[None]:
         """Call `take_part` after the block as often as other ranks synchronise; after an exception not at all."""
-        if self.in_join:
-            raise ArgumentError("join: expected to be entered once, got a join() within another")
-        self._refuse_unweighable(model)
-        refuse_mixing(self._models.of(model).space, "join", "whose statistics are of all ranks' batches")
-        self.in_join = True
+        self._enter_join(model)
         try:
             yield
             while total_inputs(self._comm, None).ranks:
@@ -74,6 +69,15 @@ class SampleWeights:
         finally:
             self.in_join = False
 
+    @refused
+    def _enter_join(self, model: object) -> None:
+        if self.in_join:
+            raise ArgumentError("join: expected to be entered once, got a join() within another")
+        self._refuse_unweighable(model)
+        refuse_mixing(self._models.of(model).space, "join", "whose statistics are of all ranks' batches")
+        self.in_join = True
+
+    @refused
     def refuse_any(self, samples: float | None, of: float | None) -> None:
         """Raise ArgumentError for a step whose gradients would be weighed, with a policy."""
         if samples is not None or of is not None or self.in_join:

@@ -10,7 +10,7 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.sync.agreement import require_agreement
+from clcomm.sync.agreement import refused, require_agreement
 from clcomm.sync.bucket_plan import GRADIENTS
 from clcomm.sync.logical_shards import LogicalShards
 from clcomm.sync.model_ranks import ModelRanks, refuse_mixing
@@ -77,6 +77,14 @@ class ShardedSteps:
     @contextmanager
     def active(self, shard: int) -> Iterator[None]:
         """Let forward and backward be those of a shard within this block; a rank's follow each other in order."""
+        self._require_next(shard)
+        with self._adapter.without_own_averaging():
+            self._enter(shard)
+            yield
+        self._leave(shard)
+
+    @refused
+    def _require_next(self, shard: int) -> None:
         if self._turns is not None:
             raise ArgumentError(
                 "shard: expected sync.run_shards(model, compute) with SyncBatchNorm, whose statistics are of all "
@@ -86,11 +94,8 @@ class ShardedSteps:
             left = range(self._next, self.shards.own.stop)
             expected = f"shard {left.start}, this rank's next," if left else "sync_gradients() after this rank's shards"
             raise ArgumentError(f"shard: expected {expected} of {self.shards.own}, got {shard!r}")
-        with self._adapter.without_own_averaging():
-            self._enter(shard)
-            yield
-        self._leave(shard)
 
+    @refused
     def run(self, compute: Callable[[int], object]) -> None:
         """Run forward and backward of each of this rank's shards; collective where a layer needs those of all."""
         if self._turns is None:

@@ -27,10 +27,13 @@ def total_inputs(comm: Communicator, samples: float | None) -> InputTotals:
     return InputTotals(int(ranks), float(total))
 
 
-def check_samples(samples: float) -> None:
-    """Raise ArgumentError unless it is a number from 0 up."""
-    if isinstance(samples, bool) or not isinstance(samples, (int, float, np.number)) or not 0 <= samples < math.inf:
-        raise ArgumentError(f"samples: expected this rank's number of samples, from 0 up, got {samples!r}")
+def check_samples(samples: float, of: float | None = None) -> None:
+    """Raise ArgumentError unless both are numbers from 0 up, and `of` is above 0 where there are samples."""
+    for name, value, what in ("samples", samples, "this rank's number"), ("of", of or 0, "all ranks' number"):
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 <= value < math.inf:
+            raise ArgumentError(f"{name}: expected {what} of samples, from 0 up, got {value!r}")
+    if of == 0 and samples:
+        raise ArgumentError(f"of: expected a number above 0 to divide by, as there are {samples} samples, got {of!r}")
 
 
 def require_equal_samples(comm: Communicator, samples: float) -> None:
@@ -46,7 +49,7 @@ def require_equal_samples(comm: Communicator, samples: float) -> None:
 
 def mixing_weight(comm: Communicator, samples: float, of: float | None) -> float:
     """Return the factor for this rank's gradient as `gradient_weight`, for layers that divide by it. Collective."""
-    check_samples(samples)
+    check_samples(samples, of)
     everyone = comm.all_gather(np.array([float(samples)]), label=CHECKS)[:, 0]
     if not everyone.all():
         raise ArgumentError(
@@ -72,7 +75,7 @@ def gradient_weight(comm: Communicator, samples: float, of: float | None = None,
         samples: this rank's.
         of: the number of samples to divide by; None: that of all ranks.
     """
-    check_samples(samples)
+    check_samples(samples, of)
     found = total_inputs(comm, float(samples)).samples if of is None or in_join else 0.0
     return weight_of(samples, comm.size, found if of is None else of)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, MismatchError
 from tests.helpers import one_line
 from tests.numpy_models import set_gradients, small_model
 
@@ -73,6 +73,83 @@ def test_a_mistake_of_all_ranks_has_one_text():
     with pytest.raises(ArgumentError) as caught:
         comm.broadcast(np.ones(3), comm.size)
     assert one_line(caught) == f"root: expected a rank from 0 to {comm.size - 1}, got {comm.size}"
+
+
+def mistakes_of_a_synchronizer(comm, is_odd):
+    """Return calls by name, in which the odd rank makes a mistake, of Synchronizers and their models."""
+    model, other = small_model(), small_model()
+    set_gradients(model, comm.rank)
+    set_gradients(other, comm.rank)
+
+    def either(right, wrong):
+        return wrong if is_odd else right
+
+    def begun(**options):
+        sync = Synchronizer(comm, **options)
+        sync.broadcast_parameters(model)
+        return sync
+
+    def with_local(sync):
+        sync.sync_gradients(model)
+        if not is_odd:
+            sync.finish_step(model)
+        sync.sync_gradients(model)
+        comm.barrier()
+
+    def finish(sync):
+        if not is_odd:
+            sync.sync_gradients(model)
+        sync.finish_step(model)
+        comm.barrier()
+
+    def joined(sync):
+        with sync.join(model, lambda: None):
+            if is_odd:
+                with sync.join(model, lambda: None):
+                    pass
+            sync.sync_gradients(model, samples=1)
+
+    def shard(sync):
+        for each in sync.shards.own:
+            with sync.shard(model, either(each, each + 1)):
+                set_gradients(model, each)
+        sync.sync_gradients(model)
+
+    two, n = 2 * comm.size, comm.size
+    bare, plain, local, shards = (
+        Synchronizer(comm),
+        begun(),
+        begun(policy="local:h=2"),
+        begun(shards=two),
+    )
+    return {
+        "no model": lambda: bare.broadcast_parameters(either(other, 3)),
+        "nothing to average": lambda: bare.sync_gradients(either(other, [])),
+        "root": lambda: plain.broadcast_parameters(model, either(0, n)),
+        "root of buffers": lambda: plain.broadcast_parameters(model, either(0, "0")),
+        "samples": lambda: plain.sync_gradients(model, samples=either(1, -1)),
+        "of": lambda: plain.sync_gradients(model, samples=1, of=either(n, 0)),
+        "expected": lambda: plain.expect_samples(model, either(1, math.inf)),
+        "hook": lambda: (plain.register_comm_hook(either(None, 3)), plain.sync_gradients(model)),
+        "join within join": lambda: joined(plain),
+        "two steps in one": lambda: with_local(local),
+        "no step before": lambda: finish(begun(policy="local:h=2")),
+        "deal": lambda: shards.deal_shards(either([2] * n, [1] * n)),
+        "dealt without shards": lambda: either(shards, plain).deal_shards([2] * n),
+        "shard": lambda: shard(shards),
+    }
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_mistake_of_one_rank_with_a_synchronizer_is_raised_on_all(place):
+    comm = Communicator()
+    odd = range(comm.size)[place]
+    for name, call in mistakes_of_a_synchronizer(comm, comm.rank == odd).items():
+        with pytest.raises((ArgumentError, MismatchError)) as caught:
+            call()
+        said = comm.all_gather_object(one_line(caught))
+        assert set(said) == {said[0]} and f"on rank {odd}" in said[0], (name, said)
+        assert comm.all_reduce(np.ones(3)).tolist() == [comm.size] * 3, name
 
 
 @pytest.mark.parametrize("samples", [math.nan, -1, "3"])
