@@ -327,3 +327,16 @@ def test_mistakes_are_one_line(mistake, words):
     with pytest.raises(ArgumentError) as raised:
         mistake(Tensor(X), Tensor([1, 2]))
     assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("operands", ["tensors", "divisor", "dividend"])
+def test_quotients_rounded_down_are_pytorchs_also_by_infinity(operands):
+    values = (math.inf, -math.inf, math.nan, 0.0, *RNG.normal(0, 9, 12).astype(np.float32).tolist(), 1e-30, -1e30)
+    for b in values:
+        for a in values if operands == "dividend" else [values]:
+            results = []
+            for made in (torch.tensor, lambda each: Tensor(np.float32(each))):
+                first = a if operands == "dividend" else made(a)
+                second = b if operands == "divisor" else made(b if operands == "dividend" else [b] * len(values))
+                results.append((first // second).numpy())
+            np.testing.assert_array_equal(*results, err_msg=f"{a} // {b}")

@@ -168,7 +168,7 @@ def _are_close(ours: np.ndarray, theirs: np.ndarray) -> bool:
     finite = theirs[np.isfinite(theirs)]
     largest = float(np.abs(finite.astype(np.float64)).max()) if finite.size else 0.0
     with np.errstate(all="ignore"):
-        return bool(np.allclose(ours, theirs, rtol=2e-4, atol=1e-5 * min(largest, 1e30) + 5e-6, equal_nan=True))
+        return bool(np.allclose(ours, theirs, rtol=2e-4, atol=1e-5 * min(largest, 1e30) + 1e-5, equal_nan=True))
 
 
 def compared(text: str) -> Outcome:

@@ -34,7 +34,11 @@ INLINE lanes with_sign_of(lanes rest, lanes y) {
     return (rest != 0.0f) & ((rest < 0.0f) ^ (y < 0.0f)) ? rest + y : rest;
 }
 OF_TWO(rest_of_two, with_sign_of(fmod(x, y), y))
-OF_TWO(whole_quotient, y == 0.0f ? x / y : rint((x - with_sign_of(fmod(x, y), y)) / y))
+/* The quotient rounded down, where a division leaves `rest` with the dividend's sign; y may be infinite. */
+INLINE lanes rounded_down_from(lanes quotient, lanes rest, lanes y) {
+    return (rest != 0.0f) & ((rest < 0.0f) ^ (y < 0.0f)) ? quotient - 1.0f : quotient;
+}
+OF_TWO(whole_quotient, y == 0.0f ? x / y : rounded_down_from(rint((x - fmod(x, y)) / y), fmod(x, y), y))
 OF_TWO(times_logarithm, ((x == 0.0f) & (y == y)) ? (lanes)(0.0f) : x * log(y))
 
 /* The logarithm of x, -100 where it is less. */

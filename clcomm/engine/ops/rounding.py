@@ -8,7 +8,7 @@ from numbers import Real
 from clcomm.engine.ops.activation import Activation
 from clcomm.engine.ops.comparisons import where
 from clcomm.engine.ops.elementwise import div as quotient
-from clcomm.engine.ops.elementwise import mul, sub
+from clcomm.engine.ops.elementwise import mul
 from clcomm.engine.ops.functions import OfTwo, abs, both
 from clcomm.engine.ops.integers import are_whole, floats, is_whole, of_integers
 from clcomm.engine.tensor import Tensor, constant, float_tensor
@@ -131,9 +131,9 @@ def floor_divide(a: Tensor | float, b: float | Tensor) -> Tensor:
     """Return each element divided by b, rounded down, with a gradient of 0; arguments as of `remainder`."""
     if is_whole(a) or is_whole(b):
         return of_integers("floor_divide", a, b) if are_whole(a, b) else floor_divide(*floats(a, b))
-    if isinstance(b, Tensor):
-        return WholeQuotient.apply(*_pair("floor_divide", a, b))
-    return round(quotient(sub(a, remainder(a, b)), b))
+    if not isinstance(b, Real | Tensor):
+        raise ArgumentError(f"floor_divide: expected a number or a tensor to divide by, got {b!r}")
+    return WholeQuotient.apply(*_pair("floor_divide", a, b if isinstance(b, Tensor) else constant(a.device, float(b))))
 
 
 def div(a: Tensor | float, b: Tensor | float, *, rounding_mode: str | None = None) -> Tensor:
