@@ -49,8 +49,11 @@ def broadcast_optimizer_state(
 
     model: not needed. Raises ArgumentError for L-BFGS, as Horovod does.
     """
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ArgumentError("optimizer: expected another than L-BFGS, whose state is no dictionary of tensors")
+    if isinstance(optimizer, torch.optim.LBFGS) or not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentError(
+            "optimizer: expected a torch.optim.Optimizer other than L-BFGS, whose state is no dictionary of tensors, "
+            f"got {type(optimizer).__name__}"
+        )
     is_root = process_set.rank() == root_in(process_set, root_rank)
     own = _on_host(optimizer.state_dict(), process_set) if is_root else None
     state = broadcast_object(own, root_rank, process_set=process_set)

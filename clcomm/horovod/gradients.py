@@ -191,6 +191,10 @@ class GradientBuckets:
         #: Whether all ranks had gradients at the last `finish`; the same on all that had.
         self.all_took_part = True
 
+    def forget_parameters(self) -> None:
+        """Let go of the parameters, as their optimizer is gone."""
+        self._gradients.parameters.clear()
+
     def _start_over(self) -> None:
         self._run.start_over()
         self._gradients.is_present = True

@@ -17,6 +17,7 @@ from clcomm.horovod.world import global_process_set
 _PAUSE_S = 1e-4
 
 
+@world.refused
 @raising_internal_errors()
 def join(device: int = -1) -> int:
     """Let the other ranks go on without this one, which has no more batches; return the rank that joined last.
@@ -29,8 +30,8 @@ def join(device: int = -1) -> int:
     is of a process set.
     """
     comm = world.communicator()
-    if known_reductions.live:
-        gc.collect()  # of the optimizers that the program has dropped none counts, on every rank
+    if comm.size > 1 and not all(each.is_numbered for each in known_reductions.live):
+        gc.collect()  # of a process set's and Adasum's that the program has dropped none counts, on every rank
     held = [(each, each.optimizer()) for each in known_reductions.live if each.is_needed and not each.is_replaced]
     reductions = [each for each, optimizer in held if optimizer is not None]  # which `held` keeps
     for reduction in reductions:
@@ -39,7 +40,7 @@ def join(device: int = -1) -> int:
         if len(reductions) > 1 and not reduction.is_numbered:
             raise ArgumentError("join: expected one DistributedOptimizer, or several of all ranks, got a process set's")
     of_set = next((each.buckets for each in reductions if not each.is_numbered), None)
-    only = of_set or (None if known_reductions.several else known_reductions.buckets_of(known_reductions.made - 1))
+    only = of_set or known_reductions.followed()
     rounds, empty = _follow(only, is_announced=of_set is None)
     ends = comm.all_gather_object((rounds, empty + (only is not None and only.is_begun)), label="join")
     if only is not None:
@@ -81,7 +82,7 @@ def _follow(only: GradientBuckets | None, is_announced: bool) -> tuple[int, int]
         if found == {joined.OPERATES}:
             joined.take_part(everyone)
         elif len(found) == 1:
-            buckets = known_reductions.buckets_of(found.pop())
+            buckets = known_reductions.numbered[found.pop()].buckets
             assert buckets is not None
             buckets.take_part()
         told = joined.tell(joined.HAS_JOINED)

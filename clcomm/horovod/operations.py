@@ -5,7 +5,6 @@ Tensors are contiguous ones on the host, and results are new ones.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -35,7 +34,7 @@ class ReduceOp(Enum):
     Product = "prod"
 
 
-class Operation(ABC):
+class Operation:
     """An operation of a process set's ranks."""
 
     #: What messages call it.
@@ -43,9 +42,9 @@ class Operation(ABC):
     #: Whether it can run while some ranks have joined, which then run its `contribution`.
     serves_joined = False
 
-    @abstractmethod
     def run(self, ranks: TensorCollectives) -> Any:
         """Run it and return its result."""
+        return self.start(ranks).wait()
 
     def start(self, ranks: TensorCollectives) -> Started[Any]:
         """Start it in the background."""
@@ -53,7 +52,7 @@ class Operation(ABC):
 
     def sender(self) -> int | None:
         """Return the rank whose data all ranks get, which may not have joined; None: there is none."""
-        return None
+        return getattr(self, "root", None)
 
     def without_values(self) -> Operation:
         """Return it with the shapes and dtypes of its tensors alone, for ranks that have joined."""
@@ -175,9 +174,6 @@ class SparseAllReduce(Operation):
     name = "sparse all_reduce"
     serves_joined = True
 
-    def run(self, ranks: TensorCollectives) -> torch.Tensor:
-        return self.start(ranks).wait()
-
     def start(self, ranks: TensorCollectives) -> Started[torch.Tensor]:
         return background.sparse_sum(ranks.comm, self.tensor, self.label)
 
@@ -191,9 +187,6 @@ class AllGather(TensorOperation):
 
     name = "all_gather"
     serves_joined = True
-
-    def run(self, ranks: TensorCollectives) -> list[torch.Tensor]:
-        return self.start(ranks).wait()
 
     def start(self, ranks: TensorCollectives) -> Started[list[torch.Tensor]]:
         return Started.together([background.all_gather(ranks.comm, each, self.label) for each in self.tensors])
@@ -220,9 +213,6 @@ class Broadcast(TensorOperation):
             for places in groups
         ]
         return _in_order(groups, sent)
-
-    def sender(self) -> int:
-        return self.root
 
     def start(self, ranks: TensorCollectives) -> Started[list[torch.Tensor]]:
         return background.broadcast(ranks.comm, self.tensors, self.root, self.label)
@@ -285,9 +275,6 @@ class BroadcastObject(Operation):
 
     def run(self, ranks: TensorCollectives) -> Any:
         return ranks.comm.broadcast_object(self.obj, self.root, label=self.label)
-
-    def sender(self) -> int:
-        return self.root
 
     def without_values(self) -> Operation:
         return replace(self, obj=None)

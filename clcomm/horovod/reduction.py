@@ -34,12 +34,15 @@ class Reductions:
         numbered: those of all ranks, by the order in which they were made.
         made: how many of these there were.
         several: whether another was alive on any rank when the last one was made; the same on every rank, too.
+        last: the gradients of the last one, which all ranks keep when they drop it, each at a time of its own; None:
+            a process set's was made since.
     """
 
     def __init__(self) -> None:
         self.live: weakref.WeakSet[Reduction] = weakref.WeakSet()
         self.numbered: weakref.WeakValueDictionary[int, Reduction] = weakref.WeakValueDictionary()
         self.made, self.several = 0, False
+        self.last: GradientBuckets | None = None
 
     def number(self, reduction: Reduction) -> int:
         """Return the number of a new one of all ranks; collective."""
@@ -48,10 +51,10 @@ class Reductions:
         self.numbered[number] = reduction
         return number
 
-    def buckets_of(self, number: int) -> GradientBuckets | None:
-        """Return the gradients of a reduction; None where it is not alive."""
-        found = self.numbered.get(number)
-        return None if found is None else found.buckets
+    def followed(self) -> GradientBuckets | None:
+        """Return the gradients of the one that ranks step without an announcement; None: there is none."""
+        alive = self.numbered.get(self.made - 1)
+        return None if self.several else self.last or (None if alive is None else alive.buckets)
 
 
 known_reductions = Reductions()
@@ -84,7 +87,8 @@ class Reduction:
         self.passes, self._names, self._predivide, self._process_set = passes, dict(names), predivide, process_set
         self._groups = groups
         self._left: dict[torch.Tensor, int] = {}  # backwards to come, by parameter
-        self._buckets: GradientBuckets | None = None
+        #: None with Adasum and with a program's own compressor.
+        self.buckets: GradientBuckets | None = None
         self._is_compared = False  # whether the ranks' parameters were, where there are no buckets
         self._generation, self._left_names = -1, set[str]()
         self.synchronized, self.should_synchronize = False, True
@@ -98,9 +102,11 @@ class Reduction:
             each.leave(taken)
         if self.is_needed:
             self._prepare()
+        if process_set is not global_process_set:
+            known_reductions.last = None
         known_reductions.live.add(self)
         self._number = -1
-        if self._buckets is not None and process_set is global_process_set:
+        if self.buckets is not None and process_set is global_process_set:
             self._number = known_reductions.number(self)
 
     def leave(self, taken: set[int]) -> None:
@@ -121,11 +127,6 @@ class Reduction:
         """Whether it is one of all ranks' that other ranks know by its number."""
         return self._number >= 0
 
-    @property
-    def buckets(self) -> GradientBuckets | None:
-        """The gradients' buckets; None with Adasum and with a program's own compressor."""
-        return self._buckets
-
     def trained(self) -> dict[str, torch.Tensor]:
         """Return the parameters that need gradients, by name."""
         groups = self.optimizer().param_groups  # type: ignore[union-attr]
@@ -137,11 +138,11 @@ class Reduction:
     def _prepare(self) -> None:
         """Make the buckets where there are none for these ranks and parameters; collective then."""
         trained = self.trained()
-        if self._generation == world.generation() and trained.keys() == self._left_names:
+        if self._generation == global_process_set.generation and trained.keys() == self._left_names:
             return
-        if self._buckets is not None and self._generation == world.generation():
-            self._buckets.drop()
-        self._generation, self._left_names = world.generation(), set(trained)
+        if self.buckets is not None and self._generation == global_process_set.generation:
+            self.buckets.drop()
+        self._generation, self._left_names = global_process_set.generation, set(trained)
         self._settings, self._agreement = StepSettings(trained.values()), SettingsAgreement()
         self.start_over()
         for parameter in trained.values():
@@ -150,11 +151,14 @@ class Reduction:
                 hook = parameter.register_post_accumulate_grad_hook(partial(_completed, weakref.ref(self)))
                 # a hook that held this object would outlive the optimizer
                 self._unhook.append(weakref.finalize(self, hook.remove))
-        self._buckets = None
+        self.buckets = None
         if self.op is not Adasum and self.compression in (Compression.none, Compression.fp16) and trained:
             comm, halves = self._process_set.communicator(), self.compression is Compression.fp16
             groups = self._grouped(trained) if self._groups else None
-            self._buckets = GradientBuckets(comm, trained, self.op.value, halves, self._predivide, groups)
+            self.buckets = GradientBuckets(comm, trained, self.op.value, halves, self._predivide, groups)
+            if self._process_set is global_process_set:
+                known_reductions.last = self.buckets
+                weakref.finalize(self, _forget_parameters, weakref.ref(self.buckets))
 
     def _grouped(self, trained: Mapping[str, torch.Tensor]) -> list[list[str]]:
         """Return the names of each group's parameters; without groups that of all.
@@ -177,7 +181,7 @@ class Reduction:
     @property
     def is_under_way(self) -> bool:
         """Whether backward has completed gradients that are not reduced yet; those of lost ranks never will be."""
-        if self._generation != world.generation() or self.op is Adasum or not self.is_needed:
+        if self._generation != global_process_set.generation or self.op is Adasum or not self.is_needed:
             return False
         return any(left < self.passes for left in self._left.values())
 
@@ -200,7 +204,7 @@ class Reduction:
         """Note a gradient that backward has completed."""
         if not self.is_needed or self.op is Adasum:
             return
-        if self._generation != world.generation() or parameter not in self._left:
+        if self._generation != global_process_set.generation or parameter not in self._left:
             self._prepare()
         left = self._left.get(parameter, self.passes)
         if left == 0:
@@ -209,8 +213,8 @@ class Reduction:
                 "or synchronize(), got another; increase backward_passes_per_step"
             )
         self._left[parameter] = left - 1
-        if left == 1 and self._buckets is not None:
-            self._buckets.add(self._name(parameter))
+        if left == 1 and self.buckets is not None:
+            self.buckets.add(self._name(parameter))
 
     def finish(self) -> None:
         """Replace the gradients by the reduced ones; collective."""
@@ -225,17 +229,17 @@ class Reduction:
         self.synchronized = True
 
     def _reduce(self) -> None:
-        if self._buckets is None:
+        if self.buckets is None:
             self.require_same_start()
             self._reduce_compressed()
             return
-        if self._number >= 0 and (known_reductions.several or global_process_set.some_joined):
+        if self.is_numbered and (known_reductions.several or global_process_set.some_joined):
             _stepping(self._number)
-        self._buckets.finish()
-        if self._buckets.all_took_part:  # ranks that have joined compare nothing
-            self._agreement.compare(self._buckets.comm, self._settings.new)
+        self.buckets.finish()
+        if self.buckets.all_took_part:  # ranks that have joined compare nothing
+            self._agreement.compare(self.buckets.comm, self._settings.new)
         if self.is_numbered:
-            global_process_set.some_joined = not self._buckets.all_took_part
+            global_process_set.some_joined = not self.buckets.all_took_part
 
     def require_same_start(self) -> None:
         """Compare new settings, and before the first reduction without buckets the ranks' parameters; collective."""
@@ -292,6 +296,11 @@ class Reduction:
             communication_s = min(seconds, max(0.0, spent - self._communicated_s))
             comm.notify_phase(Phase("step", began, seconds, communication_s=communication_s))
         self._step_ended_s, self._communicated_s = now, spent
+
+
+def _forget_parameters(buckets: weakref.ref[GradientBuckets]) -> None:
+    if (alive := buckets()) is not None:
+        alive.forget_parameters()
 
 
 def _completed(reduction: weakref.ref[Reduction], parameter: torch.Tensor) -> None:

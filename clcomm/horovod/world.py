@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
+from clcomm.collectives.runner import refused_on_all
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.horovod import environment
@@ -15,6 +17,9 @@ from clcomm.report.recording import Recording
 from clcomm.sync.agreement import require_agreement
 from clcomm.tensors.collectives import TensorCollectives
 from clcomm.transport.mpi_communicators import checked
+
+#: Lets a mistake of one rank in a call of all ranks be raised on all of them.
+refused = partial(refused_on_all, runner_of=lambda *_, **__: communicator().runner if is_initialized() else None)
 
 
 def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
@@ -27,20 +32,24 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = Non
 
     Raises ArgumentError for a list of ranks that are not all: use process sets.
     """
-    if isinstance(process_sets, str):
-        if process_sets.lower() != "dynamic":
-            raise ArgumentError(f'process_sets: expected a list of hvd.ProcessSet or "dynamic", got {process_sets!r}')
-        process_sets = None
     if not is_initialized():
-        ranks = comm if isinstance(comm, Sequence) else None
-        _open(Communicator(None if ranks is not None else comm, **environment.communicator_options()))
+        _open(Communicator(None if isinstance(comm, Sequence) else comm, **environment.communicator_options()))
         if rank() == 0 and global_process_set.generation == 1:
             environment.name_ignored()
-        if ranks and list(ranks) != list(range(size())):
-            raise ArgumentError(f"comm: expected all ranks, got {list(ranks)}; for some of them use process_sets")
         if not global_process_set.registers_exit:
             global_process_set.registers_exit = True
             atexit.register(_at_exit)
+    _add_first(comm, process_sets)
+
+
+@refused
+def _add_first(comm: Any, process_sets: Iterable[ProcessSet] | str | None) -> None:
+    if isinstance(comm, Sequence) and comm and list(comm) != list(range(size())):
+        raise ArgumentError(f"comm: expected all ranks, got {list(comm)}; for some of them use process_sets")
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise ArgumentError(f'process_sets: expected a list of hvd.ProcessSet or "dynamic", got {process_sets!r}')
+        return
     for each in process_sets or ():
         add_process_set(each)
 
@@ -95,11 +104,6 @@ def communicator() -> Communicator:
     if collectives is None:
         raise ArgumentError("horovod: expected hvd.init() before any other call, got none")
     return collectives.comm
-
-
-def generation() -> int:
-    """Return the number of Communicators so far."""
-    return global_process_set.generation
 
 
 def is_initialized() -> bool:
@@ -264,6 +268,7 @@ global_process_set = _GlobalSet()
 _numbers = iter(range(1, 1 << 30))
 
 
+@refused
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Register a set of ranks and return it; collective over all ranks, which pass the same numbers.
 
@@ -305,8 +310,11 @@ def _ranks_of(mpi_comm: Any) -> list[int]:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Close a set and return whether it was registered; collective over all ranks."""
-    if id(process_set) not in global_process_set.added:
+    """Close a set and return whether it was registered; collective over all ranks, MismatchError where these differ."""
+    is_added = id(process_set) in global_process_set.added
+    given = [str(process_set.process_set_id if is_added else None)]
+    require_agreement(communicator(), "process_set", given, "remove the same sets in the same order on every rank")
+    if not is_added:
         return False
     process_set._close()
     return True

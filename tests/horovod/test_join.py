@@ -76,6 +76,32 @@ def test_joined_ranks_follow_several_optimizers_in_any_order(hvd, order):
         assert same_bits(bits_of(model), bits_of(twin))
 
 
+@pytest.mark.parametrize("keeps", ["all ranks", "the first rank", "the last rank", "no rank"])
+@pytest.mark.parametrize("operates", [False, True])
+def test_ranks_join_without_a_collection_also_where_some_still_hold_a_dropped_optimizer(
+    hvd, monkeypatch, keeps, operates
+):
+    """Whether Python has collected an optimizer that a program dropped differs from rank to rank."""
+    gc.collect()  # optimizers of earlier tests, which errors hold
+    model, ranks, collections = net(), hvd.size(), []
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(batch_of(hvd.rank(), 0)).square().sum().backward()
+        optimizer.step()
+    holds = {"all ranks": True, "the first rank": hvd.rank() == 0, "the last rank": hvd.rank() == ranks - 1}
+    if not holds.get(keeps, False):
+        del optimizer
+        gc.collect()
+    monkeypatch.setattr(gc, "collect", lambda *_: collections.append(1))
+    for _ in range(3):
+        for each in range(hvd.rank() if operates else 0):
+            operate(hvd, ["sum", "rows"], range(each + 1, ranks))
+        assert hvd.join() == ranks - 1
+        assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [ranks] * 2
+    assert not collections
+
+
 @pytest.mark.mpi(min_size=2)
 def test_optimizers_stepped_in_different_orders_are_an_error(hvd):
     optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(net().parameters(), 0.1)) for _ in range(2)]

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from clcomm.errors import ArgumentError  # noqa: E402
+from clcomm.errors import ArgumentError, MismatchError  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -32,6 +32,12 @@ def mistakes(hvd, is_odd):
         "optimizer": lambda: hvd.DistributedOptimizer(
             torch.optim.SGD([torch.nn.Parameter(x.clone())], 0.1), op=either(hvd.Sum, hvd.Max)
         ),
+        "no optimizer": lambda: hvd.broadcast_optimizer_state(either(torch.optim.SGD([lazy], 0.1), None), 0),
+        "set of no numbers": lambda: hvd.add_process_set(either([0], ["0"])),
+        "set of no ranks": lambda: hvd.add_process_set(either([0], [n])),
+        "no set": lambda: hvd.add_process_set(either([0], 0)),
+        "more ranks": lambda: (hvd.init(either(list(range(n)), [n])), hvd.barrier()),
+        "sets": lambda: hvd.init(process_sets=either([[0]], "static")),
     }
 
 
@@ -39,8 +45,32 @@ def mistakes(hvd, is_odd):
 def test_a_mistake_of_one_rank_is_raised_on_all(hvd, place):
     odd = range(hvd.size())[place]
     for name, call in mistakes(hvd, hvd.rank() == odd).items():
-        with pytest.raises(ArgumentError) as caught:
-            call()
-        said = hvd.allgather_object(one_line(caught))
-        assert set(said) == {said[0]} and said[0].endswith(f"(on rank {odd})"), name
-        assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2, name
+        refused_on(hvd, odd, call, name)
+
+
+def refused_on(hvd, odd, call, name):
+    with pytest.raises(ArgumentError) as caught:
+        call()
+    said = hvd.allgather_object(one_line(caught))
+    theirs = said[odd - 1]  # an error of a class of its own names no rank where it was made
+    assert theirs.endswith(f"(on rank {odd})"), (name, said)
+    assert {each.removesuffix(f" (on rank {odd})") for each in said} == {theirs.removesuffix(f" (on rank {odd})")}
+    assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2, name
+
+
+def test_what_others_do_not_wait_in_is_an_error_of_one_rank(hvd):
+    is_odd = hvd.rank() == hvd.size() - 1
+    handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)
+    for call in (hvd.poll, hvd.synchronize) if is_odd else ():
+        with pytest.raises(ArgumentError, match=r"^handle: expected what an asynchronous call returned, got int$"):
+            call(3)
+    assert hvd.synchronize(handle).tolist() == [hvd.size()] * 2
+
+
+def test_ranks_that_remove_other_sets_get_the_same_error(hvd):
+    is_odd = hvd.rank() == hvd.size() - 1
+    first = hvd.add_process_set([0])
+    for wrong in (hvd.ProcessSet([0]), hvd.global_process_set, None):
+        with pytest.raises(MismatchError, match=r"^process_set: .*; remove the same sets in the same order"):
+            hvd.remove_process_set(wrong if is_odd else first)
+    assert hvd.remove_process_set(first) and not hvd.remove_process_set(first)
