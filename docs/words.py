@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 #: The words that the documentation may have.
-WORDS = 41_000
+WORDS = 40_000
 #: The words that a sentence may have.
 SENTENCE_WORDS = 30
 #: How many of the longest sentences are printed.

@@ -95,11 +95,13 @@ class View(Tensor):
         _NEEDS.__set__(self, value)
 
     def _read_if_stale(self) -> None:
-        source, root, device = self._source, self._source.root, self.device
-        is_stale = source.seen == NEVER or root.written_at > source.seen
-        source.seen = device.written_at if type(root) is not Gradient else NEVER
-        if not is_stale:
-            return
+        source, root, now = self._source, self._source.root, self.device.written_at
+        if source.seen == NEVER or root.written_at > source.seen:
+            self._read()
+        source.seen = now if type(root) is not Gradient else NEVER  # not after an error, which each read repeats
+
+    def _read(self) -> None:
+        source, root = self._source, self._source.root
         is_leaf = _NODE.__get__(self) is None and _NEEDS.__get__(self)
         on_tape = source.is_recorded and root._requires_grad and not is_leaf
         if source.block is None and not on_tape:

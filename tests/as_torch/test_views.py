@@ -281,6 +281,17 @@ def test_an_element_in_several_places_is_not_written():
         ours.zeros(1, 3).expand(2, 3).fill_(1.0)
 
 
+def test_a_view_that_a_write_has_made_unreadable_says_so_at_every_read():
+    """A second read of an overlapping view on the tape had the values of before the write."""
+    whole = ours.tensor([[1.5, -1.25]], requires_grad=True)
+    view = whole.expand(2, 2)
+    with ours.no_grad():
+        view.narrow(0, 0, 1).clip_(0, 1)
+    for _ in range(3):
+        with pytest.raises(ArgumentError, match="in place: expected a tensor whose elements are each in one place"):
+            view.tolist()
+
+
 #: Calls of tensors' methods are tried with these arguments, and those that both libraries take are compared.
 ARGUMENTS = ("", "0", "1", "2", "1.0", "0, 0", "0, 1", "1, 1", "(0,)", "x", "x, x", "[0]", "1, 2", "0, i", "x > 9", "3")
 OTHERS = (
