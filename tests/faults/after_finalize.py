@@ -15,6 +15,7 @@ from clcomm.optim import SGD
 
 #: Methods of the Communicator and the Synchronizer that need no other rank (for a whole model without buffers).
 LOCAL = {
+    "Get_rank", "Get_size",
     "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "comm", "communicated",
     "current", "dump_operations", "finalize", "fold_on_cpu", "fold_with",
     "get_bucket_stats", "get_rank", "get_world_size", "holds",
@@ -72,6 +73,45 @@ def calls_of(comm: Communicator) -> dict[str, Callable[[], object]]:
         "scatter_object": lambda: comm.scatter_object([1] * comm.size),
         "set_timeout": lambda: comm.set_timeout(60),
         "split": lambda: comm.split(0),
+        **messages_and_other_names(comm, x),
+    }
+
+
+def messages_and_other_names(comm: Communicator, x: np.ndarray) -> dict[str, Callable[[], object]]:
+    """Return a call of each method for messages and for unequal arrays, and of each with a name of mpi4py's."""
+    peer, out, ranks, of_all = (comm.rank + 1) % comm.size, np.ones(6), np.ones(comm.size), np.ones((comm.size, 6))
+    return {
+        "all_gather_list": lambda: comm.all_gather_list(x),
+        "exscan": lambda: comm.exscan(x),
+        "irecv": lambda: comm.irecv(out, peer),
+        "isend": lambda: comm.isend(x, peer),
+        "recv": lambda: comm.recv(out, peer),
+        "reduce": lambda: comm.reduce(x),
+        "scan": lambda: comm.scan(x),
+        "scatter_items": lambda: comm.scatter_items([1] * comm.size, 0, ""),
+        "send": lambda: comm.send(x, peer),
+        "sendrecv": lambda: comm.sendrecv(x, peer),
+        "Allgather": lambda: comm.Allgather(x, of_all),
+        "Allgatherv": lambda: comm.Allgatherv(x, of_all),
+        "Allreduce": lambda: comm.Allreduce(x, out),
+        "Alltoall": lambda: comm.Alltoall(ranks, np.ones(comm.size)),
+        "Alltoallv": lambda: comm.Alltoallv(ranks, np.ones(comm.size)),
+        "Barrier": comm.Barrier,
+        "Bcast": lambda: comm.Bcast(x),
+        "Exscan": lambda: comm.Exscan(x, out),
+        "Gather": lambda: comm.Gather(x, of_all),
+        "Gatherv": lambda: comm.Gatherv(x, of_all),
+        "Irecv": lambda: comm.Irecv(out, peer),
+        "Isend": lambda: comm.Isend(x, peer),
+        "Recv": lambda: comm.Recv(out, peer),
+        "Reduce": lambda: comm.Reduce(x, out),
+        "Reduce_scatter_block": lambda: comm.Reduce_scatter_block(ranks, np.ones(1)),
+        "Scan": lambda: comm.Scan(x, out),
+        "Scatter": lambda: comm.Scatter(ranks, np.ones(1)),
+        "Scatterv": lambda: comm.Scatterv(ranks, np.ones(1)),
+        "Send": lambda: comm.Send(x, peer),
+        "Sendrecv": lambda: comm.Sendrecv(x, peer, recvbuf=out, source=peer),
+        "allgather": lambda: comm.allgather(x),
     }
 
 

@@ -135,6 +135,9 @@ class FakeSession:
             trainer.step += 1
             trainer.progress.step = trainer.step
 
+    def say(self, line: str) -> None:
+        """Nobody reads it."""
+
     def traced(self) -> Any:
         return session.nullcontext()
 

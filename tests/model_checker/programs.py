@@ -217,7 +217,7 @@ def started_against_blocking(point: HostRendezvous, rank: int, ranks: int) -> An
             handle.take_back()
             return DifferentOperations()
 
-        handle.guard_with(StartGuard(point, order, 1, 7, settle))
+        handle.guard_with(StartGuard(point, order, 1, 7, settle, lambda order: None))
         try:
             handle.wait()
         except DifferentOperations:
