@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from numbers import Real
 from typing import Any
-from weakref import WeakKeyDictionary, WeakMethod, finalize, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -24,21 +25,31 @@ class StepSettings:
         self._ids = set(map(id, parameters))
         self._known: WeakKeyDictionary[torch.optim.Optimizer, str] = WeakKeyDictionary()
         self.new: dict[object, str] = {}
-        note = WeakMethod(self._note)  # PyTorch keeps its hooks
+        _ALIVE.add(self)
+        _hook()
 
-        def hook(optimizer: torch.optim.Optimizer, *_: object) -> None:
-            if (own := note()) is not None:
-                own(optimizer)
-
-        finalize(self, register_optimizer_step_pre_hook(hook).remove)
-
-    def _note(self, optimizer: torch.optim.Optimizer) -> None:
+    def note(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note an optimizer's settings where they are new, before its step."""
         groups = optimizer.param_groups
         if id(next((each for group in groups for each in group["params"]), None)) in self._ids:
             said = "; ".join(map(_said, groups))
             if self._known.get(optimizer) != said:
                 self._known[optimizer] = said
                 self.new[ref(optimizer)] = f"{type(optimizer).__name__} with {said}"
+
+
+_ALIVE: WeakSet[StepSettings] = WeakSet()
+
+
+@cache
+def _hook() -> None:
+    """Give PyTorch one hook for good: its table must not change within a step, where garbage may be collected."""
+    register_optimizer_step_pre_hook(_note)
+
+
+def _note(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for each in list(_ALIVE):
+        each.note(optimizer)
 
 
 def _said(group: Mapping[str, Any]) -> str:
