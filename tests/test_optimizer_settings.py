@@ -146,12 +146,14 @@ def test_optimizers_made_anew_for_each_step_are_new_on_every_rank(library, reque
 
 def test_settings_that_go_within_a_step_leave_pytorchs_hooks_alone(torch):
     """PyTorch walks its table of hooks in a step; what a collection of garbage ends there must not change the table."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
     from clcomm.tensors.step_settings import StepSettings
 
     parameter = torch.nn.Parameter(torch.zeros(2))
     kept, again = [StepSettings([parameter])], StepSettings([parameter])
-    drop = torch.optim.optimizer.register_optimizer_step_pre_hook(lambda *_: kept.clear())
-    more = torch.optim.optimizer.register_optimizer_step_pre_hook(lambda *_: None)
+    drop = register_optimizer_step_pre_hook(lambda *_: kept.clear())
+    more = register_optimizer_step_pre_hook(lambda *_: None)
     try:
         torch.optim.SGD([parameter], 0.25).step()
     finally:
