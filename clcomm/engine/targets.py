@@ -23,7 +23,8 @@ OUTSIDE = "targets must be 0 to {}, got {}"
 
 
 def note_of(device: Device) -> cl.Buffer:
-    """Return the buffer of invalid indices seen by a device's kernels: their number, one of them, and the classes."""
+    """Return the buffer of invalid indices seen by a device's kernels: their number, one of them, and the classes,
+    negative where they are of a table's rows or a dimension's elements."""
     if device.outside is None:
         device.outside = device.keep("outside", lambda: np.zeros(3, np.int32))
     buffer: cl.Buffer = device.outside
@@ -70,4 +71,6 @@ def require_none_noted(device: Device) -> None:
         device.write(device.outside, np.zeros(3, np.int32))
         if not noted[2]:
             raise ArgumentError("int: expected floats within int32 to convert, got others, or NaN")
+        if noted[2] < 0:
+            raise ArgumentError(f"index: expected 0 to {-noted[2] - 1}, got {noted[1]}")
         raise ArgumentError(f"loss: {OUTSIDE.format(noted[2] - 1, noted[1])}")

@@ -135,8 +135,8 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         array.flags.writeable = False
         if self.dtype == BOOL:
             return array
-        # Perhaps the loss of a target that is no class, or integers of floats that are none.
-        if self.dtype == INT32 or (array.ndim < 2 and np.isnan(array).any()):
+        # Perhaps of a target that is no class or an index of nothing, or integers of floats that are none.
+        if self.device.in_doubt or self.dtype == INT32 or (array.ndim < 2 and np.isnan(array).any()):
             require_none_noted(self.device)
         return array
 
@@ -148,7 +148,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         value = self.device.read_one(self.buffer, self.dtype) if type(self) is Tensor else None
         if value is None:
             value = self.numpy().item()
-        elif value != value or self.dtype == INT32:
+        elif self.device.in_doubt or value != value or self.dtype == INT32:
             require_none_noted(self.device)
         return value
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from clcomm.engine import Linear, Replay, Tensor
+from clcomm.engine import Embedding, Linear, Replay, Tensor
 from clcomm.engine import functional as F
 from clcomm.errors import ArgumentError
+from clcomm.optim import SGD
 
 _DRAWS = int(os.environ.get("CLCOMM_LATE_CASES", "1"))
 _STEPS, _ROWS, _CLASSES = 22, 4, 5
@@ -147,3 +148,40 @@ def test_integers_that_an_operation_overwrote_are_no_longer_known(device):
     np.asarray(labels)[:] = [1, 2]  # through memory that is shared, where it is
     if device.shares_host_memory:
         assert np.isfinite(F.cross_entropy(scores, labels).item())
+
+
+#: Elements of a table [5, 3] at the indices [2], whose gradients are finite whatever the indices are.
+PICKED = {
+    "embedding": lambda t, i: F.embedding(i, t), "gather": lambda t, i: F.gather(t, 0, i.reshape(2, 1)),
+    "each of a slice": lambda t, i: F.gather(t, 0, i.reshape(2, 1).expand(2, 3)),
+    "index_select": lambda t, i: F.index_select(t, 0, i),
+    "picked of an index": lambda t, i: F.index_select(t.reshape(15), 0, i),
+}  # fmt: skip
+USES = {
+    "step": lambda table, optimizer: optimizer.step(), "read": lambda table, _: table.weight.grad.numpy(),
+    "norm": lambda table, _: (table.weight.grad * 2.0).square().sum().item(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("name", PICKED)
+def test_an_index_of_nothing_that_the_device_alone_knows_is_named_where_its_gradients_are_used(device, name, use):
+    count = 15 if name == "picked of an index" else 5
+    for outside in (count, -1):
+        table = Embedding(5, 3, device=device)
+        optimizer = SGD(table, 0.1)
+        PICKED[name](table.weight, F.to_int(Tensor([1.0, 4.0], device))).sum().backward()
+        USES[use](table, optimizer)
+        optimizer.zero_grad()
+        before = table.weight.numpy()
+        PICKED[name](table.weight, F.to_int(Tensor([1.0, outside], device))).sum().backward()
+        with pytest.raises(ArgumentError) as caught:
+            USES[use](table, optimizer)
+        assert str(caught.value) == f"index: expected 0 to {count - 1}, got {outside}"
+        np.testing.assert_array_equal(table.weight.numpy(), before)
+
+
+def test_a_class_outside_that_the_device_alone_knows_has_no_row_of_zeros(device):
+    assert F.one_hot(F.to_int(Tensor([2.0], device)), 3).numpy().tolist() == [[0, 0, 1]]
+    with pytest.raises(ArgumentError, match=r"^one_hot: expected classes from 0 to 2, got 3$"):
+        F.one_hot(F.to_int(Tensor([3.0], device)), 3)

@@ -1,11 +1,13 @@
 /* Rows of a table by their indices, and the gradient of the table. An index that is not one of the table gives a row of
-   NaN, and adds to no gradient. */
+   NaN, is noted in `outside`, and adds to no gradient. */
 
 __kernel void embedding(__global float *restrict y, __global const float *restrict table,
-                        __global const int *restrict indices, int entries, int rows, int columns) {
+                        __global const int *restrict indices, __global int *restrict outside, int entries, int rows,
+                        int columns) {
     FOR_ROWS(row, rows) {
         const int index = indices[row];
         const int is_there = index >= 0 && index < entries;
+        if (!is_there) note_outside(outside, index, -entries);
         __global const float *from = table + (long)(is_there ? index : 0) * columns;
         __global float *to = y + (long)row * columns;
         FOR_COLUMN_LANES(i, columns) {

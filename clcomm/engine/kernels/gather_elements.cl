@@ -1,8 +1,8 @@
 /* y[outer][count][inner] of x[outer][length][inner] at indices of the middle dimension: with `each` one for each element
-   of y, else one for each of `count` slices. An index that is not one of x gives NaN, and adds to no gradient. */
+   of y, else one for each of `count` slices. An index that is not one of x gives NaN, is noted in `outside`, and adds to no gradient. */
 
 __kernel void gather(__global float *restrict y, __global const float *restrict x, __global const int *restrict index,
-                     int each, int length, int outer, int count, int inner) {
+                     __global int *restrict outside, int each, int length, int outer, int count, int inner) {
 #ifdef ON_CPU
     const int last = run_last(outer * count * inner), length_of_run = inner == 1 ? count : inner;
     for (int i = run_first(outer * count * inner), next; i < last; i = next) { /* a run of y, as far as it is ours */
@@ -14,12 +14,14 @@ __kernel void gather(__global float *restrict y, __global const float *restrict 
             const int step = inner == 1 ? 0 : 1;
             for (int j = 0; j < width; ++j) {
                 const int is_there = at[j] >= 0 && at[j] < length;
+                if (!is_there) note_outside(outside, at[j], -length);
                 const float value = from[(long)(is_there ? at[j] : 0) * inner + j * step];
                 y[i + j] = is_there ? value : NAN;
             }
         } else {
             const int row = i / inner, at = index[row % count], is_there = at >= 0 && at < length;
             __global const float *const from = x + ((long)(row / count) * length + (is_there ? at : 0)) * inner + place;
+            if (!is_there) note_outside(outside, at, -length);
             if (is_there)
                 for (int j = 0; j < width; ++j) y[i + j] = from[j];
             else
@@ -30,6 +32,7 @@ __kernel void gather(__global float *restrict y, __global const float *restrict 
     FOR_EACH(i, outer * count * inner) {
         const int row = i / inner, at = index[each ? i : row % count];
         const int is_there = at >= 0 && at < length;
+        if (!is_there) note_outside(outside, at, -length);
         const float value = x[((long)(row / count) * length + (is_there ? at : 0)) * inner + i % inner];
         y[i] = is_there ? value : NAN;
     }

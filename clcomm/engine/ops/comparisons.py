@@ -273,16 +273,18 @@ def _triangle(name: str, x: Tensor, diagonal: int, upper: bool) -> Tensor:
 
 
 def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
-    """Return int32 [..., num_classes]: 1 at the class of each element, 0 elsewhere, and everywhere of no class.
+    """Return int32 [..., num_classes]: 1 at the class of each element, 0 elsewhere.
 
     x: int32 of any shape; num_classes: -1 for one more than the largest, which waits for the queue.
-    Raises ArgumentError for a number that is no class, where the host knows it.
+    Raises ArgumentError for a number that is no class; what only the device knows is read to the host.
     """
     if not isinstance(x, Tensor) or x.dtype != INT32:
         raise ArgumentError(f"one_hot: expected int32 classes, got {x.dtype if isinstance(x, Tensor) else type(x)}")
     whole = x.numpy() if num_classes == -1 else x
     classes = int(whole.max()) + 1 if isinstance(whole, np.ndarray) else num_classes
-    require_below("one_hot: expected classes from 0 to {}, got {}", whole, max(classes, 1))
+    said = "one_hot: expected classes from 0 to {}, got {}"
+    if not require_below(said, whole, max(classes, 1)):
+        require_below(said, x.numpy(), max(classes, 1))
     if classes < 1:
         raise ArgumentError(f"one_hot: num_classes: expected -1, or 1 or more, got {num_classes}")
     numbers = Tensor(np.arange(classes, dtype=np.int32), x.device)

@@ -17,7 +17,7 @@ from clcomm.engine.ops.elementwise import add
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.parts import fill
 from clcomm.engine.ops.shape import reshape
-from clcomm.engine.targets import require_below
+from clcomm.engine.targets import note_of, require_below
 from clcomm.engine.tensor import FLOAT32, INT32, Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
 
@@ -44,7 +44,8 @@ class GatherOp(Op):
         outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         y = empty(device, (*shape[:axis], count, *shape[axis + 1 :]))
         ctx.axis, ctx.index, ctx.sizes = axis, index, (int(each), shape[axis], outer, count, inner)
-        device.launch(device.kernel("gather_elements", "gather"), *device.grid(y.numel()), y, x, index, *ctx.sizes)
+        kernel, grid = device.kernel("gather_elements", "gather"), device.grid(y.numel())
+        device.launch(kernel, *grid, y, x, index, note_of(device), *ctx.sizes)
         return y
 
     @staticmethod
@@ -76,8 +77,8 @@ class ScatterOp(Op):
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         dx = ctx.out(0)
-        kernel = dx.device.kernel("gather_elements", "gather")
-        dx.device.launch(kernel, *dx.device.grid(dx.numel()), dx, grad, ctx.index, *ctx.sizes)
+        device, kernel = dx.device, dx.device.kernel("gather_elements", "gather")
+        device.launch(kernel, *device.grid(dx.numel()), dx, grad, ctx.index, note_of(device), *ctx.sizes)
         return (dx,)
 
 
@@ -287,7 +288,7 @@ def _indices(name: str, x: Tensor, axis: int, given: object) -> Tensor:
             raise ArgumentError(
                 f"{name}: expected int32 indices on the device of x, got {given.dtype} on {given.device.name}"
             )
-        require_below(f"{name}: {OUTSIDE}", given, x.shape[axis])
+        require_below(f"{name}: {OUTSIDE}", given, x.shape[axis], scores=x)
         return given
     array = np.asarray(given)
     if array.dtype.kind not in "iu":
@@ -304,7 +305,9 @@ class EmbeddingOp(Op):
         device, (entries, columns), rows = table.device, table.shape, indices.numel()
         y = empty(device, (*indices.shape, columns))
         kernel = device.kernel("embedding", "embedding")
-        device.launch(kernel, *device.row_grid(rows, columns), y, table, indices, entries, rows, columns)
+        device.launch(
+            kernel, *device.row_grid(rows, columns), y, table, indices, note_of(device), entries, rows, columns
+        )
         ctx.indices, ctx.padding = indices, padding
         return y
 
@@ -342,7 +345,7 @@ def _index_tensor(indices: object, table: Tensor) -> Tensor:
     if isinstance(indices, Tensor):
         if indices.dtype != INT32:
             raise ArgumentError(f"embedding: expected int32 indices, got {indices.dtype}")
-        require_below(f"embedding: {OUTSIDE}", indices, table.shape[0])
+        require_below(f"embedding: {OUTSIDE}", indices, table.shape[0], scores=table)
         return indices
     array = np.asarray(indices)
     if array.dtype.kind not in "iu" or not array.size:
