@@ -189,7 +189,7 @@ def test_no_other_thread_takes_part_in_the_norm():
     threads, switches = map(int, run.stdout.split())
     if threads == 1:
         pytest.skip("NumPy's BLAS has no threads here")
-    assert switches < 10  # one that is just starting may wake up; with BLAS there are 60 and more
+    assert switches < 30  # those that are just starting may wake up on a busy machine; with BLAS there are 60 and more
 
 
 @pytest.mark.parametrize("dtype", ["e", "f", "d"])
