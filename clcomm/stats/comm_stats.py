@@ -357,20 +357,30 @@ class CommStats:
         Buckets that were merged since then are counted with those of their label.
         """
         result = CommStats.merged([self.state()], self.world_size, self.name)
-        for (operation, label, bucket, part), tally in earlier.tallies.items():
-            own = (operation, label, bucket, part)
-            key = own if own in result.tallies else (operation, label, -1, part)
-            if key in result.tallies:
-                result.tallies[key].leave_out(tally)
-        for (name, label, bucket), counts in earlier.phases.items():
-            found = result.phases.get((name, label, bucket)) or result.phases.get((name, label, -1))
-            if found is not None:
+        now, then = ({key: each.calls for key, each in stats.tallies.items()} for stats in (self, earlier))
+        for key, tally in earlier.tallies.items():
+            if (held := result.tallies.get(_held_by(key, now, then))) is not None:
+                held.leave_out(tally)
+        after, before = ({key: each[0] for key, each in stats.phases.items()} for stats in (self, earlier))
+        for phase, counts in earlier.phases.items():
+            if (found := result.phases.get(_held_by(phase, after, before))) is not None:
                 found[:3] = [max(0, mine - theirs) for mine, theirs in zip(found[:3], counts, strict=False)]
         for rank, (last, ns, _) in earlier.late.items():
             mine = result.late.pop(rank, [0, 0, 0])
             if mine[0] > last:
                 result.late[rank] = [mine[0] - last, max(0, mine[1] - ns), mine[2]]
         return result
+
+
+def _held_by(key: Any, now: Mapping[Any, int], then: Mapping[Any, int]) -> Any:
+    """Return the key that has an earlier key's counts now: its own, or, once its label's buckets were merged, theirs.
+
+    now, then: calls by key.
+    """
+    whole = (*key[:2], -1, *key[3:])
+    in_buckets = sum(calls for each, calls in then.items() if each[2] >= 0 and (*each[:2], -1, *each[3:]) == whole)
+    is_merged = now.get(key, 0) < then[key] or now.get(whole, 0) - then.get(whole, 0) >= in_buckets
+    return whole if key[2] >= 0 and is_merged else key
 
 
 def _merged(one: list[int], other: list[int]) -> list[int]:

@@ -65,6 +65,28 @@ def test_counts_of_new_buckets_begin_at_zero():
     assert (total["seconds"], total["pack_s"]) == pytest.approx((0.005, 0.3))
 
 
+@pytest.mark.parametrize("first", [1, 3])
+@pytest.mark.parametrize("merged_at", [0, 1, 2, 5, 9, 39, None])
+def test_what_came_after_a_state_is_right_wherever_buckets_were_merged(first, merged_at):
+    """3 buckets a step: `first` steps of 0.5 s a call, then 40 of 0.01 s; the merge is before one of these."""
+    stats, earlier = CommStats(), CommStats()
+    for step in range(-first, 40):
+        if step == 0:
+            earlier = CommStats.merged([stats.state()], 1)
+        if step == merged_at:
+            stats.merge_buckets("gradients")
+        for bucket in range(3):
+            seconds = 0.5 if step < 0 else 0.01
+            stats.collective_finished(event(seconds, 1000, label="gradients", bucket=bucket))
+            stats.phase_finished(Phase("pack", 0.0, 2 * seconds, "gradients", bucket))
+    since = stats.without(earlier)
+    total = since.total("all_reduce", "gradients")
+    assert (total["calls"], total["bytes"]) == (120, 120_000)
+    assert (total["seconds"], total["pack_s"]) == pytest.approx((1.2, 2.4))
+    buckets = [row["calls"] for row in since.as_dict()["buckets"]]
+    assert buckets == [40 - (merged_at or 0)] * 3
+
+
 def test_what_of_a_phase_was_communication():
     stats = stats_of([Phase("step", 0.0, 0.5, communication_s=0.2), Phase("step", 1.0, 0.3, communication_s=0.1)])
     (row,) = CommStats.merged([stats.state()] * 2, 2).as_dict()["phases"]
