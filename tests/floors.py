@@ -135,10 +135,10 @@ def imports_of(path: str, source: str, files: Mapping[str, str]) -> Iterator[Imp
 def _walk(node: ast.AST, for_types: bool) -> Iterator[tuple[ast.AST, bool]]:
     yield node, for_types
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-        for child in node.body:
-            yield from _walk(child, True)
-        for child in node.orelse:
-            yield from _walk(child, for_types)
+        for inner in node.body:
+            yield from _walk(inner, True)
+        for inner in node.orelse:
+            yield from _walk(inner, for_types)
         return
     for child in ast.iter_child_nodes(node):
         yield from _walk(child, for_types)

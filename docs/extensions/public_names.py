@@ -34,6 +34,8 @@ INTERNAL = {"clcomm.transport"}
 _PART = re.compile(r"<!-- public names of ([\w.]+) -->.*?<!-- end -->", re.DOTALL)
 #: Modules with other libraries' names, which describe what nothing else does.
 LAST = {"clcomm.netcl"}
+#: Classes with another one's name, to which no reference without a module leads.
+NAMESAKES = {"clcomm.lizardist.Synchronizer"}
 #: The names with which a module's section begins.
 FIRST = ("Communicator", "Synchronizer", "DistributedDataParallel", "Mesh", "Tensor", "Module", "Device")
 #: What the reference's modules import that the documentation's extra does not bring: Sphinx imitates the missing ones.
@@ -138,6 +140,7 @@ def _directive(module: str, name: str) -> list[str]:
         kind = "exception" if issubclass(value, BaseException) else "class"
         fields = "(...)" if hasattr(value, "_fields") else ""  # each is described below anyway
         lines = [f".. auto{kind}:: {module}.{name}{fields}", "   :members:"]
+        lines += ["   :no-index:"] if f"{module}.{name}" in NAMESAKES else []
         is_protocol = getattr(value, "_is_protocol", False)  # autodoc cannot tell what one of these inherits
         return lines if is_protocol else [*lines, f"   :inherited-members: {_elsewhere(value)}"]
     if hasattr(value, "__qualname__"):
@@ -162,7 +165,7 @@ def public_classes() -> set[type]:
 def undocumented(documented: set[str]) -> list[str]:
     """Return the public names that have no entry in the reference."""
     places = {f"{owner(module, name)}.{name}" for module in public_modules() for name in public_names(module)}
-    return sorted(places - documented)
+    return sorted(places - documented - NAMESAKES)
 
 
 def _value_of(module: str, name: str) -> Any:

@@ -23,14 +23,14 @@ from clcomm.stats.events import Collective, TimedPhase
 from examples import mnist
 from tests.faults import elastic_log
 from tests.faults.elastic_log import at, stamp
-from training import trainer
+from training import end_of_run, trainer
 from training.session import Session
 from training.trainer import Trainer
 
 recovered: list[bool] = []
 survivors_of, send_arrays = elastic.survivors_of, elastic.send_arrays
 finish, record = Session.finish, Trainer._record
-enter, notify_phase, write_document = TimedPhase.__enter__, Communicator.notify_phase, mnist.write_document
+enter, notify_phase, write_document = TimedPhase.__enter__, Communicator.notify_phase, end_of_run.write_document
 make_trainer = Session._make_trainer
 
 
@@ -115,6 +115,6 @@ trainer.note_step = noted
 elastic.survivors_of, elastic.send_arrays = noted_recovery, noted_send
 TimedPhase.__enter__, Communicator.notify_phase = noted_phase, noted_data  # type: ignore[method-assign]
 Session._make_trainer, Trainer._record, Session.finish = noted_trainer, noted_record, noted_finish  # type: ignore[method-assign]
-mnist.write_document = noted_report
+end_of_run.write_document = noted_report
 if __name__ == "__main__":
     run(main)
