@@ -74,9 +74,9 @@ def largest_row(analysis: Analysis, others: Sequence[Cause]) -> Cause | None:
         return None
     share = means[name] / (sum(means.values()) or 1.0)
     larger = [each for each in means if means[each] > means[name]]
-    begin = f"Besides {' and '.join(larger)}, most" if larger else "Most"
+    begin = f"Besides {' and '.join(larger)}, the" if larger else "The"
     meaning = _meaning(analysis, name, means[name])
-    return Cause(f"{begin} of a step is {meaning}: {milliseconds(means[name])}, {share:.0%}.", means[name])
+    return Cause(f"{begin} largest part of a step is {meaning}: {milliseconds(means[name])}, {share:.0%}.", means[name])
 
 
 def _meaning(analysis: Analysis, name: str, seconds: float) -> str:

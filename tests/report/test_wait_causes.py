@@ -89,15 +89,15 @@ def test_the_cause_is_named_in_the_first_three_sentences(run):
 def test_the_part_that_is_called_the_largest_is_it(run):
     """Of the ranks that no other cause names; larger parts that one explains are said to be left out."""
     case, report, ranks, _ = run
-    (line,) = (each for each in sentences(report) if "ost of a step is" in each)
+    (line,) = (each for each in sentences(report) if "largest part of a step is" in each)
     blamed = {case.slow} if "keeps the others waiting" in " ".join(report.headline) else set()
     others = [each for each in ranks if each.rank not in blamed]
     means = {name: sum(each.parts.get(name, 0.0) for each in others) / len(others) / STEPS for name in ranks[0].parts}
-    begin = line.partition("ost of a step is")[0]
+    begin = line.partition("largest part of a step is")[0]
     kept = {name: seconds for name, seconds in means.items() if name not in begin}
     assert milliseconds(max(kept.values())) in line
     assert all(seconds > max(kept.values()) for name, seconds in means.items() if name not in kept)
-    assert begin == "M" or case.ranks > 1
+    assert begin == "The " or case.ranks > 1
 
 
 def test_parts_of_each_rank_are_those_it_spent(run):
