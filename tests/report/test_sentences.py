@@ -68,8 +68,8 @@ def test_the_first_steps_are_in_no_mean_share_or_cause(tmp_path, cold):
         [(row["part"], round(row["mean_s"], 9)) for row in table(each, "step").rows] for each in (found, expected)
     )
     assert rows == plain_rows
-    assert [line for line in found.headline if "ost of a step is" in line] == [
-        line for line in expected.headline if "ost of a step is" in line
+    assert [line for line in found.headline if "largest part of a step is" in line] == [
+        line for line in expected.headline if "largest part of a step is" in line
     ]
 
 
