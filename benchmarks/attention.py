@@ -10,7 +10,7 @@ from benchmarks.harness import Bar, Grid, Ratio, Report
 from benchmarks.kernels.__main__ import OURS, TORCH, Results, measure_all
 from benchmarks.kernels.cases import Case
 from benchmarks.kernels.peak import peak_of
-from clcomm.job import run
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.attention"
 TARGET = 1.0

@@ -21,13 +21,13 @@ from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from benchmarks.on_ranks import relaunch, slowest_s
 from clcomm import Communicator, Synchronizer
+from clcomm.base.errors import ArgumentError
+from clcomm.base.host import usable_cores
+from clcomm.base.host.launcher import launched_rank
+from clcomm.comm.watch import run
 from clcomm.engine import Device
-from clcomm.errors import ArgumentError
-from clcomm.host import usable_cores
-from clcomm.host.launcher import launched_rank
-from clcomm.job import run
-from clcomm.sampler import BalancedSampler, DistributedSampler
 from clcomm.sync.balance import Balancer
+from clcomm.sync.sampler import BalancedSampler, DistributedSampler
 from training.data.datasets import load_synthetic
 from training.data.loader import Loader
 from training.engines.parts import build_parts

@@ -16,9 +16,9 @@ from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from benchmarks.on_ranks import cable, relaunch, relaunch_on_hosts, slowest_s
 from clcomm import Communicator, Synchronizer
-from clcomm.costs.forecast import MODELS
-from clcomm.job import run
-from clcomm.units import format_size
+from clcomm.base.units import format_size
+from clcomm.comm.costs.forecast import MODELS
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.bucket_sizes"
 AUTO = "auto"
@@ -32,7 +32,7 @@ TENSORS = {**MODELS, "deep": (262144, 1024) * 24}
 
 
 class Gradients:
-    """A model of NumPy arrays for `clcomm.adapters.numpy`, whose gradients stay the same."""
+    """A model of NumPy arrays for `clcomm.sync.adapters.numpy`, whose gradients stay the same."""
 
     def __init__(self, sizes: tuple[int, ...], rank: int):
         generator = np.random.default_rng(rank)

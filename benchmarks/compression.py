@@ -19,7 +19,7 @@ from benchmarks import harness, results_file
 from benchmarks.harness import Bar, Grid, Ratio, Report
 from benchmarks.peers.batches import default_data, write_batches
 from benchmarks.workers import Job, run_to_end
-from clcomm.job import run
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.compression"
 SCHEMES = ("fp16", "bf16", "int8", "topk:0.01", "powersgd:4")

@@ -13,7 +13,7 @@ from benchmarks.machine import cores
 from benchmarks.peers.batches import default_data, write_batches
 from benchmarks.peers.systems import System, calibrate
 from benchmarks.workers import Job
-from clcomm.job import run
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.cores"
 #: The least speed with more ranks than cores, relative to one rank per core.

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks import results_file
 from benchmarks.machine import describe_machine, describe_versions
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 
 _FILE_WIDTH = 160
 _FILLED = 0.8  # of a window: enough to tell how many repetitions fill it

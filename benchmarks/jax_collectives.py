@@ -23,8 +23,8 @@ from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from benchmarks.on_ranks import relaunch, slowest_s
 from clcomm import Communicator
+from clcomm.base.units import format_size, parse_size
 from clcomm.jax import all_reduce, all_reduce_async, sync
-from clcomm.units import format_size, parse_size
 
 PROGRAM = "benchmarks.jax_collectives"
 #: Numbers of gradients, and the size of each.

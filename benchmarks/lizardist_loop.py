@@ -20,8 +20,8 @@ from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from benchmarks.peers.batches import default_data, write_batches
 from benchmarks.peers.systems import System, calibrate
 from benchmarks.workers import Job
-from clcomm.errors import MismatchError
-from clcomm.job import run
+from clcomm.base.errors import MismatchError
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.lizardist_loop"
 #: The least speed over LizarDist's faster way, by model.

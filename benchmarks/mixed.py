@@ -18,8 +18,8 @@ from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from benchmarks.mixed_rank import INTEL, POCL, TINYGRAD
 from benchmarks.workers import Job
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import intel_runtime
-from clcomm.errors import ArgumentError
 
 PROGRAM = "benchmarks.mixed"
 PAIRS = (POCL, INTEL), (POCL, TINYGRAD)

@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks.workers import serve
 from clcomm import Communicator, Synchronizer
-from clcomm.host import usable_cores
-from clcomm.host.launcher import launched_rank
+from clcomm.base.host import usable_cores
+from clcomm.base.host.launcher import launched_rank
 
 POCL, INTEL, TINYGRAD = KINDS = "pocl", "intel", "tinygrad"
 _LR, _SHAPE, _CLASSES = 0.01, (1, 28, 28), 10

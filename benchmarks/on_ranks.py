@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks.workers import mpi_launch
 from clcomm import Communicator
-from clcomm.errors import ArgumentError
-from clcomm.transport.mpi_runtime import launched_ranks
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.transport.mpi_runtime import launched_ranks
 from tests.multihost.cable import Link
 from tests.multihost.two_hosts import TwoHosts, environment, refusal
 

@@ -25,7 +25,7 @@ from benchmarks.peers.batches import default_data, read_batches, write_batches
 from benchmarks.peers.engine import PHASES, Native
 from benchmarks.workers import Job
 from clcomm import Communicator
-from clcomm.job import run
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.overhead"
 #: The largest share of a step at batch 64 that may not be kernels, in percent.

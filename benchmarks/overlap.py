@@ -18,7 +18,7 @@ from benchmarks import harness
 from benchmarks.harness import Grid, Ratio, Report
 from benchmarks.on_ranks import relaunch, slowest_s
 from clcomm import Communicator, Synchronizer
-from clcomm.job import run
+from clcomm.comm.watch import run
 from clcomm.sync.bucket_plan import GRADIENTS
 from training.engines.parts import Placement, build_parts
 

@@ -22,13 +22,13 @@ from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from benchmarks.on_ranks import relaunch, slowest_s
 from clcomm import Communicator
+from clcomm.base.host import usable_cores
+from clcomm.base.schedules.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
+from clcomm.base.units import format_size
+from clcomm.comm.watch import run
 from clcomm.engine import Device, Linear, Module, Op, ReLU, Sequential, Tensor
 from clcomm.engine import functional as F
-from clcomm.host import usable_cores
-from clcomm.job import run
 from clcomm.parallel.pipeline import Pipeline
-from clcomm.schedules.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
-from clcomm.units import format_size
 from models.gpt import GPT, next_token_loss
 
 PROGRAM = "benchmarks.pipeline"

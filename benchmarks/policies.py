@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from benchmarks import harness, results_file
 from benchmarks.harness import Bar, Grid, Report
 from benchmarks.workers import run_to_end
-from clcomm.job import run
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.policies"
 PLAIN = "none"

@@ -20,8 +20,8 @@ from benchmarks import harness, results_file
 from benchmarks.harness import Bar, Grid, Report
 from benchmarks.policies import PLAIN, how
 from benchmarks.workers import ROOT
-from clcomm.errors import ArgumentError, LaunchError
-from clcomm.job import run
+from clcomm.base.errors import ArgumentError, LaunchError
+from clcomm.comm.watch import run
 from tests.multihost.cable import Link
 from tests.multihost.two_hosts import TwoHosts, add_link, environment, link_of, refusal
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.job import run
-from clcomm.transport.mpi_failures import place_in_world
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.transport.mpi_failures import place_in_world
+from clcomm.comm.watch import run
 from training.command_line import parse
 from training.evaluate import evaluate
 from training.text_options import TextOptions, presets

@@ -22,7 +22,7 @@ from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Report, Samples, alternate
 from benchmarks.resident import FIELDS
 from benchmarks.workers import run_to_end
-from clcomm.job import run
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.startup"
 WARM_TARGET_S, COLD_TARGET_S, MEMORY_TARGET_MB = 1.5, 5.0, 200.0

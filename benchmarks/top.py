@@ -1,7 +1,7 @@
 """`python -m benchmarks.top`: what `clcomm top` costs a job, as a share of its step, on 8 ranks.
 
-A job pays whether somebody looks or not: a few assignments a step (`clcomm/stats/now.py`), and about once a second, in
-the watchdog's thread, the figures on the rank's status page (`clcomm/job/figures.py`). Both are timed in the ranks of a
+A job pays whether somebody looks or not: a few assignments a step (`clcomm/comm/stats/now.py`), and about once a second, in
+the watchdog's thread, the figures on the rank's status page (`clcomm/comm/watch/figures.py`). Both are timed in the ranks of a
 job that has just trained, and compared with its step. Where ranks share cores, each core pays for all of its ranks.
 """
 
@@ -16,16 +16,16 @@ from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Report
 from benchmarks.on_ranks import relaunch
 from clcomm import Communicator
-from clcomm.host import usable_cores
-from clcomm.job import run
-from clcomm.job.figures import Figures
-from clcomm.job.running_jobs import find_jobs
-from clcomm.job.status_page import StatusPage
-from clcomm.stats import now
-from clcomm.stats.events import Collective
-from clcomm.stats.flight_recorder import FlightRecorder
-from clcomm.top import view
-from clcomm.top.view import rows_of
+from clcomm.base.host import usable_cores
+from clcomm.comm.stats import now
+from clcomm.comm.stats.events import Collective
+from clcomm.comm.stats.flight_recorder import FlightRecorder
+from clcomm.comm.watch import run
+from clcomm.comm.watch.figures import Figures
+from clcomm.comm.watch.running_jobs import find_jobs
+from clcomm.comm.watch.status_page import StatusPage
+from clcomm.jobs.top import view
+from clcomm.jobs.top.view import rows_of
 from training.options import TrainingOptions
 from training.session import Session
 

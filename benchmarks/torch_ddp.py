@@ -28,8 +28,8 @@ from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report
 from benchmarks.on_ranks import relaunch, slowest_s
 from benchmarks.torch_training import MODELS, Side, Transformer, trained_by_sgd, with_ddp
-from clcomm.transport.reduction import prepared_reduction
-from clcomm.units import format_size
+from clcomm.base.units import format_size
+from clcomm.comm.transport.reduction import prepared_reduction
 
 PROGRAM = "benchmarks.torch_ddp"
 #: Bytes of the buckets whose all-reduce is measured alone: from the bar's size to DDP's largest.

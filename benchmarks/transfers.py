@@ -16,12 +16,12 @@ import numpy as np
 
 from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.watch import run
 from clcomm.engine import Device, Tensor
 from clcomm.engine.ops.matmul import multiply
 from clcomm.engine.queue_mark import QueueMark
 from clcomm.engine.tensor import empty
-from clcomm.errors import ArgumentError
-from clcomm.job import run
 
 PROGRAM = "benchmarks.transfers"
 APART, IN_TURN = "queues of their own", "in the kernels' queue"

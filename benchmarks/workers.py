@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from clcomm.errors import LaunchError
+from clcomm.base.errors import LaunchError
 
 #: This repository's root: workers start there.
 ROOT = Path(__file__).resolve().parents[1]

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 from clcomm._version import __version__
 
 if TYPE_CHECKING:
-    from clcomm.clipping import clip_grad_norm
-    from clcomm.collectives.in_flight import Handle
-    from clcomm.communicator import Communicator
-    from clcomm.distributed_optimizer import DistributedOptimizer
+    from clcomm.base.errors import ClcommError
+    from clcomm.comm.collectives.in_flight import Handle
+    from clcomm.comm.communicator import Communicator
+    from clcomm.comm.stats import Collective, CommStats, Observer
     from clcomm.engine import Device
-    from clcomm.errors import ClcommError
     from clcomm.parallel import DistributedDataParallel, Mesh
     from clcomm.parallel.loss_scaling import GradScaler
-    from clcomm.sampler import DistributedSampler
-    from clcomm.stats import Collective, CommStats, Observer
-    from clcomm.synchronizer import Synchronizer
+    from clcomm.sync.clipping import clip_grad_norm
+    from clcomm.sync.distributed_optimizer import DistributedOptimizer
+    from clcomm.sync.sampler import DistributedSampler
+    from clcomm.sync.synchronizer import Synchronizer
 
 __all__ = [
     "ClcommError",

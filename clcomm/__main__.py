@@ -1,6 +1,6 @@
 """`python -m clcomm` is the `clcomm` command."""
 
-from clcomm.cli import entry
+from clcomm.tools.cli import entry
 
 if __name__ == "__main__":
     entry()

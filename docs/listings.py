@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from clcomm.cli import make_parser
+from clcomm.tools.cli import make_parser
 from docs import options
 from docs.extensions import public_names
 

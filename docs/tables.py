@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from clcomm.host.variables import VARIABLES
+from clcomm.base.host.variables import VARIABLES
 from tests.floors import FLOORS
 
 ROOT = Path(__file__).resolve().parent.parent

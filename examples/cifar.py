@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clcomm.console.option_types import number
-from clcomm.job import run
+from clcomm import run
+from clcomm.base.console.option_types import number
 from training.command_line import parse
 from training.data.choose import CHOICES
 from training.end_of_run import train

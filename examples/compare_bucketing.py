@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clcomm.communicator import Communicator
-from clcomm.job import run
-from clcomm.report.record import write_document
+from clcomm import run
+from clcomm.comm.communicator import Communicator
+from clcomm.insight.report.record import write_document
 from training.command_line import parse
 from training.comparison import plot as charts
 from training.comparison import tables

@@ -6,8 +6,8 @@ end it prints the result, where the time went, and what the model writes once it
 
 from __future__ import annotations
 
-from clcomm.job import run
-from clcomm.transport.mpi_failures import place_in_world
+from clcomm import run
+from clcomm.comm.transport.mpi_failures import place_in_world
 from training.command_line import parse
 from training.end_of_run import train
 from training.text_options import TextOptions, presets

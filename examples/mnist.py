@@ -5,7 +5,7 @@ Without mpiexec it runs as a world of one. At the end it prints the result and w
 
 from __future__ import annotations
 
-from clcomm.job import run
+from clcomm import run
 from training.command_line import parse
 from training.end_of_run import train
 from training.options import TrainingOptions

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from clcomm import Communicator, DistributedSampler
-from clcomm.console.option_types import OneLineParser, whole_number
+from clcomm.base.console.option_types import OneLineParser, whole_number
+from clcomm.comm.watch.endings import run
 from clcomm.jax import all_reduce, broadcast, sync  # before JAX's first array
-from clcomm.job.endings import run
 from training.data.choose import choose, load
 
 import jax  # isort: skip

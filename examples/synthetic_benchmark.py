@@ -12,10 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from clcomm import Communicator, Synchronizer
-from clcomm.collectives.same_start import declare
-from clcomm.host import require_memory
-from clcomm.job import run
+from clcomm import Communicator, Synchronizer, run
+from clcomm.base.host import require_memory
+from clcomm.comm.collectives.same_start import declare
 from training.command_line import parse
 from training.console import make_console
 from training.engines.build_together import build_together

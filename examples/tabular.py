@@ -13,7 +13,7 @@ import numpy as np
 from sklearn import datasets
 
 from clcomm import Communicator, DistributedSampler
-from clcomm.console.option_types import OneLineParser, whole_number
+from clcomm.base.console.option_types import OneLineParser, whole_number
 from clcomm.engine import GELU, CrossEntropyLoss, LayerNorm, Linear, MSELoss, Sequential, Tensor, manual_seed
 from clcomm.optim import AdamW
 from clcomm.parallel import DistributedDataParallel

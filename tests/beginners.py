@@ -8,14 +8,14 @@ from __future__ import annotations
 PREAMBLE = """
 import numpy as np
 from clcomm import Communicator, Synchronizer, clip_grad_norm
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import CrossEntropyLoss, Linear, MSELoss, Parameter, ReLU, Replay, Sequential, Tensor, nn
 from clcomm.engine import functional as F
 from clcomm.engine.nn import Generator
 from clcomm.optim import SGD, Adam
 from clcomm.parallel import DistributedDataParallel, Mesh
 from clcomm.parallel.loss_scaling import GradScaler
-from clcomm.sampler import DistributedSampler
+from clcomm.sync.sampler import DistributedSampler
 
 sync = Synchronizer(comm)
 model = Sequential(Linear(4, 5, rng=Generator(1)), ReLU(), Linear(5, 3, rng=Generator(2)))

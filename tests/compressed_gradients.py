@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from clcomm.flat_space.layout import FlatLayout
-from clcomm.flat_space.parameters import ParameterSpec
+from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.parameters import ParameterSpec
 
 SCHEMES = ["fp16", "bf16", "int8", "topk:0.05", "powersgd:2"]
 FEEDBACK = SCHEMES[2:]

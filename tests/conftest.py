@@ -19,7 +19,7 @@ for name in ("COLUMNS", "LINES"):  # of no terminal: readline sets them in pytes
     os.environ.pop(name, None)
 
 from clcomm import Communicator  # noqa: E402 - after the environment is set
-from clcomm.transport.mpi_runtime import world  # noqa: E402
+from clcomm.comm.transport.mpi_runtime import world  # noqa: E402
 from tests.helpers import cpu_device  # noqa: E402
 from tests.leftovers import children, kill_with_descendants  # noqa: E402
 from tests.outcomes import Recorder, among  # noqa: E402

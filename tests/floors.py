@@ -11,19 +11,33 @@ PACKAGES = ("clcomm", "models", "training", "examples", "benchmarks")
 #: Packages by floor, the lowest first; a package imports only from lower floors. Modules that lie directly in clcomm/
 #: or training/ have no place of their own: each is as high as the highest package that it imports.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("clcomm/host",),
-    ("clcomm/storage", "clcomm/console", "clcomm/flat_space", "clcomm/schedules"),
-    ("clcomm/transport", "clcomm/engine", "clcomm/drawing", "clcomm/exporters"),
-    ("clcomm/stats",),
-    ("clcomm/job",),
-    ("clcomm/collectives",),
-    ("clcomm/trace", "clcomm/costs", "clcomm/checkpoint", "clcomm/compression", "clcomm/policies", "clcomm/tensors"),
-    ("clcomm/measure", "clcomm/adapters", "clcomm/weights"),
-    ("clcomm/sync", "clcomm/summary", "clcomm/optim"),
-    ("clcomm/zero", "clcomm/launch", "clcomm/top"),
-    ("clcomm/report", "clcomm/lizardist", "clcomm/parallel", "clcomm/devices", "clcomm/doctor", "clcomm/verify"),
+    ("clcomm/base/host",),
+    ("clcomm/base/storage", "clcomm/base/console", "clcomm/base/flat_space", "clcomm/base/schedules"),
+    ("clcomm/comm/transport", "clcomm/engine", "clcomm/insight/drawing", "clcomm/insight/exporters"),
+    ("clcomm/comm/stats",),
+    ("clcomm/comm/watch",),
+    ("clcomm/comm/collectives",),
     (
-        *("clcomm/commands", "clcomm/horovod", "clcomm/torch", "clcomm/netcl", "clcomm/tinygrad", "clcomm/jax"),
+        "clcomm/insight/trace",
+        "clcomm/comm/costs",
+        "clcomm/jobs/checkpoint",
+        "clcomm/sync/compression",
+        "clcomm/sync/policies",
+        "clcomm/comm/tensors",
+    ),
+    ("clcomm/insight/measure", "clcomm/sync/adapters", "clcomm/engine/weights"),
+    ("clcomm/sync", "clcomm/insight/summary", "clcomm/optim"),
+    ("clcomm/sync/zero", "clcomm/jobs/launch", "clcomm/jobs/top"),
+    (
+        "clcomm/insight/report",
+        "clcomm/lizardist",
+        "clcomm/parallel",
+        "clcomm/parallel/devices",
+        "clcomm/tools/doctor",
+        "clcomm/tools/verify",
+    ),
+    (
+        *("clcomm/tools/commands", "clcomm/horovod", "clcomm/torch", "clcomm/netcl", "clcomm/tinygrad", "clcomm/jax"),
         *("clcomm/as_torch", "models"),
     ),
     ("training/data", "training/engines"),
@@ -33,15 +47,21 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 #: Where modules may lie beside packages.
 LOOSE = ("clcomm", "training")
 #: What knows nothing of the engine, which is on their floor or below.
-COMMUNICATION = ("clcomm/transport/", "clcomm/stats/", "clcomm/job/", "clcomm/collectives/", "clcomm/communicator.py")
+COMMUNICATION = (
+    "clcomm/comm/transport/",
+    "clcomm/comm/stats/",
+    "clcomm/comm/watch/",
+    "clcomm/comm/collectives/",
+    "clcomm/comm/communicator.py",
+)
 #: The exception, with which a Communicator sums on its rank's CPU: (importing file, imported file).
-SUMS_ON_CPU = "clcomm/communicator.py", "clcomm/engine/fold.py"
+SUMS_ON_CPU = "clcomm/comm/communicator.py", "clcomm/engine/fold.py"
 #: How many modules may lie directly in clcomm/.
 MOST_LOOSE = 12
 
 ENGINE = "clcomm/engine/"
 #: benchmarks/ measures what uses mpi4py itself.
-MAY_IMPORT_MPI4PY = ("clcomm/transport/mpi_", "benchmarks/")
+MAY_IMPORT_MPI4PY = ("clcomm/comm/transport/mpi_", "benchmarks/")
 
 
 @dataclass(frozen=True)

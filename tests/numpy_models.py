@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from clcomm.adapters.adapter import OnComplete
-from clcomm.adapters.numpy import NumpyAdapter
+from clcomm.sync.adapters.adapter import OnComplete
+from clcomm.sync.adapters.numpy import NumpyAdapter
 
 
 class Parameter:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from clcomm import cli
+from clcomm.tools import cli
 from examples.cifar import CifarOptions
 from training import command_line
 from training.comparison.options import ComparisonOptions

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from clcomm import Synchronizer
-from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import CrossEntropyLoss, Device, Generator, Linear, Tensor
 from clcomm.optim import SGD, Adadelta, Adagrad, Adam, AdamW, RMSProp
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from models import MLP
 from tests.helpers import cpu_device
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from clcomm.stats.comm_stats import Collective, CommStats, Phase
+from clcomm.comm.stats.comm_stats import Collective, CommStats, Phase
 
 
 def event(seconds=0.001, nbytes=1000, operation="all_reduce", label="", failed=False, bucket=-1, **more):

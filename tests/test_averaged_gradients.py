@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer, clip_grad_norm
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.transport import mpi_communicators
 from clcomm.engine import Linear, Sequential, Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.grad_slot import REDUCED, SENT
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
-from clcomm.transport import mpi_communicators
 from tests.helpers import cpu_device
 from tests.numpy_models import Model
 from tests.transport.references import pretended_host
@@ -99,7 +99,7 @@ class NetclCase:
 
     def __init__(self, _: str):
         pytest.importorskip("netcl", reason="netcl is not installed")
-        from clcomm.adapters.netcl import NetclModel, prepare
+        from clcomm.sync.adapters.netcl import NetclModel, prepare
 
         queue = prepare().queue
         from netcl import nn

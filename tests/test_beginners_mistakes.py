@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from clcomm.errors import ClcommError
+from clcomm.base.errors import ClcommError
 from tests import beginners
 
 _HAS_TORCH = importlib.util.find_spec("torch") is not None

@@ -27,6 +27,8 @@ def test_nothing_is_written_to_the_users_caches(tmp_path):
 
 
 def test_jobs_that_tests_start_use_them_too():
-    script = "import sys; from clcomm.storage import cache; print(cache.cache_directory(), sys.dont_write_bytecode)"
+    script = (
+        "import sys; from clcomm.base.storage import cache; print(cache.cache_directory(), sys.dont_write_bytecode)"
+    )
     ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == f"{CACHES / 'clcomm'} False"

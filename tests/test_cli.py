@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from clcomm import __version__, cli
-from clcomm.commands.command import Command
-from clcomm.errors import ArgumentError, DeviceError
+from clcomm import __version__
+from clcomm.base.errors import ArgumentError, DeviceError
+from clcomm.tools import cli
+from clcomm.tools.commands.command import Command
 from tests.helpers import one_line
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,7 +35,7 @@ def test_version(capsys):
 
 
 def test_the_console_script_is_this_command():
-    assert '[project.scripts]\nclcomm = "clcomm.cli:entry"\n' in (ROOT / "pyproject.toml").read_text()
+    assert '[project.scripts]\nclcomm = "clcomm.tools.cli:entry"\n' in (ROOT / "pyproject.toml").read_text()
     assert callable(cli.entry)
     assert clcomm("--version").stdout == f"clcomm {__version__}\n"
 
@@ -138,23 +139,23 @@ def test_the_list_says_of_a_command_what_the_command_says_of_itself(listed):
     assert (command.name, command.summary) == (listed.name, listed.summary)
 
 
-HEAVY = ("numpy", "rich", "mpi4py", "pyopencl", "clcomm.communicator")
+HEAVY = ("numpy", "rich", "mpi4py", "pyopencl", "clcomm.comm.communicator")
 
 
 @pytest.mark.parametrize(
     "words", [[], ["--version"], ["--help"], ["compare", "--help"], ["report", "--help"]], ids=" ".join
 )  # fmt: skip
 def test_help_and_version_import_nothing_that_takes_long(words):
-    code = f"import sys; sys.argv[1:] = {words}\nimport atexit, clcomm.cli\n"
+    code = f"import sys; sys.argv[1:] = {words}\nimport atexit, clcomm.tools.cli\n"
     code += f"atexit.register(lambda: print('heavy:', [name for name in {HEAVY} if name in sys.modules]))\n"
-    code += "clcomm.cli.entry()"
+    code += "clcomm.tools.cli.entry()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.splitlines()[-1] == "heavy: []" and len(done.stdout.splitlines()) > 1
 
 
 def test_the_package_imports_its_names_when_they_are_asked_for():
     code = "import sys, clcomm\nbefore = [name for name in sys.modules if name.startswith(('clcomm.', 'numpy'))]\n"
-    code += "import clcomm.units; assert clcomm.errors.ArgumentError and set(clcomm.__all__) <= set(dir(clcomm))\n"
+    code += "import clcomm.base.units; assert clcomm.base.errors.ArgumentError and set(clcomm.__all__) <= set(dir(clcomm))\n"
     code += "assert all(getattr(clcomm, name) for name in clcomm.__all__) and not hasattr(clcomm, 'nothing')\n"
     code += "from clcomm import *\nprint(before, Communicator.__name__, clcomm.Synchronizer is Synchronizer)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.errors import ArgumentError
-from clcomm.transport import host_memory as memory_module
-from clcomm.transport import mpi_communicators
-from clcomm.transport.mpi_runtime import world
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.transport import host_memory as memory_module
+from clcomm.comm.transport import mpi_communicators
+from clcomm.comm.transport.mpi_runtime import world
 from tests.helpers import Recorder, one_line
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Device, Linear, Module, Parameter, ReLU, Sequential, Tensor
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from tests.helpers import cpu_device, one_line
 from tests.test_optim import CASES
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clcomm import __version__
-from clcomm.host.deprecation import deprecated
+from clcomm.base.host.deprecation import deprecated
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from clcomm import Synchronizer, clip_grad_norm
-from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Tensor
 from clcomm.optim import SGD, Adam
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from models import MLP, ConvNet
 from tests.sharded_jobs import KINDS, Job, discrete, tiny_model
 from tests.training.trainers import assert_same_bits

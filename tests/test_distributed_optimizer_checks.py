@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError, MismatchError, NonFiniteError
 from clcomm.engine import Tensor
-from clcomm.errors import ArgumentError, MismatchError, NonFiniteError
 from clcomm.optim import SGD, Adam, Optimizer
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from models import MLP
 from tests.helpers import one_line
 from tests.sharded_jobs import SHAPE, Job, cpu, tiny_model

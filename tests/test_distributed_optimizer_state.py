@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.checkpoint import Checkpoint, load
-from clcomm.checkpoint.series import CheckpointSeries, load_newest
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.jobs.checkpoint import Checkpoint, load
+from clcomm.jobs.checkpoint.series import CheckpointSeries, load_newest
 from clcomm.optim import Adam
 from tests.examples.test_examples import run
 from tests.sharded_jobs import KINDS, Job

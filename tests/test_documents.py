@@ -39,7 +39,7 @@ import numpy as np
 from clcomm import Communicator, DistributedDataParallel, Mesh
 from clcomm.engine import CrossEntropyLoss, Linear, ReLU, Sequential
 from clcomm.optim import SGD
-from clcomm.sampler import DistributedSampler
+from clcomm.sync.sampler import DistributedSampler
 comm, images, labels = Communicator(), np.ones((1600, 64), np.float32), np.zeros(1600, np.int32)
 """,
     ),
@@ -94,11 +94,11 @@ IMPORTED_BY_OURS = {
     "clcomm.torch": "torch",
     "clcomm.horovod": "torch",
     "clcomm.lizardist.engine": "torch",
-    "clcomm.adapters.torch": "torch",
-    "clcomm.adapters.netcl": "netcl",
+    "clcomm.sync.adapters.torch": "torch",
+    "clcomm.sync.adapters.netcl": "netcl",
     "clcomm.tinygrad": "tinygrad",
     "clcomm.jax": "jax",
-    "clcomm.exporters.prometheus": "prometheus_client",
+    "clcomm.insight.exporters.prometheus": "prometheus_client",
 }
 
 
@@ -188,7 +188,7 @@ def test_named_files_and_modules_exist() -> None:
 @pytest.mark.parametrize(
     ("text", "missing"),
     [
-        ("see `clcomm/units.py` and `units.py`", []),
+        ("see `clcomm/base/units.py` and `units.py`", []),
         ("see `sync/overlap.py` and docs/installation.md", []),
         ("see clcomm/gone.py.", ["clcomm/gone.py"]),
         ("`sync/gone.py:12`, `docs/gone.md#here`", ["docs/gone.md", "sync/gone.py"]),

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
+from clcomm.base.errors import ArgumentError, ResourceError
+from clcomm.comm.transport import mpi_resources
+from clcomm.comm.transport.mpi_runtime import world
+from clcomm.comm.watch.job import this_job
 from clcomm.engine import Linear
-from clcomm.errors import ArgumentError, ResourceError
-from clcomm.job.job import this_job
-from clcomm.synchronizer import Synchronizer
-from clcomm.transport import mpi_resources
-from clcomm.transport.mpi_runtime import world
+from clcomm.sync.synchronizer import Synchronizer
 
 pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.drops_communicators]
 

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from clcomm import Communicator, Synchronizer, elastic
-from clcomm.stats.comm_stats import CommStats
-from clcomm.transport import mpi_failures
+from clcomm import Communicator, Synchronizer
+from clcomm.comm.stats.comm_stats import CommStats
+from clcomm.comm.transport import mpi_failures
+from clcomm.sync import elastic
 
 ARGUMENTS = inspect.signature(Communicator.__init__).parameters.keys()
 SETTINGS = [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.errors import ArgumentError, name_ranks, require_version
+from clcomm.base.errors import ArgumentError, name_ranks, require_version
 from tests.faults.launch import ROOT, clean_environment
 from tests.helpers import installs
 
@@ -41,12 +41,12 @@ def test_every_rank_is_named_or_counted(most):
 #: What imports each package that an extra brings.
 NEED = {
     "torch": (
-        "import clcomm.torch", "import clcomm.adapters.torch", "import clcomm.horovod",
+        "import clcomm.torch", "import clcomm.sync.adapters.torch", "import clcomm.horovod",
         "import clcomm.lizardist.engine.model", "from training.engines.parts import _torch; _torch(*range(5))",
     ),
-    "netcl": ("from clcomm.adapters.netcl_runtime import prepare; prepare()",),
-    "safetensors": ("from clcomm.weights.safetensors import _library; _library()",),
-    "shtab": ("from clcomm.cli import main; main(['completion', 'bash'])",),
+    "netcl": ("from clcomm.sync.adapters.netcl_runtime import prepare; prepare()",),
+    "safetensors": ("from clcomm.engine.weights.safetensors import _library; _library()",),
+    "shtab": ("from clcomm.tools.cli import main; main(['completion', 'bash'])",),
 }  # fmt: skip
 TRY_ALL = """
 import sys
@@ -132,7 +132,7 @@ def test_what_installs_an_extra_fits_how_clcomm_was_installed(tmp_path, beside, 
         path = record.format(wheel=wheel)
         (about / "direct_url.json").write_text(json.dumps({"url": Path(path).as_uri(), "archive_info": {}}))
     ended = subprocess.run(
-        [sys.executable, "-S", "-c", "from clcomm.errors import pip_install; print(pip_install('torch'))"],
+        [sys.executable, "-S", "-c", "from clcomm.base.errors import pip_install; print(pip_install('torch'))"],
         capture_output=True, text=True, timeout=120, check=True, env=clean_environment(PYTHONPATH=str(root)), cwd=root,
     )  # fmt: skip
     assert ended.stdout.strip() == expected.format(root=root, wheel=wheel)

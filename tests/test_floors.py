@@ -22,7 +22,7 @@ def repository() -> dict[str, str]:
 
 def test_no_import_breaches_the_floors():
     sources = repository()
-    assert {"clcomm/communicator.py", "clcomm/engine/__init__.py", "models/convnet.py"} <= set(sources)
+    assert {"clcomm/comm/communicator.py", "clcomm/engine/__init__.py", "models/convnet.py"} <= set(sources)
     assert breaches(sources) == []
 
 
@@ -41,7 +41,11 @@ def test_the_engine_is_reached_from_above_alone():
     sources = repository()
     space = "clcomm/sync/shared_space.py"
     files = {i.file for i in imports_of(space, sources[space], sources)}
-    assert {"clcomm/communicator.py", "clcomm/flat_space/layout.py", "clcomm/adapters/__init__.py"} <= files
+    assert {
+        "clcomm/comm/communicator.py",
+        "clcomm/base/flat_space/layout.py",
+        "clcomm/sync/adapters/__init__.py",
+    } <= files
     assert any(i.file == "clcomm/engine/__init__.py" for path in sources if path.startswith("models/")
                for i in imports_of(path, sources[path], sources))  # fmt: skip
 
@@ -49,21 +53,21 @@ def test_the_engine_is_reached_from_above_alone():
 # --- the checker can fail ---
 
 SOUND = {
-    "clcomm/errors.py": "import re",
-    "clcomm/flat_space/layout.py": "from clcomm.errors import ArgumentError",
-    "clcomm/transport/__init__.py": "from clcomm.transport.mpi_runtime import Mpi",
-    "clcomm/transport/mpi_runtime.py": "def f():\n    from mpi4py import MPI",
-    "clcomm/stats/events.py": "",
-    "clcomm/communicator.py": "from clcomm.stats import events\nfrom clcomm.job import exits",
-    "clcomm/stats/__init__.py": "",
-    "clcomm/job/__init__.py": "",
-    "clcomm/job/exits.py": "from clcomm.transport import Mpi",
+    "clcomm/base/errors.py": "import re",
+    "clcomm/base/flat_space/layout.py": "from clcomm.base.errors import ArgumentError",
+    "clcomm/comm/transport/__init__.py": "from clcomm.comm.transport.mpi_runtime import Mpi",
+    "clcomm/comm/transport/mpi_runtime.py": "def f():\n    from mpi4py import MPI",
+    "clcomm/comm/stats/events.py": "",
+    "clcomm/comm/communicator.py": "from clcomm.comm.stats import events\nfrom clcomm.comm.watch import exits",
+    "clcomm/comm/stats/__init__.py": "",
+    "clcomm/comm/watch/__init__.py": "",
+    "clcomm/comm/watch/exits.py": "from clcomm.comm.transport import Mpi",
     "clcomm/engine/__init__.py": "from clcomm.engine.tensor import Tensor",
     "clcomm/engine/tensor.py": "from ..flat_space import layout",
-    "clcomm/flat_space/__init__.py": "",
-    "clcomm/optim.py": "import clcomm.engine\nimport clcomm.adapters",
-    "clcomm/adapters/__init__.py": "def f():\n    from clcomm.adapters.torch import TorchAdapter",
-    "clcomm/adapters/torch.py": "import torch\nfrom clcomm.engine import Tensor",
+    "clcomm/base/flat_space/__init__.py": "",
+    "clcomm/optim.py": "import clcomm.engine\nimport clcomm.sync.adapters",
+    "clcomm/sync/adapters/__init__.py": "def f():\n    from clcomm.sync.adapters.torch import TorchAdapter",
+    "clcomm/sync/adapters/torch.py": "import torch\nfrom clcomm.engine import Tensor",
     "models/mlp.py": "from clcomm.engine import Linear",
     "training/trainer.py": "from models.mlp import MLP\nfrom clcomm import optim",
     "examples/mnist.py": "from training import trainer",
@@ -79,44 +83,44 @@ def test_sound_sources_pass():
     ("path", "source", "expected"),
     [
         (
-            "clcomm/transport/solo.py",
-            "import os\nfrom clcomm.communicator import Communicator",
-            "clcomm/transport/solo.py:2: is on floor 2 and imports clcomm/communicator.py of floor 4",
+            "clcomm/comm/transport/solo.py",
+            "import os\nfrom clcomm.comm.communicator import Communicator",
+            "clcomm/comm/transport/solo.py:2: is on floor 2 and imports clcomm/comm/communicator.py of floor 4",
         ),
         (
-            "clcomm/job/exits.py",
+            "clcomm/comm/watch/exits.py",
             "def f():\n    from clcomm import optim",
-            "clcomm/job/exits.py:2: is on floor 4 and imports clcomm/optim.py of floor 7",
+            "clcomm/comm/watch/exits.py:2: is on floor 4 and imports clcomm/optim.py of floor 7",
         ),
         (
-            "clcomm/transport/mpi_runtime.py",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from clcomm.stats.events import Phase",
-            "clcomm/transport/mpi_runtime.py:3: is on floor 2 and imports clcomm/stats/events.py of floor 3",
+            "clcomm/comm/transport/mpi_runtime.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from clcomm.comm.stats.events import Phase",
+            "clcomm/comm/transport/mpi_runtime.py:3: is on floor 2 and imports clcomm/comm/stats/events.py of floor 3",
         ),
         (
-            "clcomm/flat_space/layout.py",
-            "from clcomm.storage.cache import folder",
-            "clcomm/flat_space/layout.py:1: is on floor 1 and imports clcomm/storage/cache.py of floor 1",
+            "clcomm/base/flat_space/layout.py",
+            "from clcomm.base.storage.cache import folder",
+            "clcomm/base/flat_space/layout.py:1: is on floor 1 and imports clcomm/base/storage/cache.py of floor 1",
         ),
         (
-            "clcomm/stats/events.py",
+            "clcomm/comm/stats/events.py",
             "import clcomm.engine.tensor",
-            "clcomm/stats/events.py:1: imports clcomm/engine/tensor.py: communication knows nothing of the engine",
+            "clcomm/comm/stats/events.py:1: imports clcomm/engine/tensor.py: communication knows nothing of the engine",
         ),
         (
-            "clcomm/communicator.py",
+            "clcomm/comm/communicator.py",
             "import clcomm.engine.tensor",
-            "clcomm/communicator.py:1: imports clcomm/engine/tensor.py: communication knows nothing of the engine",
+            "clcomm/comm/communicator.py:1: imports clcomm/engine/tensor.py: communication knows nothing of the engine",
         ),
         (
             "clcomm/engine/tensor.py",
             "from ..communicator import Communicator",
-            "clcomm/engine/tensor.py:1: is on floor 2 and imports clcomm/communicator.py of floor 4",
+            "clcomm/engine/tensor.py:1: is on floor 2 and imports clcomm/comm/communicator.py of floor 4",
         ),
         (
-            "clcomm/communicator.py",
+            "clcomm/comm/communicator.py",
             "from mpi4py import MPI",
-            "clcomm/communicator.py:1: imports mpi4py; of clcomm only transport/mpi_*.py does",
+            "clcomm/comm/communicator.py:1: imports mpi4py; of clcomm only transport/mpi_*.py does",
         ),
         (
             "training/trainer.py",
@@ -125,8 +129,8 @@ def test_sound_sources_pass():
         ),
         (
             "models/mlp.py",
-            "from clcomm.engine import Linear\nfrom clcomm.flat_space.layout import FlatLayout",
-            "models/mlp.py:2: imports clcomm/flat_space/layout.py: models know the engine alone",
+            "from clcomm.engine import Linear\nfrom clcomm.base.flat_space.layout import FlatLayout",
+            "models/mlp.py:2: imports clcomm/base/flat_space/layout.py: models know the engine alone",
         ),
         (
             "models/mlp.py",
@@ -145,19 +149,19 @@ def test_sound_sources_pass():
         ),
         ("clcomm/mesh/grid.py", "", "clcomm/mesh/grid.py: is in no package of FLOORS; add it to tests/floors.py"),
         (
-            "clcomm/job/exits.py",
-            "def f():\n    import clcomm.communicator",
-            "import cycle: clcomm/communicator.py -> clcomm/job/exits.py -> clcomm/communicator.py",
+            "clcomm/comm/watch/exits.py",
+            "def f():\n    import clcomm.comm.communicator",
+            "import cycle: clcomm/comm/communicator.py -> clcomm/comm/watch/exits.py -> clcomm/comm/communicator.py",
         ),
         (
-            "clcomm/stats/events.py",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from clcomm.stats.table import Table",
-            "import cycle: clcomm/stats/events.py -> clcomm/stats/table.py -> clcomm/stats/events.py",
+            "clcomm/comm/stats/events.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from clcomm.comm.stats.table import Table",
+            "import cycle: clcomm/comm/stats/events.py -> clcomm/comm/stats/table.py -> clcomm/comm/stats/events.py",
         ),
     ],
 )
 def test_a_made_up_breach_is_found(path, source, expected):
-    more = {"clcomm/stats/table.py": "import clcomm.stats.events", "clcomm/storage/cache.py": ""}
+    more = {"clcomm/comm/stats/table.py": "import clcomm.comm.stats.events", "clcomm/base/storage/cache.py": ""}
     assert expected in breaches({**SOUND, **more, path: source})
 
 
@@ -168,6 +172,6 @@ def test_too_many_loose_modules_are_a_breach():
 
 
 def test_packages_and_loose_modules():
-    assert package_of("clcomm/transport/anything.py") == "clcomm/transport"
-    assert package_of("clcomm/communicator.py") is None and is_loose("clcomm/communicator.py")
+    assert package_of("clcomm/comm/transport/anything.py") == "clcomm/comm/transport"
+    assert package_of("clcomm/comm/communicator.py") is None and is_loose("clcomm/comm/communicator.py")
     assert package_of("clcomm/unheard_of/it.py") is None and not is_loose("clcomm/unheard_of/it.py")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.checkpoint import Checkpoint, load, save
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Linear, Module, Parameter, Replay, Sequential, Tensor
-from clcomm.errors import ArgumentError
+from clcomm.jobs.checkpoint import Checkpoint, load, save
 from clcomm.optim import SGD
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from tests.helpers import cpu_device
 from tests.test_optim import CASES
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from clcomm import optim
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import RandomStream, Replay, Tensor, no_grad
 from clcomm.engine.device import Device
-from clcomm.errors import ArgumentError
-from clcomm.summary import summarize
+from clcomm.insight.summary import summarize
 from models import GPT
 from models.gpt import next_token_loss
 from tests.helpers import cpu_device

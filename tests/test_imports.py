@@ -64,7 +64,7 @@ def imported(module: str, *libraries: str) -> tuple[list[str], list[str]]:
 
 
 def test_importing_the_communicator_hooks_nothing_and_loads_few_modules() -> None:
-    changed, loaded = imported("clcomm.communicator", "numpy", "logging")
+    changed, loaded = imported("clcomm.comm.communicator", "numpy", "logging")
     assert changed == []
     assert len(loaded) <= 41, sorted(loaded)
 
@@ -77,7 +77,7 @@ def test_importing_the_backend_for_torch_hooks_nothing_and_loads_few_modules() -
 
 
 def test_the_job_module_itself_loads_nothing() -> None:
-    assert sorted(imported("clcomm.job")[1]) == ["clcomm", "clcomm._version", "clcomm.job"]
+    assert sorted(imported("clcomm.comm.watch")[1]) == ["clcomm", "clcomm._version", "clcomm.comm.watch"]
 
 
 def test_the_state_of_a_process_belongs_to_objects() -> None:
@@ -100,4 +100,4 @@ def test_every_module_is_imported_without_opencl_without_mpi_and_without_linux_s
     if installs("torch") in ended.stderr:
         pytest.skip("PyTorch is not installed, which clcomm.torch imports")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "clcomm.costs.model" in ended.stdout.split() and len(ended.stdout.split()) > 300
+    assert "clcomm.comm.costs.model" in ended.stdout.split() and len(ended.stdout.split()) > 300

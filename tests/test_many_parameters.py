@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.collectives.in_flight import ExposedTime
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.comm.collectives.in_flight import ExposedTime
 from clcomm.engine import Module, Parameter, Tensor
 from clcomm.optim import Adam
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from tests.sharded_jobs import cpu
 
 

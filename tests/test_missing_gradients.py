@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Tensor, nn
 from clcomm.engine.replay import Replay
 from clcomm.optim import SGD, AdamW
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 
 STEPS = 7
 #: Of these 515 fills several ranks' parts, and one element has a gradient that may be -0.0 alone.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor, manual_seed
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
 from models import MLP, ConvNet
 

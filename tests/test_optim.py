@@ -7,8 +7,8 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Device, FlatSpace, Linear, Parameter, Sequential, Tensor
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD, Adadelta, Adagrad, Adam, AdamW, RAdam, RMSProp
 from tests.helpers import cpu_device
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Parameter
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD, Adadelta, Adagrad, Adam, AdamW, RMSProp
 from tests.test_optim import device, start_values, take_alike_steps
 

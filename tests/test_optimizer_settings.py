@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
+from clcomm.base.errors import MismatchError
 from clcomm.engine import Tensor, nn
-from clcomm.errors import MismatchError
 from clcomm.optim import SGD, AdamW
 from clcomm.optim.lr_scheduler import ReduceLROnPlateau
 from tests.helpers import one_line
@@ -148,7 +148,7 @@ def test_settings_that_go_within_a_step_leave_pytorchs_hooks_alone(torch):
     """PyTorch walks its table of hooks in a step; what a collection of garbage ends there must not change the table."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    from clcomm.tensors.step_settings import StepSettings
+    from clcomm.comm.tensors.step_settings import StepSettings
 
     parameter = torch.nn.Parameter(torch.zeros(2))
     kept, again = [StepSettings([parameter])], StepSettings([parameter])

@@ -10,11 +10,11 @@ from fractions import Fraction
 
 import pytest
 
-from clcomm import cli
-from clcomm.console.option_types import MOST_COUNT, number, whole_number
-from clcomm.errors import ArgumentError
-from clcomm.host import host_bytes, require_memory
-from clcomm.units import format_size
+from clcomm.base.console.option_types import MOST_COUNT, number, whole_number
+from clcomm.base.errors import ArgumentError
+from clcomm.base.host import host_bytes, require_memory
+from clcomm.base.units import format_size
+from clcomm.tools import cli
 from examples import mnist
 from tests.helpers import one_line
 from tests.option_values import HOSTILE, Option, options

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from clcomm import Synchronizer
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import CrossEntropyLoss, Parameter, Tensor
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD, Adadelta, Adagrad, Adam, AdamW, RMSProp
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from models import MLP
 from tests.sharded_jobs import SHAPE, cpu
 

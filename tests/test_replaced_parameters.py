@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from clcomm import Synchronizer
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Linear, Module, Parameter, Replay, Sequential, Tanh, Tensor
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD, Adam
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from tests.helpers import one_line
 from tests.numpy_models import Model, set_gradients
 from tests.numpy_models import Parameter as ArrayParameter
@@ -231,8 +231,8 @@ def test_models_of_arrays(comm, way, ranks):
 @pytest.mark.parametrize("way", ["a layer", "a parameter", "removed", "added"])
 def test_netcl_models(comm, way, ranks):
     pytest.importorskip("netcl", reason="netcl is not installed")
-    from clcomm.adapters.netcl import NetclModel, cross_entropy, prepare
-    from clcomm.adapters.netcl_optim import NetclOptimizer
+    from clcomm.sync.adapters.netcl import NetclModel, cross_entropy, prepare
+    from clcomm.sync.adapters.netcl_optim import NetclOptimizer
 
     queue = prepare().queue
     from netcl import nn

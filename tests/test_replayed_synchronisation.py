@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from clcomm import Synchronizer, clip_grad_norm
-from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Linear, MSELoss, Replay, Sequential, Tanh, Tensor
 from clcomm.engine.nn import Generator
 from clcomm.optim import Adam
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 
 STEPS = 8
 CLIP, SAMPLES, BROADCAST, SHARDED = "clip", "samples", "broadcast", "sharded"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
+from clcomm.base.errors import ReplayError
 from clcomm.engine import Replay
-from clcomm.errors import ReplayError
 from tests.replayed import around, attributes, unsteady
 from tests.replayed.net import Net, Randomness, batch
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.errors import ArgumentError, CheckpointError
-from clcomm.sampler import (
+from clcomm.base.errors import ArgumentError, CheckpointError
+from clcomm.sync.sampler import (
     BalancedSampler,
     ContiguousSampler,
     DistributedSampler,

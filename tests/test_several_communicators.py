@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.errors import ArgumentError, ClcommError
-from clcomm.transport import Pending, mpi_communicators
-from clcomm.transport.mpi_resources import MpiResources
-from clcomm.transport.mpi_runtime import world
+from clcomm.base.errors import ArgumentError, ClcommError
+from clcomm.comm.transport import Pending, mpi_communicators
+from clcomm.comm.transport.mpi_resources import MpiResources
+from clcomm.comm.transport.mpi_runtime import world
 from tests.transport.references import FOLDS, drawn, folded, layout_hosts, pretended_host, same_bits
 
 pytestmark = pytest.mark.mpi(min_size=2)

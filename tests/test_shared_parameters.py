@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, GradScaler, Synchronizer
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Linear, Module, Parameter, ReLU, Sequential, Tensor
 from clcomm.engine.nn.init import Generator
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD, Adadelta, Adagrad, Adam, AdamW, RAdam, RMSProp
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from tests.sharded_jobs import cpu
 
 KINDS = [

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from clcomm import cli, errors
-from clcomm.commands import compare, completion, doctor
-from clcomm.commands.listing import whole_parser
-from clcomm.errors import ArgumentError, ClcommError
-from clcomm.host.signals import ENDED_BY
-from clcomm.job import endings
-from clcomm.launch import supervisor
-from clcomm.top import watch
+from clcomm.base import errors
+from clcomm.base.errors import ArgumentError, ClcommError
+from clcomm.base.host.signals import ENDED_BY
+from clcomm.comm.watch import endings
+from clcomm.jobs.launch import supervisor
+from clcomm.jobs.top import watch
+from clcomm.tools import cli
+from clcomm.tools.commands import compare, completion, doctor
+from clcomm.tools.commands.listing import whole_parser
 from tests.helpers import installs, one_line
 from training import end_of_run
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm import Communicator, Synchronizer
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Linear
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from tests.helpers import one_line
 from tests.numpy_models import Model, set_gradients, small_model, values
 from tests.transport.references import folded

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from clcomm import Synchronizer
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError, ClcommError, MismatchError, NonFiniteError, name_ranks
 from clcomm.engine import Linear, Sequential
 from clcomm.engine.nn import Generator
-from clcomm.errors import ArgumentError, ClcommError, MismatchError, NonFiniteError, name_ranks
 from clcomm.optim import SGD
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from tests.helpers import one_line
 from tests.numpy_models import Model, set_gradients, small_model
 

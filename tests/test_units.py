@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.errors import ArgumentError
-from clcomm.units import format_number, format_size, parse_size
+from clcomm.base.errors import ArgumentError
+from clcomm.base.units import format_number, format_size, parse_size
 
 UNITS = {"": 1, "B": 1, "K": 1024, "KiB": 1024, "kB": 1000, "M": 1 << 20, "MiB": 1 << 20, "MB": 10**6, "GiB": 1 << 30}
 

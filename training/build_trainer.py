@@ -7,17 +7,17 @@ from functools import partial
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError
+from clcomm.base.host import require_memory
+from clcomm.base.units import format_size
+from clcomm.comm.communicator import Communicator
 from clcomm.engine import RandomStream
-from clcomm.errors import ArgumentError
-from clcomm.host import require_memory
 from clcomm.parallel.loss_scaling import GradScaler
-from clcomm.sampler import BalancedSampler, ContiguousSampler, DistributedSampler, Sampler
 from clcomm.sync.balance import MOST_TIMES, Balancer
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from clcomm.sync.logical_shards import LogicalShards
-from clcomm.synchronizer import Synchronizer
-from clcomm.units import format_size
+from clcomm.sync.sampler import BalancedSampler, ContiguousSampler, DistributedSampler, Sampler
+from clcomm.sync.synchronizer import Synchronizer
 from training.data.augment import ShiftAndMirror
 from training.data.datasets import ArrayDataset
 from training.data.loader import Loader, default_prefetch

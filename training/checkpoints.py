@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from clcomm._version import __version__
-from clcomm.checkpoint.memory import MemoryCopies
-from clcomm.checkpoint.series import CHECKPOINT, CheckpointSeries, is_there
-from clcomm.communicator import Communicator
-from clcomm.job.endings import note_saved
-from clcomm.job.restarts import restart_number
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.watch.endings import note_saved
+from clcomm.comm.watch.restarts import restart_number
+from clcomm.jobs.checkpoint.memory import MemoryCopies
+from clcomm.jobs.checkpoint.series import CHECKPOINT, CheckpointSeries, is_there
 from training.options import TrainingOptions
 from training.snapshot import restore, restore_snapshot, save_snapshot, snapshot_of
 from training.trainer import Trainer

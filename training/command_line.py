@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from clcomm.console.option_types import OneLineParser
-from clcomm.transport.mpi_failures import place_in_world
+from clcomm.base.console.option_types import OneLineParser
+from clcomm.comm.transport.mpi_failures import place_in_world
 from training.option_fields import Options, add_arguments
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)

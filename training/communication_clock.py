@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clcomm.stats.comm_stats import Collective
-from clcomm.synchronizer import GRADIENTS
+from clcomm.comm.stats.comm_stats import Collective
+from clcomm.sync.synchronizer import GRADIENTS
 
 
 class CommunicationClock:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from clcomm.communicator import Communicator
-from clcomm.console.terminal import PLAIN_WIDTH
+from clcomm.base.console.terminal import PLAIN_WIDTH
+from clcomm.comm.communicator import Communicator
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +25,7 @@ def make_console(comm: Communicator) -> Console:
     """Return rank 0's console, or one that is silent on the other ranks."""
     if comm.rank != 0:
         return make_silent()
-    from clcomm.console import output
+    from clcomm.base.console import output
 
     return output.make_console()
 

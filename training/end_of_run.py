@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clcomm.console.table import TextColumn, TextTable
-from clcomm.report.analysis import Analysis
-from clcomm.report.documents import Document
-from clcomm.report.elements import written
-from clcomm.report.reading import Run
-from clcomm.report.record import write_document
-from clcomm.report.tables import step_table
-from clcomm.synchronizer import GRADIENTS, PARAMETERS
+from clcomm.base.console.table import TextColumn, TextTable
+from clcomm.insight.report.analysis import Analysis
+from clcomm.insight.report.documents import Document
+from clcomm.insight.report.elements import written
+from clcomm.insight.report.reading import Run
+from clcomm.insight.report.record import write_document
+from clcomm.insight.report.tables import step_table
+from clcomm.sync.synchronizer import GRADIENTS, PARAMETERS
 from training.result import missed_target
 from training.session import Session
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.sampler import EvaluationSampler
+from clcomm.comm.communicator import Communicator
 from clcomm.sync.logical_shards import LogicalShards
+from clcomm.sync.sampler import EvaluationSampler
 from training.data.loader import BatchSource, Loader
 
 #: Samples that a rank evaluates at a time.

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
-from clcomm.console.terminal import terminal_of_output
+from clcomm.base.console.terminal import terminal_of_output
 
 if TYPE_CHECKING:
     from rich.console import Console

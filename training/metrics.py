@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from clcomm.stats.comm_stats import Histogram
-from clcomm.stats.steps import WARM_UP_STEPS
+from clcomm.comm.stats.comm_stats import Histogram
+from clcomm.comm.stats.steps import WARM_UP_STEPS
 
 #: After the first steps, which are all measured, the processor time of every so many steps is measured: reading it
 #: takes a system call. No policy's usual period falls on them.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from clcomm.compression import StatefulHook, parse_compression
-from clcomm.errors import ArgumentError
-from clcomm.policies.choose import parse_policy
+from clcomm.base.errors import ArgumentError
+from clcomm.sync.compression import StatefulHook, parse_compression
+from clcomm.sync.policies.choose import parse_policy
 
 #: A `training.options.JobOptions` or `TrainingOptions`, which import this file.
 JobOptions: TypeAlias = Any

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 
 
 @dataclass(frozen=True, kw_only=True)

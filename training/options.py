@@ -7,14 +7,14 @@ from argparse import ArgumentTypeError
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from clcomm.compression import parse_compression
-from clcomm.compression.decoupled import DeMo
-from clcomm.console.option_types import number, place, whole_number
-from clcomm.errors import ArgumentError, pip_install
-from clcomm.flat_space.precision import PRECISIONS
+from clcomm.base.console.option_types import number, place, whole_number
+from clcomm.base.errors import ArgumentError, pip_install
+from clcomm.base.flat_space.precision import PRECISIONS
+from clcomm.base.units import parse_size
+from clcomm.insight.trace.part_file import DEFAULT_LIMIT
+from clcomm.sync.compression import parse_compression
+from clcomm.sync.compression.decoupled import DeMo
 from clcomm.sync.divergence import ON_DIVERGENCE
-from clcomm.trace.part_file import DEFAULT_LIMIT
-from clcomm.units import parse_size
 from training.data.choose import CHOICES as DATA_CHOICES
 from training.option_conflicts import refuse_conflicts, refuse_other_sums
 from training.option_fields import Options, option_group, size

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from clcomm.stats.steps import WARM_UP_STEPS
+from clcomm.comm.stats.steps import WARM_UP_STEPS
 from training.communication_clock import CommunicationClock, Lap
 from training.evaluate import Evaluation
 from training.live_line import live_line

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.checkpoint import invalid_entry
 from clcomm.engine.device import Device
 from clcomm.engine.random_stream import STATE_WORDS, RandomStream
+from clcomm.jobs.checkpoint import invalid_entry
 
 #: The number of words of a Mersenne Twister's state; its position is from 0 to this.
 _TWISTER = 624

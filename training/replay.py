@@ -16,8 +16,8 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError, CheckpointError
+from clcomm.base.errors import ArgumentError, CheckpointError
+from clcomm.comm.communicator import Communicator
 from training.checkpoints import job_of
 from training.console import Silent
 from training.options import TrainingOptions

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from clcomm.communicator import Communicator
-from clcomm.report.record import run_document
-from clcomm.stats.comm_stats import CommStats
-from clcomm.summary import Summary
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.stats.comm_stats import CommStats
+from clcomm.insight.report.record import run_document
+from clcomm.insight.summary import Summary
 from training.evaluate import Evaluation
 from training.options import JobOptions
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError, ClcommError
-from clcomm.exporters.energy import EnergyMeter
-from clcomm.exporters.figures import Exporter, Labels
-from clcomm.storage.files import unwritable
+from clcomm.base.errors import ArgumentError, ClcommError
+from clcomm.base.storage.files import unwritable
+from clcomm.comm.communicator import Communicator
+from clcomm.insight.exporters.energy import EnergyMeter
+from clcomm.insight.exporters.figures import Exporter, Labels
 from training.communication_clock import CommunicationClock
 from training.evaluate import Evaluation
 from training.loggers import CsvLogger, PointLogger
@@ -118,22 +118,22 @@ def _exporters(
         opened.append(stack.enter_context(closing(OptionalLogger(option, str(where), logger))))
 
     if options.metrics_port or options.metrics_textfile:
-        from clcomm.exporters.prometheus import Prometheus
+        from clcomm.insight.exporters.prometheus import Prometheus
 
         address, _, first = (options.metrics_port or "").rpartition(":")
         port = int(first) + comm.local_rank if first else None
         name, where = ("--metrics-port", port) if port else ("--metrics-textfile", options.metrics_textfile)
         add(name, where, Prometheus(labels, port, options.metrics_textfile, address))
     if options.otlp:
-        from clcomm.exporters.otlp import Otlp
+        from clcomm.insight.exporters.otlp import Otlp
 
         add("--otlp", options.otlp, Otlp(labels, options.otlp))
     if comm.rank == 0 and options.tensorboard:
-        from clcomm.exporters.tensorboard import TensorBoard
+        from clcomm.insight.exporters.tensorboard import TensorBoard
 
         add("--tensorboard", options.tensorboard, TensorBoard(options.tensorboard))
     if comm.rank == 0 and options.wandb:
-        from clcomm.exporters.wandb import WeightsAndBiases
+        from clcomm.insight.exporters.wandb import WeightsAndBiases
 
         add("--wandb", options.wandb, WeightsAndBiases(options.wandb, options.settings()))
     return opened

@@ -9,7 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 
 Schedule = Callable[[int], float]
 

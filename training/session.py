@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from clcomm import elastic
-from clcomm.communicator import Communicator
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError
+from clcomm.base.units import format_size
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.stats.comm_stats import CommStats
+from clcomm.comm.stats.cores import CoreWaits
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.selection import load_platforms
-from clcomm.errors import ArgumentError
+from clcomm.insight.report.last_steps import LastSteps
+from clcomm.insight.report.record import gather_records, layout_of
+from clcomm.insight.report.start_times import StartTimes
+from clcomm.insight.report.warm_steps import FirstSteps
+from clcomm.insight.summary import Summary, summarize
 from clcomm.parallel.grid import in_words
-from clcomm.report.last_steps import LastSteps
-from clcomm.report.record import gather_records, layout_of
-from clcomm.report.start_times import StartTimes
-from clcomm.report.warm_steps import FirstSteps
-from clcomm.stats.comm_stats import CommStats
-from clcomm.stats.cores import CoreWaits
-from clcomm.summary import Summary, summarize
-from clcomm.units import format_size
+from clcomm.sync import elastic
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from training.build_trainer import build_kernels, build_model, make_loader, make_trainer
 from training.checkpoints import Checkpoints
 from training.console import make_console
@@ -183,7 +183,7 @@ class Session:
         options = self.options
         if not options.trace:
             return nullcontext()
-        from clcomm.trace import Trace
+        from clcomm.insight.trace import Trace
 
         return Trace(
             self.comm, options.trace, device=self.parts.opencl, every=options.trace_every, limit=options.trace_limit

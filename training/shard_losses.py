@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clcomm.communicator import Communicator
+from clcomm.comm.communicator import Communicator
 from clcomm.sync.logical_shards import METRICS, LogicalShards
 
 

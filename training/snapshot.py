@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.checkpoint import Checkpoint, check_parameters, invalid_entry, whole_number
-from clcomm.checkpoint.series import CHECKPOINT, CheckpointSeries, load_newest
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError, CheckpointError
-from clcomm.flat_space.parameters import ParameterSpec
+from clcomm.base.errors import ArgumentError, CheckpointError
+from clcomm.base.flat_space.parameters import ParameterSpec
+from clcomm.comm.communicator import Communicator
+from clcomm.jobs.checkpoint import Checkpoint, check_parameters, invalid_entry, whole_number
+from clcomm.jobs.checkpoint.series import CHECKPOINT, CheckpointSeries, load_newest
 from clcomm.sync import compression_state
 from training.random_state import PARTS, check_random_state, continue_stream, random_state, restore_random_state
 from training.trainer import Trainer

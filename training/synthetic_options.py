@@ -6,10 +6,10 @@ from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from typing import Any
 
-from clcomm.compression import parse_compression
-from clcomm.console.option_types import whole_number
-from clcomm.errors import ArgumentError
-from clcomm.flat_space.precision import PRECISIONS
+from clcomm.base.console.option_types import whole_number
+from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.precision import PRECISIONS
+from clcomm.sync.compression import parse_compression
 from training.option_fields import Options, option_group, size
 from training.options import MODELS
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from clcomm.console.option_types import number, whole_number
-from clcomm.errors import ArgumentError
-from clcomm.schedules.pipeline import INTERLEAVED, ONE_F_ONE_B, SCHEDULES
+from clcomm.base.console.option_types import number, whole_number
+from clcomm.base.errors import ArgumentError
+from clcomm.base.schedules.pipeline import INTERLEAVED, ONE_F_ONE_B, SCHEDULES
 from training.option_fields import fixed, option_group
 from training.options import OPTIMIZERS, TrainingOptions
 

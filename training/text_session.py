@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from clcomm.communicator import Communicator
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.communicator import Communicator
 from clcomm.engine import RandomStream
-from clcomm.errors import ArgumentError
 from clcomm.parallel import Mesh
 from clcomm.parallel.grid import in_words
 from training.data.datasets import Splits

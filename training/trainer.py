@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.clipping import clip_grad_norm
-from clcomm.communicator import Communicator
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.stats.events import Phase
+from clcomm.comm.stats.steps import WARM_UP_STEPS
+from clcomm.comm.watch import note_samples
+from clcomm.comm.watch.endings import note_step
 from clcomm.engine.nn.utils import clip_grad_norm_
-from clcomm.errors import ArgumentError
-from clcomm.job import note_samples
-from clcomm.job.endings import note_step
 from clcomm.parallel.audit import Audit
 from clcomm.parallel.loss_scaling import GradScaler
-from clcomm.sampler import BalancedSampler
-from clcomm.stats.events import Phase
-from clcomm.stats.steps import WARM_UP_STEPS
 from clcomm.sync.balance import Balancer
-from clcomm.synchronizer import Synchronizer
+from clcomm.sync.clipping import clip_grad_norm
+from clcomm.sync.sampler import BalancedSampler
+from clcomm.sync.synchronizer import Synchronizer
 from training.data.loader import Batch, Loader
 from training.data.shard_sampler import ShardSampler
 from training.engines.parts import Parts

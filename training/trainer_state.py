@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clcomm import elastic
-from clcomm.checkpoint import invalid_entry, whole_number
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError, CheckpointError
+from clcomm.base.errors import ArgumentError, CheckpointError
+from clcomm.comm.communicator import Communicator
+from clcomm.jobs.checkpoint import invalid_entry, whole_number
 from clcomm.parallel.loss_scaling import GradScaler
-from clcomm.sampler import DistributedSampler, Sampler
+from clcomm.sync import elastic
+from clcomm.sync.sampler import DistributedSampler, Sampler
 from training.trainer import Progress, Trainer
 
 #: The largest count in a checkpoint: the largest int64.

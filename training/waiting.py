@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from clcomm.communicator import Communicator
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.watch.worlds import ThisWorld
 from clcomm.engine.rehearsal import Rehearsal
-from clcomm.job.worlds import ThisWorld
 from training.console import make_console, make_silent
 
 if TYPE_CHECKING:

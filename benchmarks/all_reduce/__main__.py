@@ -22,8 +22,8 @@ from benchmarks.all_reduce import deepspeed
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from benchmarks.machine import cores
 from benchmarks.workers import Job
-from clcomm.job import run
-from clcomm.units import format_size, parse_size
+from clcomm.base.units import format_size, parse_size
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.all_reduce"
 SIZES = ("4", "256", "4KiB", "16KiB", "64KiB", "256KiB", "827688", "1MiB", "8MiB", "64MiB")

@@ -12,7 +12,7 @@ from functools import partial
 from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Report, Samples
 from benchmarks.workers import Job
-from clcomm.job import run
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.checks"
 OPERATIONS = ("barrier", "all_reduce, prepared", "all_reduce")

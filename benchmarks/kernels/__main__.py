@@ -19,8 +19,8 @@ from benchmarks.kernels import roofline
 from benchmarks.kernels.cases import CUBES, GPU_CUBES, KINDS, Case, copy_of, make_cases
 from benchmarks.kernels.peak import peak_of
 from benchmarks.workers import Job
-from clcomm.job import run
-from clcomm.storage.files import write_whole
+from clcomm.base.storage.files import write_whole
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.kernels"
 OURS, TORCH, NUMPY = "clcomm", "PyTorch", "NumPy"

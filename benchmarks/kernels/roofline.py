@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.kernels.cases import Case
-from clcomm.drawing.axes import Scale, log_ticks
-from clcomm.drawing.scene import BLUE, GREEN, VERMILLION, Dot, Mark, Path, Rect, Text, level
-from clcomm.drawing.svg import as_file
+from clcomm.insight.drawing.axes import Scale, log_ticks
+from clcomm.insight.drawing.scene import BLUE, GREEN, VERMILLION, Dot, Mark, Path, Rect, Text, level
+from clcomm.insight.drawing.svg import as_file
 
 _WIDTH, _HEIGHT, _BESIDE, _TOP, _BOTTOM = 760, 420, 60, 40, 372
 _STYLE = "svg{--ink:#222;--soft:#444;--line:#7f868d;--card:#fff;font-family:sans-serif}text{fill:var(--soft)}"

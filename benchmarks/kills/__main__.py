@@ -21,8 +21,8 @@ from benchmarks.kills.outcome import Outcome, percentile
 from benchmarks.kills.sides import Side
 from benchmarks.kills.task import SHARDS, Task
 from benchmarks.machine import describe_versions
-from clcomm.errors import ArgumentError
-from clcomm.job import run
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.kills"
 OURS, TORCHFT = "clcomm", "torchft"

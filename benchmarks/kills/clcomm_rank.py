@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 from benchmarks.kills import task
 from benchmarks.kills.task import Events, Task
 from clcomm import Communicator, Synchronizer
-from clcomm.checkpoint import Checkpoint
-from clcomm.checkpoint.memory import MemoryCopies
-from clcomm.job import note_step, run
+from clcomm.comm.watch import note_step, run
+from clcomm.jobs.checkpoint import Checkpoint
+from clcomm.jobs.checkpoint.memory import MemoryCopies
 
 
 def main() -> None:

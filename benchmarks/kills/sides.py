@@ -18,7 +18,7 @@ from benchmarks.kills import task
 from benchmarks.kills.outcome import Outcome
 from benchmarks.kills.task import Task, Written
 from benchmarks.workers import ROOT
-from clcomm.errors import LaunchError
+from clcomm.base.errors import LaunchError
 
 #: How long a start may take, the ranks that take the last step later than the first one, and processes to end.
 START_S, LAST_S, END_S = 120.0, 10.0, 10.0

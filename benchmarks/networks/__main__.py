@@ -21,8 +21,8 @@ from benchmarks.networks.workload import SIZES, write
 from benchmarks.peers.batches import COUNT, default_data
 from benchmarks.peers.systems import OURS, System
 from benchmarks.workers import Job
-from clcomm.errors import MismatchError
-from clcomm.job import run
+from clcomm.base.errors import MismatchError
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.networks"
 DDP = "PyTorch DDP, gloo"

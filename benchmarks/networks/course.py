@@ -19,7 +19,7 @@ from benchmarks.networks.workload import SIZES, write
 from benchmarks.peers.batches import default_data
 from benchmarks.peers.systems import OURS
 from benchmarks.workers import Job
-from clcomm.job import run
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.networks.course"
 PYTORCH = "PyTorch"

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.networks.worker import options, work
 from benchmarks.networks.workload import Workload, initial_weights
 from benchmarks.peers.batches import Batch
-from clcomm import weights
+from clcomm.engine import weights
 from training.engines import torch_engine, torch_gpt
 
 

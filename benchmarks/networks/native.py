@@ -10,8 +10,8 @@ import numpy as np
 from benchmarks.networks.worker import options, work
 from benchmarks.networks.workload import Workload, initial_weights
 from benchmarks.peers.batches import Batch
-from clcomm import Communicator, Synchronizer, weights
-from clcomm.engine import CrossEntropyLoss, Device
+from clcomm import Communicator, Synchronizer
+from clcomm.engine import CrossEntropyLoss, Device, weights
 from models.gpt import next_token_loss
 from training.engines.parts import native_parts
 

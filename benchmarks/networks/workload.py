@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.batches import Batch, aligned
-from clcomm import Communicator, weights
-from clcomm.engine import Device, Module
-from clcomm.sampler import DistributedSampler
+from clcomm import Communicator
+from clcomm.engine import Device, Module, weights
+from clcomm.sync.sampler import DistributedSampler
 from models import GPT, ResNet
 from training.data.cifar import as_cifar
 from training.data.datasets import Splits

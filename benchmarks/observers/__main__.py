@@ -16,7 +16,7 @@ from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from benchmarks.observers.costs import event_costs
 from benchmarks.workers import Job
-from clcomm.job import run
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.observers"
 WATCHERS = {"none": "none", "stats": "stats", "trace": "stats and trace"}

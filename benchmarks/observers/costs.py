@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from clcomm import Communicator
+from clcomm.comm.stats.comm_stats import CommStats
+from clcomm.comm.stats.events import Collective, Phase
 from clcomm.engine import Device
-from clcomm.stats.comm_stats import CommStats
-from clcomm.stats.events import Collective, Phase
-from clcomm.trace import Trace
-from clcomm.trace.part_file import PartWriter
+from clcomm.insight.trace import Trace
+from clcomm.insight.trace.part_file import PartWriter
 
 _EVENTS, _ROUNDS = 2_000, 5
 _ROOMY = "4GiB"

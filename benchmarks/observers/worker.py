@@ -12,9 +12,9 @@ from typing import Any
 
 from benchmarks.workers import serve
 from clcomm import Communicator, Synchronizer
-from clcomm.sampler import DistributedSampler
-from clcomm.stats.events import Collective, Phase
-from clcomm.trace import Trace
+from clcomm.comm.stats.events import Collective, Phase
+from clcomm.insight.trace import Trace
+from clcomm.sync.sampler import DistributedSampler
 from training.data.datasets import load_synthetic
 from training.data.loader import Loader
 from training.engines.parts import Placement, build_parts

@@ -13,7 +13,7 @@ from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report
 from benchmarks.ops.cases import CASES, REPLAYED, SIZES
 from benchmarks.workers import Job
-from clcomm.job import run
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.ops"
 CALLED, TORCH = "called", "PyTorch"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report
 from benchmarks.workers import Job
-from clcomm.job import run
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.ops.chains"
 FUSED, ALONE, TORCH, COMPILED = "fused", "one by one", "PyTorch", "compiled"

@@ -35,8 +35,8 @@ from benchmarks.peers.systems import (
     calibrate,
     start,
 )
-from clcomm.errors import MismatchError
-from clcomm.job import run
+from clcomm.base.errors import MismatchError
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.peers"
 #: The bars against the best peer, by model at batch 64, elsewhere to be ahead; and against netcl.

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.host import variables
-from clcomm.host.arrays import aligned_empty
+from clcomm.base.host import variables
+from clcomm.base.host.arrays import aligned_empty
 from training.data.open_data import open_data
 
 #: Batches a rank has; windows go round them.

@@ -9,9 +9,9 @@ from typing import Any
 from benchmarks.peers.batches import Batch
 from benchmarks.peers.worker import LR, options, work
 from clcomm import Communicator, Synchronizer
-from clcomm.compression import parse_compression
-from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Device
+from clcomm.sync.compression import parse_compression
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from training.engines.parts import build_parts
 
 PHASES = ("upload", "forward and backward", "sync", "update")

@@ -14,7 +14,7 @@ from functools import partial
 from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from benchmarks.workers import Job
-from clcomm.job import run
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.sharded_update"
 MODELS, OPTIMIZERS = ("mlp", "convnet", "gpt", "wide"), ("sgd", "adam")

@@ -11,9 +11,9 @@ import numpy as np
 
 from benchmarks.workers import serve
 from clcomm import Communicator, Synchronizer
-from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import CrossEntropyLoss, Device, Generator, Linear, Module, ReLU, Sequential, Tensor
 from clcomm.optim import SGD, Adam
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from models import GPT, MLP, ConvNet
 from models.gpt import next_token_loss
 

@@ -21,8 +21,8 @@ from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, alternate
 from benchmarks.time_to_accuracy.course import add_options
 from benchmarks.workers import ROOT, mpi_launch
-from clcomm.errors import LaunchError
-from clcomm.job import run
+from clcomm.base.errors import LaunchError
+from clcomm.comm.watch import run
 
 PROGRAM = "benchmarks.time_to_accuracy"
 OURS, DDP = "clcomm", "PyTorch DDP, gloo"

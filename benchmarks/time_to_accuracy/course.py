@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks import harness
 from benchmarks.peers.batches import default_data
-from clcomm.sampler import DistributedSampler, EvaluationSampler
+from clcomm.sync.sampler import DistributedSampler, EvaluationSampler
 from training.data.datasets import Splits
 from training.data.loader import Loader
 from training.schedules import Schedule, parse_schedule

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.time_to_accuracy import course
-from clcomm.communicator import Communicator
-from clcomm.job import run
-from clcomm.synchronizer import Synchronizer
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.watch import run
+from clcomm.sync.synchronizer import Synchronizer
 from training.data.open_data import open_data
 from training.engines.build_together import build_together
 from training.engines.parts import Placement, build_parts

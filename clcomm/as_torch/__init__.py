@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from clcomm import optim, weights
+from clcomm import optim
 from clcomm.as_torch import data, distributions
-from clcomm.engine import Device, Tensor, default_device, nn, no_grad, recomputation
+from clcomm.base.errors import ArgumentError
+from clcomm.engine import Device, Tensor, default_device, nn, no_grad, recomputation, weights
 from clcomm.engine.creation import *  # noqa: F403 - the names in its __all__
 from clcomm.engine.creation import tensor, zeros
 from clcomm.engine.functional import *  # noqa: F403 - the names in its __all__
@@ -25,7 +26,6 @@ from clcomm.engine.gradients import grad
 from clcomm.engine.modes import enable_grad, is_recording, set_grad_enabled
 from clcomm.engine.nn import Generator, manual_seed
 from clcomm.engine.tensor import BOOL, FLOAT32, INT32
-from clcomm.errors import ArgumentError
 
 __all__ = [
     "Generator", "compile", "data", "device", "distributions", "enable_grad", "jit", "load", "manual_seed", "nn",
@@ -143,7 +143,7 @@ def t(x: Tensor) -> Tensor:
 
 
 def save(state: Any, path: Any) -> None:
-    """Write a `state_dict` of arrays or tensors to a file, as safetensors; see `clcomm.weights.save`."""
+    """Write a `state_dict` of arrays or tensors to a file, as safetensors; see `clcomm.engine.weights.save`."""
     if not isinstance(state, dict):
         raise ArgumentError(f"save: expected a state_dict, got {type(state).__name__}; save model.state_dict()")
     weights.save(path, {key: each.numpy() if isinstance(each, Tensor) else each for key, each in state.items()})

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor
 from clcomm.engine.creation import as_tensor, multinomial, tensor
 from clcomm.engine.nn.init import Generator, default_generator
 from clcomm.engine.tensor import FLOAT32
-from clcomm.errors import ArgumentError
 
 __all__ = [
     "BatchSampler", "ConcatDataset", "DataLoader", "Dataset", "IterableDataset", "RandomSampler",

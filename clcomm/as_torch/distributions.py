@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.creation import multinomial, randn
-from clcomm.errors import ArgumentError
 
 __all__ = ["Categorical", "Normal"]
 

@@ -1,5 +1,6 @@
 """The native engine: tensors, automatic differentiation and modules on OpenCL devices."""
 
+from clcomm.base.errors import ArgumentError, DeviceError
 from clcomm.engine import creation, functional, nn
 from clcomm.engine.autograd import Op
 from clcomm.engine.device import Device, default_device, set_default_device
@@ -11,7 +12,6 @@ from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.replay import Replay
 from clcomm.engine.tensor import Tensor, from_dlpack
 from clcomm.engine.timing import measure_overhead
-from clcomm.errors import ArgumentError, DeviceError
 
 __all__ = [
     *nn.__all__,

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from clcomm.base.errors import ClcommError
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.ops.matmul import multiply
 from clcomm.engine.tensor import Tensor
 from clcomm.engine.tuning import Tuning, Value, choices, defaults
-from clcomm.errors import ClcommError
 
 if TYPE_CHECKING:
     import pyopencl as cl

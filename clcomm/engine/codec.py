@@ -17,7 +17,7 @@ BLOCK = 256
 class DeviceCodec:
     """Prepares the coding and decoding of float32 on a device that computes in the host's memory.
 
-    Its methods are those of the protocol `clcomm.compression.coding.Codec`; results have the same bits as NumPy's.
+    Its methods are those of the protocol `clcomm.sync.compression.coding.Codec`; results have the same bits as NumPy's.
     """
 
     def __init__(self, device: Device):
@@ -95,7 +95,7 @@ def _kernel(device: Device, file: str, name: str) -> Kernel:
 
 
 def rehearse(device: Device, scheme: str) -> None:
-    """Launch the kernels of a scheme of `clcomm.compression`, given by name, on uninitialised memory."""
+    """Launch the kernels of a scheme of `clcomm.sync.compression`, given by name, on uninitialised memory."""
     if not device.is_cpu:
         return
     values, halves, row = (device.allocate(4 * (BLOCK + 4)) for _ in range(3))

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.device import Device
 from clcomm.engine.nn.init import Generator, default_generator
 from clcomm.engine.tensor import BOOL, FLOAT32, INT32, Tensor
-from clcomm.errors import ArgumentError
 
 Place = Device | str | None
 

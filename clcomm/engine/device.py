@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import host_addresses, intel_runtime, program, selection, sub_groups, timing
 from clcomm.engine.launch_queue import LaunchQueue
 from clcomm.engine.memory import Memory
@@ -22,7 +23,6 @@ from clcomm.engine.program import Kernel
 from clcomm.engine.timing import KernelLog, Profile
 from clcomm.engine.tuning import Tuning
 from clcomm.engine.tuning import load as _load_tuning
-from clcomm.errors import ArgumentError
 
 if TYPE_CHECKING:
     import pyopencl as cl

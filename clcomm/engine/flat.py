@@ -13,6 +13,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.parameters import ParameterRange, ParameterSpec
+from clcomm.base.flat_space.precision import FLOAT32, Precision
+from clcomm.base.flat_space.shards import Unit
 from clcomm.engine.flat_buffers import FlatBuffers
 from clcomm.engine.gathered_parameters import GatheredParameter, GatheredUnits
 from clcomm.engine.grad_blocks import GradBlocks
@@ -22,11 +27,6 @@ from clcomm.engine.parameter import Parameter
 from clcomm.engine.stored_parameters import Storage, StoredParameter
 from clcomm.engine.targets import require_none_noted
 from clcomm.engine.tensor import Tensor, copy_into, empty, wrap
-from clcomm.errors import ArgumentError
-from clcomm.flat_space.layout import FlatLayout
-from clcomm.flat_space.parameters import ParameterRange, ParameterSpec
-from clcomm.flat_space.precision import FLOAT32, Precision
-from clcomm.flat_space.shards import Unit
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.precision import FLOAT32, Precision
 from clcomm.engine.device import HOST_POINTER_ALIGNMENT, Device
 from clcomm.engine.stored_parameters import Storage
-from clcomm.errors import ArgumentError
-from clcomm.flat_space.layout import FlatLayout
-from clcomm.flat_space.precision import FLOAT32, Precision
 
 
 class FlatBuffers:

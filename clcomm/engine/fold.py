@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ClcommError
+from clcomm.base.host.arrays import aligned_empty
+from clcomm.base.host.bfloat16 import BFLOAT16
 from clcomm.engine import called, selection
 from clcomm.engine.device import Device
 from clcomm.engine.host_kernels import ONE_ITEM, HostKernels, HostLaunch
 from clcomm.engine.program import Kernel
-from clcomm.errors import ClcommError
-from clcomm.host.arrays import aligned_empty
-from clcomm.host.bfloat16 import BFLOAT16
 
 #: Words of a call that DeviceFold sets, as kernels/fold.cl has them: the part's ends, whether stores stream, addresses
 #: of cells and result, the bits of the factor, and the addresses of the rows. transport/fused.py has those before.
@@ -30,7 +30,7 @@ MOST_ROWS = 8
 
 
 class DeviceFold:
-    """Prepares sums of float32, float16 or bfloat16 in host memory: a `clcomm.transport.reduction.Fold`.
+    """Prepares sums of float32, float16 or bfloat16 in host memory: a `clcomm.comm.transport.reduction.Fold`.
 
     One work-item does each sum: the device runs kernels in the calling thread.
     """
@@ -66,7 +66,7 @@ class DeviceFold:
     ) -> Callable[[], object] | None:  # fmt: skip
         """Return a function that meets the other ranks, folds a part of the rows as `__call__` does, and meets again.
 
-        Only for float32, and up to MOST_ROWS ranks; see `clcomm.transport.fused.RendezvousFold` for the arguments.
+        Only for float32, and up to MOST_ROWS ranks; see `clcomm.comm.transport.fused.RendezvousFold` for the arguments.
         """
         arrays = [out, *rows]
         fits = 2 <= len(rows) <= MOST_ROWS and all(array.dtype == np.float32 for array in arrays)

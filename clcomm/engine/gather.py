@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.host.arrays import aligned_empty
 from clcomm.engine.device import HOST_POINTER_ALIGNMENT, Device
 from clcomm.engine.host_kernels import HostKernels, HostLaunch
 from clcomm.engine.program import Kernel
-from clcomm.host.arrays import aligned_empty
 
 
 class DeviceGather:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.shards import Unit
 from clcomm.engine.device import Device
 from clcomm.engine.parameter import LazyParameter, Parameter
-from clcomm.errors import ArgumentError
-from clcomm.flat_space.shards import Unit
 
 if TYPE_CHECKING:
     import pyopencl as cl

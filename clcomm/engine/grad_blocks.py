@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from clcomm.base.flat_space.shards import Unit
 from clcomm.engine.device import Device
 from clcomm.engine.grad_slot import NONE, GradSlot
 from clcomm.engine.tensor import wrap
-from clcomm.flat_space.shards import Unit
 
 if TYPE_CHECKING:
     import pyopencl as cl

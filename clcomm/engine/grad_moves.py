@@ -5,11 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
 
+from clcomm.base.flat_space.missing import Beginnings
+from clcomm.base.flat_space.parameters import ParameterRange
 from clcomm.engine.flat_buffers import FlatBuffers
 from clcomm.engine.grad_slot import LOCAL, NONE, REDUCED, SENT, GradSlot
 from clcomm.engine.queue_mark import QueueMark
-from clcomm.flat_space.missing import Beginnings
-from clcomm.flat_space.parameters import ParameterRange
 
 
 class GradMoves:

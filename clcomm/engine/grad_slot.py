@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.missing import MISSING
 from clcomm.engine.tensor import FLOAT32, Shape, Tensor, copy_into
-from clcomm.errors import ArgumentError
-from clcomm.flat_space.missing import MISSING
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import second_order, second_order_forms
 from clcomm.engine.autograd import Context, hooked, seed_of
 from clcomm.engine.creation import zeros_like
@@ -15,7 +16,6 @@ from clcomm.engine.functional import clone
 from clcomm.engine.modes import apart
 from clcomm.engine.tape import tape_of
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 
 __all__ = ["grad"]
 

@@ -1,11 +1,11 @@
-"""The hash of clcomm/host/hashing.py, computed on a device by hash.cl."""
+"""The hash of clcomm/base/host/hashing.py, computed on a device by hash.cl."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from clcomm.base.host.hashing import WORD
 from clcomm.engine.device import Device
-from clcomm.host.hashing import WORD
 
 
 def hash_buffer(device: Device, buffer: object, nbytes: int) -> int:

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
+from clcomm.base.host.arrays import PAGE, aligned_empty
 from clcomm.engine.device import HOST_POINTER_ALIGNMENT, Device
 from clcomm.engine.tensor import Shape, Tensor, wrap
-from clcomm.host.arrays import PAGE, aligned_empty
 
 
 class HostBuffer:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clcomm.errors import ArgumentError
-from clcomm.host.arrays import HANDED_OUT, host_array
+from clcomm.base.errors import ArgumentError
+from clcomm.base.host.arrays import HANDED_OUT, host_array
 
 if TYPE_CHECKING:
     from clcomm.engine.device import Device

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from clcomm.base.errors import DeviceError
 from clcomm.engine import program
 from clcomm.engine.device import HOST_POINTER_ALIGNMENT, Device
-from clcomm.errors import DeviceError
 
 if TYPE_CHECKING:
     import pyopencl as cl

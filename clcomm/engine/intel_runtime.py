@@ -17,10 +17,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clcomm.errors import ClcommError
-from clcomm.storage.cache import cache_directory
-from clcomm.storage.files import read_regular, write_whole
-from clcomm.storage.private import first_private
+from clcomm.base.errors import ClcommError
+from clcomm.base.storage.cache import cache_directory
+from clcomm.base.storage.files import read_regular, write_whole
+from clcomm.base.storage.private import first_private
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -12,11 +12,11 @@ from sys import is_finalizing
 from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Any
 
+from clcomm.base.errors import DeviceError, ShortageError
 from clcomm.engine import host_addresses, pocl_cache, program
 from clcomm.engine.program import Kernel, Size
 from clcomm.engine.recorder import Recorder
 from clcomm.engine.transfers import Transfers
-from clcomm.errors import DeviceError, ShortageError
 
 if TYPE_CHECKING:
     import numpy as np

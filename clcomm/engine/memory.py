@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from clcomm.errors import DeviceError
-from clcomm.units import format_size
+from clcomm.base.errors import DeviceError
+from clcomm.base.units import format_size
 
 if TYPE_CHECKING:
     import numpy as np

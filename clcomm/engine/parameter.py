@@ -6,10 +6,10 @@ from typing import Protocol
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.device import Device
 from clcomm.engine.grad_slot import GradSlot
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 
 
 class ParameterPart(Protocol):

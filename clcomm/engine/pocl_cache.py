@@ -10,9 +10,9 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from clcomm.errors import DeviceError
-from clcomm.storage.cache import user_cache
-from clcomm.storage.private import first_private, unfit
+from clcomm.base.errors import DeviceError
+from clcomm.base.storage.cache import user_cache
+from clcomm.base.storage.private import first_private, unfit
 
 #: The least that building a kernel needs: open descriptors, and bytes of object and intermediate code.
 _DESCRIPTORS, _KERNEL_BYTES = 16, 1 << 20

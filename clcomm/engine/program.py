@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from clcomm.base.errors import DeviceError, ShortageError
 from clcomm.engine import enqueue_code, pocl_cache, program_cache, sealed_programs
-from clcomm.errors import DeviceError, ShortageError
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -12,12 +12,12 @@ from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clcomm.base.errors import ClcommError
+from clcomm.base.storage.cache import cache_directory
+from clcomm.base.storage.files import read_regular, replacing
+from clcomm.base.storage.private import first_private
 from clcomm.engine import intel_runtime
 from clcomm.engine.pocl_target import processor_features
-from clcomm.errors import ClcommError
-from clcomm.storage.cache import cache_directory
-from clcomm.storage.files import read_regular, replacing
-from clcomm.storage.private import first_private
 
 if TYPE_CHECKING:
     import pyopencl as cl

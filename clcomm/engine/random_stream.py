@@ -13,10 +13,10 @@ from weakref import WeakSet
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
+from clcomm.base.host.launcher import launched_rank
 from clcomm.engine.device import Device
 from clcomm.engine.tensor import INT32, Tensor, copy_into, empty
-from clcomm.errors import ArgumentError
-from clcomm.host.launcher import launched_rank
 
 #: Words of a state: the seed's low and high one, the rank, and the low and high one of the number of uses so far.
 STATE_WORDS, RANK_WORD = 5, 2

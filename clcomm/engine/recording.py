@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import host_addresses, program
 from clcomm.engine.device import Device
 from clcomm.engine.grad_slot import NONE
@@ -18,7 +19,6 @@ from clcomm.engine.program import Size
 from clcomm.engine.recorder import Allocation, InputIndex, Recorder
 from clcomm.engine.result_memory import ResultMemory
 from clcomm.engine.tensor import Tensor, wrap
-from clcomm.errors import ArgumentError
 
 if TYPE_CHECKING:
     import pyopencl as cl

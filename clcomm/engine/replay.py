@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from types import CodeType
 from typing import TYPE_CHECKING, NamedTuple
 
+from clcomm.base.errors import ArgumentError, ReplayError
+from clcomm.base.host import variables
 from clcomm.engine.device import Device
 from clcomm.engine.guards import Guards
 from clcomm.engine.modes import is_recording
@@ -18,8 +20,6 @@ from clcomm.engine.reachable import noting_code
 from clcomm.engine.recording import LaunchRecording, Results, record, without_tape
 from clcomm.engine.recording_diff import first_difference
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError, ReplayError
-from clcomm.host import variables
 
 if TYPE_CHECKING:
     import pyopencl as cl

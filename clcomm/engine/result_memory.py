@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clcomm.base.host.arrays import aligned_empty
 from clcomm.engine import host_addresses
 from clcomm.engine.recorder import Allocation
-from clcomm.host.arrays import aligned_empty
 
 if TYPE_CHECKING:
     from clcomm.engine.device import Device

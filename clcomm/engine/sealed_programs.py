@@ -20,7 +20,7 @@ from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clcomm.storage.files import open_regular, read_regular
+from clcomm.base.storage.files import open_regular, read_regular
 
 if TYPE_CHECKING:
     import pyopencl as cl

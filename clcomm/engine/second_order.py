@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import functional as F
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.creation import ones_like
@@ -35,7 +36,6 @@ from clcomm.engine.ops import (
 )
 from clcomm.engine.ops.broadcasting import broadcast_axes
 from clcomm.engine.tensor import Shape, Tensor
-from clcomm.errors import ArgumentError
 
 Gradients = tuple[Tensor | None, ...]
 Rule = Callable[[Context, Tensor], Gradients]

@@ -11,11 +11,11 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from clcomm.base.errors import ClcommError, DeviceError, pip_install
+from clcomm.base.host import usable_cores, variables
+from clcomm.base.host.launcher import launched_rank
+from clcomm.base.host.launcher import local_place as local_place
 from clcomm.engine import intel_runtime, pocl_cache
-from clcomm.errors import ClcommError, DeviceError, pip_install
-from clcomm.host import usable_cores, variables
-from clcomm.host.launcher import launched_rank
-from clcomm.host.launcher import local_place as local_place
 
 if TYPE_CHECKING:
     import pyopencl as cl

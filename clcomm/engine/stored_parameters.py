@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.precision import FP16, Precision
 from clcomm.engine.device import Device
 from clcomm.engine.parameter import LazyParameter
-from clcomm.errors import ArgumentError
-from clcomm.flat_space.precision import FP16, Precision
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 
 if TYPE_CHECKING:
     from clcomm.engine.device import Device

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.device import Device
 from clcomm.engine.tensor_shapes import AnyTensor, ShapeMethods
-from clcomm.errors import ArgumentError
 
 #: The types by the names that PyTorch's type() has for them.
 _TYPE_NAMES = {

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.tensor_functions import FunctionMethods
 from clcomm.engine.tensor_in_place import InPlaceMethods
 from clcomm.engine.tensor_shapes import AnyTensor
-from clcomm.errors import ArgumentError
 
 
 class Removable(NamedTuple):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -13,10 +13,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from clcomm.base.errors import ArgumentError
+from clcomm.base.storage.cache import cache_directory
+from clcomm.base.storage.files import read_regular, write_whole
 from clcomm.engine import selection
-from clcomm.errors import ArgumentError
-from clcomm.storage.cache import cache_directory
-from clcomm.storage.files import read_regular, write_whole
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.grad_slot import Gradient
 from clcomm.engine.modes import enable_grad, modes, no_grad
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Shape, Tensor
-from clcomm.errors import ArgumentError
 
 
 class Block(NamedTuple):

@@ -3,7 +3,7 @@
 docs/horovod.md says what differs. Needs PyTorch, the extra `torch`.
 """
 
-from clcomm.errors import ArgumentError, needed
+from clcomm.base.errors import ArgumentError, needed
 
 with needed("torch"):
     import torch as _torch  # noqa: F401 - a clear message before the modules below need it

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from clcomm.horovod.calls import Average, OperationCall, Sum, chosen_op, like, listed, refused_in_set, sources
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.handles import Handle

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from clcomm.collectives.runner import CollectiveRunner, refused_on_all
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.collectives.runner import CollectiveRunner, refused_on_all
+from clcomm.comm.tensors.collectives import TensorCollectives
+from clcomm.comm.tensors.started import Started
+from clcomm.comm.watch.job import this_job
 from clcomm.horovod import joined
 from clcomm.horovod.handles import Handle
 from clcomm.horovod.lost_ranks import internal_error
 from clcomm.horovod.operations import Barrier, Operation, ReduceOp
 from clcomm.horovod.world import ProcessSet, global_process_set
-from clcomm.job.job import this_job
-from clcomm.tensors.collectives import TensorCollectives
-from clcomm.tensors.started import Started
 
 Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
 Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from clcomm.horovod import world
 from clcomm.horovod.all_reduces import allreduce
 from clcomm.horovod.calls import Average, OperationCall, like, listed, refused_in_set, root_in, sources

@@ -7,7 +7,7 @@ import os
 from fnmatch import fnmatchcase
 from typing import Any
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 
 _log = logging.getLogger("clcomm")
 #: Horovod's levels of messages, as those of Python's logging.

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from clcomm.horovod.calls import OperationCall, like, refused_in_set, root_in, sources
 from clcomm.horovod.operations import AllGatherObject, Broadcast, BroadcastObject
 from clcomm.horovod.world import ProcessSet, global_process_set
-from clcomm.synchronizer import PARAMETERS
+from clcomm.sync.synchronizer import PARAMETERS
 
 #: The label of copies of an optimizer's state.
 _STATE = "optimizer state"

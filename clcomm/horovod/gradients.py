@@ -13,19 +13,19 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from clcomm.adapters.adapter import CopyingAdapter, FlatArrays
-from clcomm.communicator import Communicator
-from clcomm.errors import MismatchError
-from clcomm.flat_space.buckets import Bucket
-from clcomm.flat_space.layout import FlatLayout
-from clcomm.flat_space.parameters import ParameterSpec
+from clcomm.base.errors import MismatchError
+from clcomm.base.flat_space.buckets import Bucket
+from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.parameters import ParameterSpec
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.stats.events import Collective, Phase
+from clcomm.comm.tensors.arrays import HostCopies
 from clcomm.horovod.lost_ranks import raising_internal_errors
-from clcomm.stats.events import Collective, Phase
+from clcomm.sync.adapters.adapter import CopyingAdapter, FlatArrays
 from clcomm.sync.agreement import CHECKS, require_agreement
 from clcomm.sync.bucket_plan import BucketPlan
 from clcomm.sync.bucket_run import BucketRun
 from clcomm.sync.divergence import describe, hashes_of_arrays
-from clcomm.tensors.arrays import HostCopies
 
 #: Half precision has too few bits for a sum over ranks; `Compression.fp16` asks for it all the same.
 _SUMMED_AS = {

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.tensors.started import Started
+from clcomm.comm.watch.job import this_job
 from clcomm.horovod import joined
 from clcomm.horovod.lost_ranks import raising_internal_errors
-from clcomm.job.job import this_job
-from clcomm.tensors.started import Started
 
 
 class Handle:

@@ -6,7 +6,7 @@ import gc
 import time
 from typing import Any
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from clcomm.horovod import joined, world
 from clcomm.horovod.gradients import GradientBuckets
 from clcomm.horovod.lost_ranks import raising_internal_errors

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.communicator import Communicator
 from clcomm.horovod import world
 from clcomm.horovod.operations import Operation
 from clcomm.horovod.world import global_process_set

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from clcomm.elastic import is_lost_peer
+from clcomm.sync.elastic import is_lost_peer
 
 
 class HorovodInternalError(RuntimeError):

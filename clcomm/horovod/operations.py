@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from clcomm.communicator import Communicator
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.tensors import background
+from clcomm.comm.tensors.arrays import adaptive_dtype, array_of, as_tensor, by_dtype, described, flat, scaled
+from clcomm.comm.tensors.collectives import TensorCollectives, rows_of
+from clcomm.comm.tensors.started import Started
 from clcomm.sync.adasum import adasum, of_rows
 from clcomm.sync.agreement import require_agreement
-from clcomm.tensors import background
-from clcomm.tensors.arrays import adaptive_dtype, array_of, as_tensor, by_dtype, described, flat, scaled
-from clcomm.tensors.collectives import TensorCollectives, rows_of
-from clcomm.tensors.started import Started
 
 
 class ReduceOp(Enum):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from clcomm.horovod.calls import Adasum, Average, Sum, refused_in_set
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.operations import ReduceOp

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.tensors.arrays import scaled
 from clcomm.horovod.calls import Adasum, Average, OperationCall, Sum, chosen_op, like, listed, refused_in_set, sources
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.copies import allgather
 from clcomm.horovod.handles import Handle
 from clcomm.horovod.operations import ReduceOp, ReduceScatter
 from clcomm.horovod.world import ProcessSet, global_process_set
-from clcomm.tensors.arrays import scaled
 
 
 class UnsupportedError(ArgumentError, RuntimeError):

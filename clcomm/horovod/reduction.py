@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.stats.events import Phase
+from clcomm.comm.stats.now import count_step
+from clcomm.comm.tensors.step_settings import StepSettings
 from clcomm.horovod import joined, world
 from clcomm.horovod.calls import Adasum, OperationCall, like, sources
 from clcomm.horovod.compression import Compression
@@ -19,11 +22,8 @@ from clcomm.horovod.gradients import GradientBuckets, require_same_start
 from clcomm.horovod.lost_ranks import raising_internal_errors
 from clcomm.horovod.operations import AllReduce, ReduceOp
 from clcomm.horovod.world import ProcessSet, global_process_set
-from clcomm.stats.events import Phase
-from clcomm.stats.now import count_step
 from clcomm.sync.agreement import SettingsAgreement
-from clcomm.synchronizer import GRADIENTS
-from clcomm.tensors.step_settings import StepSettings
+from clcomm.sync.synchronizer import GRADIENTS
 
 
 class Reductions:

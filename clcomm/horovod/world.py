@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from clcomm.collectives.runner import refused_on_all
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.collectives.runner import refused_on_all
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.tensors.collectives import TensorCollectives
+from clcomm.comm.transport.mpi_communicators import checked
+from clcomm.comm.watch import endings
 from clcomm.horovod import environment
-from clcomm.job import endings
-from clcomm.report.recording import Recording
+from clcomm.insight.report.recording import Recording
 from clcomm.sync.agreement import require_agreement
-from clcomm.tensors.collectives import TensorCollectives
-from clcomm.transport.mpi_communicators import checked
 
 #: Lets a mistake of one rank in a call of all ranks be raised on all of them.
 refused = partial(refused_on_all, runner_of=lambda *_, **__: communicator().runner if is_initialized() else None)

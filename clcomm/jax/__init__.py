@@ -15,15 +15,15 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from clcomm.adapters.jax import Model, named
-from clcomm.collectives.arguments import check_op, check_root
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
-from clcomm.host import usable_cores
-from clcomm.host.launcher import local_place
-from clcomm.units import parse_size
+from clcomm.base.errors import ArgumentError
+from clcomm.base.host import usable_cores
+from clcomm.base.host.launcher import local_place
+from clcomm.base.units import parse_size
+from clcomm.comm.collectives.arguments import check_op, check_root
+from clcomm.comm.communicator import Communicator
+from clcomm.sync.adapters.jax import Model, named
 
-import jax  # isort: skip  # after clcomm.adapters.jax, which tells the extra that is missing and a version that is not ours
+import jax  # isort: skip  # after clcomm.sync.adapters.jax, which tells the extra that is missing and a version that is not ours
 from jax._src import xla_bridge  # isort: skip
 
 __all__ = [

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.communicator import Communicator
 from clcomm.jax.ffi import Kind
 from clcomm.jax.primitive import Collective
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from clcomm.errors import ClcommError
-from clcomm.host.bfloat16 import BFLOAT16
-from clcomm.job.endings import note_wrapped
+from clcomm.base.errors import ClcommError
+from clcomm.base.host.bfloat16 import BFLOAT16
+from clcomm.comm.watch.endings import note_wrapped
 
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 #: The stage of a call in which it computes, and the code of an error.

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clcomm.collectives.in_flight import Handle
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
-from clcomm.host.bfloat16 import BFLOAT16
+from clcomm.base.errors import ArgumentError
+from clcomm.base.host.bfloat16 import BFLOAT16
+from clcomm.comm.collectives.in_flight import Handle
+from clcomm.comm.communicator import Communicator
 from clcomm.jax.collectives import require_linear
 from clcomm.jax.ffi import Kind
 from clcomm.jax.primitive import Collective

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.adapters.adapter import CopyingAdapter, FlatArrays
-from clcomm.adapters.jax import narrow, spec_of, widen
-from clcomm.communicator import Communicator
-from clcomm.flat_space.buckets import Bucket
-from clcomm.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.buckets import Bucket
+from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.comm.communicator import Communicator
 from clcomm.jax.ffi import Kind
 from clcomm.jax.primitive import Collective
+from clcomm.sync.adapters.adapter import CopyingAdapter, FlatArrays
+from clcomm.sync.adapters.jax import narrow, spec_of, widen
 from clcomm.sync.agreement import require_agreement
 from clcomm.sync.bucket_plan import BucketPlan, PlanSettings
 

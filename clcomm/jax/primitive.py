@@ -16,7 +16,7 @@ import numpy as np
 from jax._src import core, dispatch, effects
 from jax.interpreters import ad, batching, mlir
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from clcomm.jax.ffi import CALLS, HANDLER, Kind
 
 

@@ -10,8 +10,8 @@ import logging
 import sys
 from typing import Any, TextIO
 
-from clcomm.communicator import Communicator
-from clcomm.synchronizer import Synchronizer as _Synchronizer
+from clcomm.comm.communicator import Communicator
+from clcomm.sync.synchronizer import Synchronizer as _Synchronizer
 
 __all__ = ["Communicator", "Synchronizer", "get_logger"]
 
@@ -20,7 +20,7 @@ class Synchronizer(_Synchronizer):
     """A Synchronizer that sets its Communicator's `use_bucketing`, to True by default.
 
     Args:
-        settings: further arguments of `clcomm.synchronizer.Synchronizer`.
+        settings: further arguments of `clcomm.sync.synchronizer.Synchronizer`.
     """
 
     def __init__(self, comm: Communicator, use_bucketing: bool = True, **settings: Any):

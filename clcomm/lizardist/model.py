@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clcomm.errors import needed
+from clcomm.base.errors import needed
 
 with needed("torch"):
     import torch

@@ -1,7 +1,7 @@
 """netcl's names over this package's engine: a program has only to import `clcomm.netcl` instead of `netcl`.
 
 That is for its documented data-parallel training on several devices of a process (docs/several-devices.md); with
-netcl's own kernels, and ranks, see `clcomm.adapters.netcl`. netcl's modules, such as `clcomm.netcl.distributed`, are
+netcl's own kernels, and ranks, see `clcomm.sync.adapters.netcl`. netcl's modules, such as `clcomm.netcl.distributed`, are
 this one by their own names.
 """
 
@@ -14,8 +14,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import clcomm.devices as on_devices
-from clcomm.devices import (
+import clcomm.parallel.devices as on_devices
+from clcomm.base.errors import ArgumentError
+from clcomm.engine import nn as layers
+from clcomm.engine.device import Device, default_device, process_devices
+from clcomm.engine.functional import cross_entropy, mse_loss, relu
+from clcomm.engine.nn import Dropout, Flatten, MaxPool2d, Module, ReLU, Sequential, Sigmoid, Tanh
+from clcomm.engine.parameter import Parameter
+from clcomm.engine.tensor import Tensor
+from clcomm.optim import SGD, Adam, AdamW, Optimizer, RMSProp
+from clcomm.parallel.devices import (
     Replicas,
     all_reduce,
     all_reduce_p2p,
@@ -26,15 +34,7 @@ from clcomm.devices import (
     shard_batch,
     sync_grads,
 )
-from clcomm.engine import nn as layers
-from clcomm.engine.device import Device, default_device, process_devices
-from clcomm.engine.functional import cross_entropy, mse_loss, relu
-from clcomm.engine.nn import Dropout, Flatten, MaxPool2d, Module, ReLU, Sequential, Sigmoid, Tanh
-from clcomm.engine.parameter import Parameter
-from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
-from clcomm.optim import SGD, Adam, AdamW, Optimizer, RMSProp
-from clcomm.synchronizer import Synchronizer
+from clcomm.sync.synchronizer import Synchronizer
 
 __all__ = [
     "SGD", "Adam", "AdamW", "Conv2d", "DeviceManager", "Dropout", "Flatten", "Linear", "MaxPool2d", "Module", "RMSProp",
@@ -121,7 +121,7 @@ def Conv2d(
     )
 
 
-# --- training on several devices: with lists, as clcomm.devices has it, and with a model and its loss ---
+# --- training on several devices: with lists, as clcomm.parallel.devices has it, and with a model and its loss ---
 
 
 def prepare_replicas(
@@ -132,11 +132,11 @@ def prepare_replicas(
     n_replicas: int | None = None,
     devices: Sequence[Device | str] | None = None,
 ) -> Replicas:
-    """Copy a model to several devices, each with an optimizer like the model's; or as `clcomm.devices` has it.
+    """Copy a model to several devices, each with an optimizer like the model's; or as `clcomm.parallel.devices` has it.
 
     Args:
         params: the model.
-        opt: the optimizer of its parameters, before the first step. Queues: `clcomm.devices.prepare_replicas`.
+        opt: the optimizer of its parameters, before the first step. Queues: `clcomm.parallel.devices.prepare_replicas`.
         synchronizer: as there.
         n_replicas: the number of devices; None: of all of `devices`.
         devices: as DeviceManager takes them, the model's first; None: those of this process.
@@ -167,10 +167,10 @@ def data_parallel_step(
 
     Args:
         arguments: replicas with optimizers, and a batch whose last array has the targets; the model takes the others.
-            Without `loss_fn`: those of `clcomm.devices.data_parallel_step`.
+            Without `loss_fn`: those of `clcomm.parallel.devices.data_parallel_step`.
         loss_fn: (outputs, targets) -> the mean loss.
         tape_factory: makes the block in which a device computes it, such as `autograd.Tape`.
-        hooks: the further arguments of `clcomm.devices.data_parallel_step`.
+        hooks: the further arguments of `clcomm.parallel.devices.data_parallel_step`.
 
     Raises ArgumentError as that does, and for replicas without optimizers.
     """
@@ -188,7 +188,7 @@ def data_parallel_step(
 def broadcast_params(
     src_params: Any, dst_param_groups: Sequence[Sequence[Parameter]] | None = None, root: int = 0
 ) -> None:
-    """Give all replicas the parameters of replica `root`; with two arguments as `clcomm.devices.broadcast_params`."""
+    """Give all replicas the parameters of replica `root`; with two arguments as `clcomm.parallel.devices.broadcast_params`."""
     if dst_param_groups is None:
         on_devices.broadcast_params(None, Replicas.checked(src_params), root)
     else:

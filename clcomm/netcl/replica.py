@@ -14,7 +14,7 @@ import pickle
 import sys
 from typing import BinaryIO
 
-from clcomm.errors import DeviceError
+from clcomm.base.errors import DeviceError
 from clcomm.netcl import DeviceManager
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from clcomm.optim.optimizer import Optimizer, Params
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.nn.module import Module
-from clcomm.errors import ArgumentError
 
 #: The entry of a state_dict with the number of steps that each parameter missed.
 MISSED = "missed"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.shards import ShardPart
 from clcomm.engine.flat import FlatSpace
-from clcomm.errors import ArgumentError
-from clcomm.flat_space.shards import ShardPart
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, Protocol
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
-from clcomm.errors import ArgumentError
 from clcomm.optim.checks import require_parameters
 
 #: The entry of a group with its parameters.

@@ -13,15 +13,15 @@ from weakref import ref
 
 import numpy as np
 
-from clcomm.adapters.trainable import require_same_parameters
+from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.shards import ShardPart
+from clcomm.base.flat_space.trainable import require_same_parameters
 from clcomm.engine.flat import FlatSpace
 from clcomm.engine.grad_slot import NONE
 from clcomm.engine.modes import enable_grad
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
-from clcomm.errors import ArgumentError
-from clcomm.flat_space.layout import FlatLayout
-from clcomm.flat_space.shards import ShardPart
 from clcomm.optim.checks import (
     GROUPS,
     MISSED,

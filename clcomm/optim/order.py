@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from clcomm.errors import ArgumentError
-from clcomm.flat_space.layout import FlatLayout
-from clcomm.flat_space.parameters import ParameterRange, ParameterSpec
+from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.parameters import ParameterRange, ParameterSpec
 from clcomm.optim.checks import GROUPS, MISSED
 from clcomm.optim.flat_state import ITEM
 

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError, DivergenceError
+from clcomm.base.flat_space.buckets import Bucket
 from clcomm.engine.random_stream import RandomStream
-from clcomm.errors import ArgumentError, DivergenceError
-from clcomm.flat_space.buckets import Bucket
 from clcomm.sync.agreement import CHECKS
 from clcomm.sync.divergence import hashes_of_arrays
 from clcomm.sync.model_ranks import ModelRanks, refuse_mixing
 
 if TYPE_CHECKING:
     from clcomm.engine.flat import FlatSpace
-    from clcomm.synchronizer import Synchronizer
+    from clcomm.sync.synchronizer import Synchronizer
 
 #: Hashes of what a rank computed from a batch, each by its kind, its place among several of this kind, and its name.
 Bits = dict[tuple[str, int, str], int]

@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from clcomm.clipping import clip_grad_norm
-from clcomm.communicator import Communicator
-from clcomm.compression import CommHook
-from clcomm.errors import ArgumentError, no_copy
+from clcomm.base.errors import ArgumentError, no_copy
+from clcomm.comm.communicator import Communicator
 from clcomm.parallel.mesh import Mesh
 from clcomm.sync.agreement import CHECKS, require_agreement
-from clcomm.synchronizer import Synchronizer
+from clcomm.sync.clipping import clip_grad_norm
+from clcomm.sync.compression import CommHook
+from clcomm.sync.synchronizer import Synchronizer
 
 #: The name of a mesh's axis of data-parallel ranks, in any case of letters.
 DATA_PARALLEL = "dp"
@@ -29,7 +29,7 @@ class DistributedDataParallel:
     rank: they count as zero. Frozen parameters are left alone.
 
     Args:
-        model: one of `clcomm.engine`, of PyTorch, of netcl or of NumPy arrays: see `clcomm.adapters`.
+        model: one of `clcomm.engine`, of PyTorch, of netcl or of NumPy arrays: see `clcomm.sync.adapters`.
         comm: the data-parallel ranks, such as `mesh["dp"]`; a Mesh: its axis "dp", or else its first.
         bucket_size, use_bucketing, settings: as the Synchronizer's; `settings` are its other arguments.
         overlap_grad_reduce: reduce buckets during backward; "auto": where that is faster. Of several backwards in a

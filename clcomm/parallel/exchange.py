@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from clcomm.collectives.in_flight import Handle
-from clcomm.communicator import Communicator
+from clcomm.base.flat_space.layout import ALIGNMENT
+from clcomm.comm.collectives.in_flight import Handle
+from clcomm.comm.communicator import Communicator
 from clcomm.engine.device import Device
 from clcomm.engine.fold import DeviceFold
 from clcomm.engine.host_buffer import HostBuffer, sees_writes
@@ -23,7 +24,6 @@ from clcomm.engine.ops.broadcasting import launch_broadcast
 from clcomm.engine.ops.parts import copy_part
 from clcomm.engine.tensor import Shape, Tensor, copy_into, empty
 from clcomm.engine.view import Block
-from clcomm.flat_space.layout import ALIGNMENT
 from clcomm.sync.agreement import CHECKS
 
 #: Labels of the layers' exchanges in the Communicator's stats.

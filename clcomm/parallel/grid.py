@@ -9,7 +9,7 @@ from numbers import Integral
 
 import numpy as np
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 
 #: The name of the axis whose ranks exchange the most, within every layer; in any case of letters.
 TENSOR_PARALLEL = "tp"

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.clipping import averaged_part, scale_averaged
-from clcomm.communicator import Communicator
-from clcomm.compression import StatefulHook
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.communicator import Communicator
 from clcomm.engine import Device, Tensor
-from clcomm.errors import ArgumentError
 from clcomm.optim import Optimizer
 from clcomm.sync.agreement import CHECKS
+from clcomm.sync.clipping import averaged_part, scale_averaged
+from clcomm.sync.compression import StatefulHook
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from clcomm.sync.model_ranks import ModelRanks
 from clcomm.sync.shared_space import SharedSpace
-from clcomm.synchronizer import Synchronizer
+from clcomm.sync.synchronizer import Synchronizer
 
 #: The entry of a state that counts steps without NaN and Inf since the scale last changed.
 _TRACKER = "_growth_tracker"

@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError, MismatchError, no_copy
+from clcomm.base.errors import ArgumentError, MismatchError, no_copy
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.transport.hosts import Hosts
 from clcomm.parallel.grid import checked_sizes, in_words, innermost, layout, picture, spread_groups
-from clcomm.transport.hosts import Hosts
 
 #: The label under which the Communicator's stats count a mesh's comparisons.
 MESH = "mesh"

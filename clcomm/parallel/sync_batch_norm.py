@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from clcomm.communicator import Communicator
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.communicator import Communicator
 from clcomm.engine import Device, Tensor
 from clcomm.engine.nn.module import Module
 from clcomm.engine.nn.norms import BatchNorm
-from clcomm.errors import ArgumentError
 from clcomm.parallel.exchange import Exchange
 from clcomm.sync.shard_turns import ShardTurns
 

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.flat_space.buckets import Bucket
+from clcomm.base.flat_space.buckets import Bucket
+from clcomm.comm.communicator import Communicator
 
 #: Vectors up to this size, for all ranks together, are gathered; so many bytes of a rank's at a time at most.
 SMALL_BYTES, _GATHERED_BYTES = 256 << 10, 1 << 20

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.collectives.runner import refused_on_all
-from clcomm.communicator import Communicator
-from clcomm.errors import MismatchError
+from clcomm.base.errors import MismatchError
+from clcomm.comm.collectives.runner import refused_on_all
+from clcomm.comm.communicator import Communicator
 
 #: The label under which the Communicator's stats count comparisons.
 CHECKS = "checks"

@@ -1,13 +1,13 @@
-"""A hook that reduces each bucket by one of `clcomm.schedules`' algorithms: to study them, not for speed."""
+"""A hook that reduces each bucket by one of `clcomm.base.schedules`' algorithms: to study them, not for speed."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
-from clcomm.flat_space.buckets import Bucket
-from clcomm.schedules import ALGORITHMS
+from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.buckets import Bucket
+from clcomm.base.schedules import ALGORITHMS
+from clcomm.comm.communicator import Communicator
 
 
 class AlgorithmHook:

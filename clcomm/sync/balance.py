@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.communicator import Communicator
 from clcomm.sync.logical_shards import LogicalShards
 
 #: The label under which the Communicator's stats count the exchange of speeds.

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.adapters.adapter import FlatArrays
-from clcomm.communicator import Communicator
-from clcomm.compression.coding import Codec
-from clcomm.compression.ranks import FirstRanks
-from clcomm.compression.task import PreparedHook, Task
-from clcomm.flat_space.buckets import Bucket
-from clcomm.transport import Transport
+from clcomm.base.flat_space.buckets import Bucket
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.transport import Transport
+from clcomm.sync.adapters.adapter import FlatArrays
+from clcomm.sync.compression.coding import Codec
+from clcomm.sync.compression.ranks import FirstRanks
+from clcomm.sync.compression.task import PreparedHook, Task
 
 
 def is_for(comm: Communicator, hook: object, own: np.ndarray, mean: np.ndarray) -> bool:

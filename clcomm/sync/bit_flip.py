@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from clcomm.flat_space.parameters import ParameterRange
+from clcomm.base.flat_space.parameters import ParameterRange
 from clcomm.sync.shared_space import SharedSpace
 
 #: The places of a flip in an averaging.

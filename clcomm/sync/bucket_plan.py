@@ -10,17 +10,17 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from clcomm.adapters.adapter import FlatArrays, GradientMoves, Mark
-from clcomm.collectives.in_flight import Handle
-from clcomm.communicator import Communicator
-from clcomm.compression import CommHook
-from clcomm.compression.task import PreparedHook, Task
-from clcomm.errors import ArgumentError
-from clcomm.flat_space.buckets import Bucket
-from clcomm.flat_space.layout import FlatLayout
-from clcomm.stats.comm_stats import Phase
+from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.buckets import Bucket
+from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.comm.collectives.in_flight import Handle
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.stats.comm_stats import Phase
 from clcomm.sync import between_hosts
+from clcomm.sync.adapters.adapter import FlatArrays, GradientMoves, Mark
 from clcomm.sync.agreement import require_agreement
+from clcomm.sync.compression import CommHook
+from clcomm.sync.compression.task import PreparedHook, Task
 from clcomm.sync.finiteness import raise_non_finite
 from clcomm.sync.uneven_inputs import apply_weight
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 
-from clcomm.adapters.adapter import Mark
-from clcomm.collectives.in_flight import Handle
+from clcomm.comm.collectives.in_flight import Handle
+from clcomm.sync.adapters.adapter import Mark
 from clcomm.sync.bucket_plan import BucketPlan
 
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from clcomm.costs.forecast import Candidate, recommend
-from clcomm.flat_space.layout import FlatLayout
-from clcomm.measure.sign_test import SignTest, sign_test
+from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.units import format_size
+from clcomm.comm.costs.forecast import Candidate, recommend
+from clcomm.comm.costs.sign_test import SignTest, sign_test
 from clcomm.sync.decision import Decision, Trial
-from clcomm.units import format_size
 
 #: Steps before anything counts: kernels are built, caches filled.
 WARM_UP_STEPS = 3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from clcomm.adapters.adapter import ModelAdapter
-from clcomm.communicator import Communicator
+from clcomm.comm.communicator import Communicator
+from clcomm.sync.adapters.adapter import ModelAdapter
 from clcomm.sync.agreement import CHECKS
 
 #: Synchronisations without a backward that can be observed, after which the search ends.

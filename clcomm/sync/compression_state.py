@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.compression import CommHook, StatefulHook
+from clcomm.comm.communicator import Communicator
 from clcomm.sync import between_hosts
+from clcomm.sync.compression import CommHook, StatefulHook
 from clcomm.sync.known_models import KnownModels
 from clcomm.sync.shared_space import SharedSpace
 

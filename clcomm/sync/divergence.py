@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError, DivergenceError, MismatchError, name_ranks
-from clcomm.host.hashing import WORD, hash_words
+from clcomm.base.errors import ArgumentError, DivergenceError, MismatchError, name_ranks
+from clcomm.base.host.hashing import WORD, hash_words
+from clcomm.comm.communicator import Communicator
 from clcomm.sync.agreement import CHECKS, all_alike
 from clcomm.sync.shared_space import SharedSpace
 

@@ -7,10 +7,10 @@ from typing import NoReturn
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.errors import NonFiniteError
-from clcomm.flat_space.layout import FlatLayout
-from clcomm.flat_space.parameters import ParameterRange
+from clcomm.base.errors import NonFiniteError
+from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.parameters import ParameterRange
+from clcomm.comm.communicator import Communicator
 from clcomm.sync.agreement import CHECKS
 
 #: (parameter, NaNs, Infs)

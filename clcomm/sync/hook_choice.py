@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from clcomm.compression import CommHook, parse_compression
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from clcomm.sync.adasum import AdasumHook
 from clcomm.sync.algorithm_hook import AlgorithmHook
 from clcomm.sync.bucket_plan import hook_name
+from clcomm.sync.compression import CommHook, parse_compression
 from clcomm.sync.model_ranks import is_divided, refuse_mixing
 from clcomm.sync.shared_space import SharedSpace
 

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clcomm.communicator import Communicator
-from clcomm.compression import CommHook
-from clcomm.errors import ArgumentError
-from clcomm.flat_space.memory import MemoryUse
-from clcomm.flat_space.shards import ShardPlan
+from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.memory import MemoryUse
+from clcomm.base.flat_space.shards import ShardPlan
+from clcomm.comm.communicator import Communicator
 from clcomm.sync.agreement import refused, require_agreement
 from clcomm.sync.bucket_plan import GRADIENTS, hook_name
+from clcomm.sync.compression import CommHook
 from clcomm.sync.decision import DecisionLog
 from clcomm.sync.logical_shards import LogicalShards
 from clcomm.sync.model_sync import ModelSync

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
-from clcomm.policies.parameters import ModelParameters
-from clcomm.policies.policy import LocalSteps, Policy, load_state, saved_state
-from clcomm.stats.now import count_step
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.stats.now import count_step
 from clcomm.sync.agreement import refused
 from clcomm.sync.known_models import KnownModels
 from clcomm.sync.model_ranks import ModelRanks, is_divided, refuse_mixing
 from clcomm.sync.model_sync import ModelSync
+from clcomm.sync.policies.parameters import ModelParameters
+from clcomm.sync.policies.policy import LocalSteps, Policy, load_state, saved_state
 from clcomm.sync.replicas import Replicas
 
 

@@ -13,8 +13,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.communicator import Communicator
 
 #: The label under which the Communicator's stats count losses and other figures.
 METRICS = "metrics"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 
 if TYPE_CHECKING:
     from clcomm.engine.parameter import Parameter, ParameterPart, Stages

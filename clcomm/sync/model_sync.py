@@ -13,11 +13,10 @@ from weakref import finalize
 
 import numpy as np
 
-from clcomm.communicator import AUTO, Communicator
-from clcomm.errors import ArgumentError
-from clcomm.flat_space.buckets import Bucket
-from clcomm.job.job import this_job
-from clcomm.policies.policy import LocalSteps
+from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.buckets import Bucket
+from clcomm.comm.communicator import AUTO, Communicator
+from clcomm.comm.watch.job import this_job
 from clcomm.sync.agreement import SettingsAgreement
 from clcomm.sync.auto_buckets import AutoBuckets
 from clcomm.sync.bit_flip import MEAN, OWN, PlannedFlip
@@ -25,6 +24,7 @@ from clcomm.sync.bucket_plan import GRADIENTS, BucketPlan, PlanSettings
 from clcomm.sync.completion_order import CompletionOrder
 from clcomm.sync.decision import Decision, DecisionLog
 from clcomm.sync.overlap_choice import OverlapChoice
+from clcomm.sync.policies.policy import LocalSteps
 from clcomm.sync.settings import SyncSettings
 from clcomm.sync.shard_mean import ShardMean
 from clcomm.sync.sharded_steps import ShardedSteps

@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from clcomm.adapters.adapter import Mark
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.sync.adapters.adapter import Mark
 from clcomm.sync.bucket_plan import BucketPlan
 from clcomm.sync.bucket_run import BucketRun
 from clcomm.sync.shared_space import SharedSpace

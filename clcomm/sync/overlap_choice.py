@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.measure.sign_test import sign_test
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.costs.sign_test import sign_test
 from clcomm.sync.agreement import CHECKS
 from clcomm.sync.bucket_plan import BucketPlan
 from clcomm.sync.completion_order import CompletionOrder

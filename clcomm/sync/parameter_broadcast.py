@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.flat_space.precision import BF16, FP16
-from clcomm.host.bfloat16 import BFLOAT16, from_bfloat16, to_bfloat16
+from clcomm.base.flat_space.precision import BF16, FP16
+from clcomm.base.host.bfloat16 import BFLOAT16, from_bfloat16, to_bfloat16
+from clcomm.comm.communicator import Communicator
 from clcomm.sync.agreement import require_agreement
 from clcomm.sync.shared_space import SharedSpace
 

@@ -6,9 +6,9 @@ import logging
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
-from clcomm.stats.now import count_step
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.stats.now import count_step
 from clcomm.sync.agreement import CHECKS, refused
 from clcomm.sync.divergence import ReplicaGuard
 from clcomm.sync.known_models import KnownModels

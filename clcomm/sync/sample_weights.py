@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.communicator import Communicator
 from clcomm.sync.adasum import AdasumHook
 from clcomm.sync.agreement import refused
 from clcomm.sync.known_models import KnownModels

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clcomm.communicator import AUTO, Communicator
-from clcomm.compression import CommHook
-from clcomm.errors import ArgumentError
-from clcomm.flat_space.precision import FLOAT32, Precision, parse_precision
-from clcomm.policies.choose import parse_policy
-from clcomm.policies.policy import Policy
+from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.precision import FLOAT32, Precision, parse_precision
+from clcomm.base.units import parse_size
+from clcomm.comm.communicator import AUTO, Communicator
+from clcomm.sync.compression import CommHook
 from clcomm.sync.decision import Decision
 from clcomm.sync.logical_shards import LogicalShards
-from clcomm.units import parse_size
+from clcomm.sync.policies.choose import parse_policy
+from clcomm.sync.policies.policy import Policy
 
 #: The stages of ZeRO.
 STAGES = (1, 2, 3)

@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
-from clcomm.flat_space.buckets import Bucket
-from clcomm.host import require_memory
+from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.buckets import Bucket
+from clcomm.base.host import require_memory
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.transport.reduction import prepared_reduction, reduce_in_rank_order
 from clcomm.sync.agreement import CHECKS
 from clcomm.sync.bucket_plan import GRADIENTS
 from clcomm.sync.finiteness import raise_non_finite
 from clcomm.sync.logical_shards import LogicalShards
 from clcomm.sync.shared_space import SharedSpace
-from clcomm.transport.reduction import prepared_reduction, reduce_in_rank_order
 
 
 class ShardMean:

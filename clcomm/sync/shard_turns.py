@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.communicator import Communicator
 from clcomm.sync.logical_shards import LogicalShards
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.communicator import Communicator
 from clcomm.sync.agreement import refused, require_agreement
 from clcomm.sync.bucket_plan import GRADIENTS
 from clcomm.sync.logical_shards import LogicalShards

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from clcomm.flat_space.buckets import Bucket
+from clcomm.base.flat_space.buckets import Bucket
 from clcomm.sync.shared_space import SharedSpace
 
 

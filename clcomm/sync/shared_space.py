@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clcomm.adapters import adapter_of
-from clcomm.adapters.adapter import FlatArrays, ModelAdapter
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError, ClcommError
-from clcomm.flat_space.layout import FlatLayout
-from clcomm.flat_space.precision import FLOAT32, Precision
+from clcomm.base.errors import ArgumentError, ClcommError
+from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.precision import FLOAT32, Precision
+from clcomm.comm.communicator import Communicator
+from clcomm.sync.adapters import adapter_of
+from clcomm.sync.adapters.adapter import FlatArrays, ModelAdapter
 from clcomm.sync.agreement import CHECKS, require_agreement
 
 if TYPE_CHECKING:

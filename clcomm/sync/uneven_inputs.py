@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
-from clcomm.flat_space.missing import MISSING
+from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.missing import MISSING
+from clcomm.comm.communicator import Communicator
 from clcomm.sync.agreement import CHECKS
 
 

@@ -18,11 +18,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clcomm.communicator import Communicator
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.communicator import Communicator
 from clcomm.engine.pocl_target import name_processor
 from clcomm.engine.selection import candidates, core_share, local_place, prepare_environment
-from clcomm.errors import ArgumentError
-from clcomm.synchronizer import Synchronizer
+from clcomm.sync.synchronizer import Synchronizer
 
 __all__ = ["data_parallel"]
 
@@ -42,7 +42,7 @@ def _prepare() -> None:
 
 _prepare()
 
-from clcomm.adapters.tinygrad_runtime import build_from_source  # noqa: E402
+from clcomm.sync.adapters.tinygrad_runtime import build_from_source  # noqa: E402
 
 build_from_source()
 
@@ -68,7 +68,7 @@ def data_parallel(
     Raises ArgumentError for an optimizer without `schedule_step` or without some of the trained parameters, or both
     `comm` and `sync`.
     """
-    from clcomm.adapters.tinygrad import TinygradAdapter  # here, as it tells which extra is missing where it is
+    from clcomm.sync.adapters.tinygrad import TinygradAdapter  # here, as it tells which extra is missing where it is
     from tinygrad import Tensor  # isort: skip
 
     if not hasattr(optimizer, "schedule_step"):

@@ -7,13 +7,13 @@ with the first group: `env://` then finds the store by MASTER_ADDR and MASTER_PO
 
 from __future__ import annotations
 
-from clcomm.errors import needed
+from clcomm.base.errors import needed
 
 with needed("torch"):
     import torch
 
-from clcomm.tensors.arrays import DEVICES
-from clcomm.tensors.private_torch import backend_plugins
+from clcomm.comm.tensors.arrays import DEVICES
+from clcomm.comm.tensors.private_torch import backend_plugins
 from clcomm.torch.interruptions import GroupTimeoutError
 from clcomm.torch.launch import prepare_environment
 from clcomm.torch.memory import communicator, empty, share

@@ -1,7 +1,7 @@
 """The PyTorch function behind a collective, where PyTorch gives the group no other sign of it.
 
 DistributedDataParallel and Join have no hooks for this package's work there; where a function changes its name, the
-import of `clcomm.tensors.private_torch` says so.
+import of `clcomm.comm.tensors.private_torch` says so.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from clcomm.communicator import Communicator
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.tensors.private_torch import compare_shapes, notify_join, run_joined
 from clcomm.sync.agreement import require_agreement
-from clcomm.tensors.private_torch import compare_shapes, notify_join, run_joined
 
 #: The functions that are looked for: DistributedDataParallel's comparison of parameters, the all-reduce by which Join
 #: notices ranks without inputs, and the all-reduces of such a rank in place of its backward's.

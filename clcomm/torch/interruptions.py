@@ -10,7 +10,7 @@ import ctypes
 import threading
 from collections.abc import Callable
 
-from clcomm.errors import ClcommError
+from clcomm.base.errors import ClcommError
 
 #: Raises an exception of a class in a thread, by its identifier; and takes back one that has not arrived.
 _FUNCTION = "PyThreadState_SetAsyncExc", ctypes.pythonapi

@@ -9,13 +9,13 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from clcomm.errors import LaunchError
-from clcomm.host.launcher import OF_TORCH, launched_rank, local_place
-from clcomm.host.rank_process import launch_of, rank_above
-from clcomm.launch.variables import torch_variables
-from clcomm.tensors.private_torch import default_backends, rendezvous_handlers
-from clcomm.transport import mpi_communicators, mpi_runtime
-from clcomm.transport.mpi_runtime import Intracomm
+from clcomm.base.errors import LaunchError
+from clcomm.base.host.launcher import OF_TORCH, launched_rank, local_place
+from clcomm.base.host.rank_process import launch_of, rank_above
+from clcomm.comm.tensors.private_torch import default_backends, rendezvous_handlers
+from clcomm.comm.transport import mpi_communicators, mpi_runtime
+from clcomm.comm.transport.mpi_runtime import Intracomm
+from clcomm.jobs.launch.variables import torch_variables
 
 _INSTEAD = "start it with `clcomm run -n N script.py` or `mpiexec -n N python script.py`"
 _ENV = "env"
@@ -61,9 +61,9 @@ def _complete_environment(inherited: dict[str, str | None], given: dict[str, str
     if not os.environ.get("MASTER_ADDR"):
         mpi_runtime.require_no_torchrun()
     if mpi_runtime.processes_without_mpi() == 1 and not (rank_above() and own) and not is_torchrun():
-        from clcomm.job.exits import hook_job  # here, as an import needs none of these
-        from clcomm.job.startup_watchdog import StartWatch
-        from clcomm.job.time_limits import Limits
+        from clcomm.comm.watch.exits import hook_job  # here, as an import needs none of these
+        from clcomm.comm.watch.startup_watchdog import StartWatch
+        from clcomm.comm.watch.time_limits import Limits
 
         hook_job()  # an error is one line
         with StartWatch(Limits.of(10.0, 300.0)):

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
-from clcomm.tensors import sharing
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.tensors import sharing
 from clcomm.torch.process_group import ClcommProcessGroup
 
 

@@ -12,15 +12,15 @@ from typing import NoReturn
 
 import torch
 
-from clcomm.collectives.messages import MessageHandle
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
-from clcomm.stats.events import Collective, Phase
-from clcomm.tensors.arrays import HostCopies, bytes_of, described
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.collectives.messages import MessageHandle
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.stats.events import Collective, Phase
+from clcomm.comm.tensors.arrays import HostCopies, bytes_of, described
+from clcomm.comm.transport.described_messages import DescribedMessages, Received, Sent
+from clcomm.comm.transport.pending import wait_until
 from clcomm.torch.interruptions import Interruptions
 from clcomm.torch.work import OwnWork, untraced
-from clcomm.transport.described_messages import DescribedMessages, Received, Sent
-from clcomm.transport.pending import wait_until
 
 
 class GroupMessages:

@@ -10,10 +10,10 @@ import time
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from clcomm.communicator import Communicator
-from clcomm.job import endings
-from clcomm.report.recording import Recording
-from clcomm.stats.events import Phase
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.stats.events import Phase
+from clcomm.comm.watch import endings
+from clcomm.insight.report.recording import Recording
 
 
 class JobRecording:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.distributed import DistStoreError
 
-from clcomm.errors import ArgumentError, LaunchError, name_ranks
+from clcomm.base.errors import ArgumentError, LaunchError, name_ranks
 from clcomm.torch import launch
 from clcomm.torch.interruptions import GroupTimeoutError
 from clcomm.torch.process_group import ClcommProcessGroup

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import torch
 from torch.distributed import Work
 
-from clcomm.errors import ClcommError
-from clcomm.job import endings
-from clcomm.job.job import this_job
-from clcomm.tensors.private_torch import FrameAction, FrameStrategy, completed_future, set_frame_strategy
+from clcomm.base.errors import ClcommError
+from clcomm.comm.tensors.private_torch import FrameAction, FrameStrategy, completed_future, set_frame_strategy
+from clcomm.comm.watch import endings
+from clcomm.comm.watch.job import this_job
 from clcomm.torch.interruptions import Interruptions
 
 _Class = TypeVar("_Class", bound=type)

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clcomm.launch.mpiexec import find_mpiexec
-from clcomm.report.reading import read_runs
-from clcomm.report.report import build
-from clcomm.trace.events import FIRST_PID
+from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.report import build
+from clcomm.insight.trace.events import FIRST_PID
+from clcomm.jobs.launch.mpiexec import find_mpiexec
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Steps at the beginning that build kernels.

@@ -7,11 +7,10 @@ import sys
 import numpy as np
 
 from benchmarks.pipeline import WaitingLayer
-from clcomm import Communicator
+from clcomm import Communicator, run
 from clcomm.engine import Device, Sequential
-from clcomm.job import run
+from clcomm.insight.trace import Trace
 from clcomm.parallel.pipeline import Pipeline
-from clcomm.trace import Trace
 
 MICRO_BATCHES, STAGE_S, STEPS, WIDTH = 6, 0.008, 50, 64
 

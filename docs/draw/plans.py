@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clcomm.drawing.scene import Mark, Path, Rect, Text, arrow
+from clcomm.insight.drawing.scene import Mark, Path, Rect, Text, arrow
 from docs.extensions.svg import BLUE, GREEN, GREY, LINE, PURPLE, VERMILLION, svg
 from tests.floors import FLOORS
 

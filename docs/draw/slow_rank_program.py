@@ -6,8 +6,8 @@ import sys
 import time
 from typing import Any
 
-from clcomm.job import run
-from clcomm.report.record import write_document
+from clcomm import run
+from clcomm.insight.report.record import write_document
 from training.options import TrainingOptions
 from training.session import Session
 

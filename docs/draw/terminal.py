@@ -9,7 +9,7 @@ import tempfile
 from html import escape
 from pathlib import Path
 
-from clcomm.launch.mpiexec import find_mpiexec
+from clcomm.jobs.launch.mpiexec import find_mpiexec
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The width of the terminal in characters.

@@ -15,7 +15,7 @@ _PART = re.compile(r"<!-- help of ?([\w-]*) -->.*?<!-- end -->", re.DOTALL)
 
 def help_of(command: str) -> str:
     """Return a sub-command's help, 100 characters wide; that of `clcomm` itself for ""."""
-    from clcomm.cli import make_parser
+    from clcomm.tools.cli import make_parser
 
     with mock.patch.dict(os.environ, {"COLUMNS": "100"}):
         parser = make_parser([command] if command else [])

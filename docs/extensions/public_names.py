@@ -19,18 +19,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from clcomm.errors import ClcommError
+from clcomm.base.errors import ClcommError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 #: Public modules without `__all__`: each of their functions and classes is public.
 WITHOUT_ALL = (
-    "clcomm.collectives.same_start", "clcomm.compression", "clcomm.costs.costfile", "clcomm.distributed_optimizer",
-    "clcomm.elastic", "clcomm.errors", "clcomm.sampler", "clcomm.sync.balance", "clcomm.sync.decision",
-    "clcomm.adapters.adapter", "clcomm.adapters.netcl_optim", "clcomm.engine.fold", "clcomm.parallel.audit",
+    "clcomm.comm.collectives.same_start", "clcomm.sync.compression", "clcomm.comm.costs.costfile", "clcomm.sync.distributed_optimizer",
+    "clcomm.sync.elastic", "clcomm.base.errors", "clcomm.sync.sampler", "clcomm.sync.balance", "clcomm.sync.decision",
+    "clcomm.sync.adapters.adapter", "clcomm.sync.adapters.netcl_optim", "clcomm.engine.fold", "clcomm.parallel.audit",
     "clcomm.parallel.loss_scaling",
 )  # fmt: skip
 #: Modules with an `__all__` for other modules of clcomm alone.
-INTERNAL = {"clcomm.transport"}
+INTERNAL = {"clcomm.comm.transport"}
 _PART = re.compile(r"<!-- public names of ([\w.]+) -->.*?<!-- end -->", re.DOTALL)
 #: Modules with other libraries' names, which describe what nothing else does.
 LAST = {"clcomm.netcl"}

@@ -11,8 +11,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clcomm.drawing.axes import Scale
-from clcomm.drawing.scene import CHARACTER, Rect, Text, level
+from clcomm.insight.drawing.axes import Scale
+from clcomm.insight.drawing.scene import CHARACTER, Rect, Text, level
 from docs.extensions import drawings
 from docs.extensions.svg import BLUE, FONT, GREEN, LINE, PURPLE, VERMILLION, legend, line, svg
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from clcomm.drawing.scene import CHARACTER, Mark, Path, Rect, Text
-from clcomm.drawing.svg import as_file
+from clcomm.insight.drawing.scene import CHARACTER, Mark, Path, Rect, Text
+from clcomm.insight.drawing.svg import as_file
 
 #: Okabe and Ito's, as in reports; each has a contrast of 3 to 1 and more with white and with Furo's dark background.
 BLUE, VERMILLION, GREEN, PURPLE, GREY = "#0072b2", "#d55e00", "#009e73", "#b05a8a", "#7f868d"

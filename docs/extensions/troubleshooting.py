@@ -3,7 +3,7 @@
 A file belongs to the list that names it, or the innermost of its folders.
 
 ```{messages}
-:from: clcomm/collectives clcomm/communicator.py
+:from: clcomm/comm/collectives clcomm/comm/communicator.py
 ```
 """
 

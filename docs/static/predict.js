@@ -1,4 +1,4 @@
-// The pages "Try it": what `clcomm tune --from FILE` predicts, by the same formulas (clcomm/measure/what_if.py and what
+// The pages "Try it": what `clcomm tune --from FILE` predicts, by the same formulas (clcomm/insight/measure/what_if.py and what
 // that imports); a test compares the numbers. Nothing is loaded: the file that comes with a page is in it.
 "use strict";
 
@@ -21,7 +21,7 @@ function formatSize(nbytes) {
   return `${fixed(nbytes, 1)} GiB`;
 }
 
-// --- the cost of an all-reduce (clcomm/costs/model.py) ---
+// --- the cost of an all-reduce (clcomm/comm/costs/model.py) ---
 
 function read(text) {
   const file = JSON.parse(text), fits = file.fits ?? [];
@@ -41,7 +41,7 @@ function costOf(measured, ranks) {
   return (nbytes) => a + b * nbytes;
 }
 
-// --- buckets and overlap (clcomm/costs/forecast.py, clcomm/flat_space/buckets.py) ---
+// --- buckets and overlap (clcomm/comm/costs/forecast.py, clcomm/base/flat_space/buckets.py) ---
 
 function equalTensors(nbytes, count) {
   return Array.from({ length: count }, (_, at) => Math.floor(nbytes * (at + 1) / count) - Math.floor(nbytes * at / count));
@@ -90,7 +90,7 @@ function recommend(tensors, cost, forward, backward, overlap) {
   return { best, candidates };
 }
 
-// --- ZeRO (clcomm/flat_space/memory.py, shards.py) ---
+// --- ZeRO (clcomm/base/flat_space/memory.py, shards.py) ---
 
 const ALIGNMENT = 512, ADAM = 2;
 const aligned = (nbytes) => Math.ceil(nbytes / ALIGNMENT) * ALIGNMENT;
@@ -107,7 +107,7 @@ function memoryOf(tensors, ranks, size) {
   ]);
 }
 
-// --- pipelines (clcomm/schedules/pipeline.py) ---
+// --- pipelines (clcomm/base/schedules/pipeline.py) ---
 
 function actionsOf(name, rank, ranks, micro, chunks) {
   const forwards = [], backwards = [];

@@ -11,10 +11,10 @@ import signal
 
 import numpy as np
 
-from clcomm import Communicator, Synchronizer, elastic
+from clcomm import Communicator, Synchronizer, run
 from clcomm.engine import CrossEntropyLoss, Generator, Linear, Sequential, Tensor
-from clcomm.job import run
 from clcomm.optim import SGD
+from clcomm.sync import elastic
 
 STEPS, LOST_AT = 20, 10
 

@@ -8,10 +8,9 @@ Look at: half as many bytes cross, and the model learns as before. `compression=
 import numpy as np
 from sklearn.datasets import load_digits
 
-from clcomm import Communicator, Synchronizer
+from clcomm import Communicator, DistributedSampler, Synchronizer
 from clcomm.engine import CrossEntropyLoss, Linear, ReLU, Sequential, Tensor
 from clcomm.optim import SGD
-from clcomm.sampler import DistributedSampler
 
 images, labels = load_digits(return_X_y=True)
 images = (images / 16).astype(np.float32)

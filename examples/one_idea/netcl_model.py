@@ -9,8 +9,8 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from clcomm import Communicator, Synchronizer
-from clcomm.adapters.netcl import NetclModel, cross_entropy, prepare
-from clcomm.adapters.netcl_optim import NetclOptimizer
+from clcomm.sync.adapters.netcl import NetclModel, cross_entropy, prepare
+from clcomm.sync.adapters.netcl_optim import NetclOptimizer
 
 device = prepare()  # the adapter: this rank's device, before netcl is imported
 from netcl import nn  # noqa: E402

@@ -11,8 +11,8 @@ import sys
 
 import numpy as np
 
-from clcomm import Communicator, checkpoint
-from clcomm.job import note_saved, note_step, run
+from clcomm import Communicator, note_saved, note_step, run
+from clcomm.jobs import checkpoint
 
 STEPS, EVERY = 12, 5
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-from clcomm import checkpoint
+from clcomm.jobs import checkpoint
 
 JOB = (
     "-m", "examples.mnist", "--model", "mlp", "--data", "digits", "--logical-shards", "8", "--batch-size", "8",

@@ -7,8 +7,7 @@ Look at: with N ranks the two take about 1 / N of the memory a rank, and the par
 
 import numpy as np
 
-from clcomm import Communicator, Synchronizer
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm import Communicator, DistributedOptimizer, Synchronizer
 from clcomm.engine import CrossEntropyLoss, Generator, Linear, ReLU, Sequential, Tensor
 from clcomm.optim import Adam
 

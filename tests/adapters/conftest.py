@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clcomm.adapters.adapter import FlatArrays
-from clcomm.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.sync.adapters.adapter import FlatArrays
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clcomm.host.bfloat16 import from_bfloat16, to_bfloat16
+from clcomm.base.host.bfloat16 import from_bfloat16, to_bfloat16
 from tests import numpy_models
 
 #: Names and shapes of a model's parameters.
@@ -173,7 +173,7 @@ class Netcl(Library):
     ties = False  # named_parameters() of a NetclModel yields each tensor once, whatever its names
 
     def empty(self):
-        from clcomm.adapters.netcl import prepare
+        from clcomm.sync.adapters.netcl import prepare
 
         self.queue = prepare().queue
         from netcl.nn.layers import Module

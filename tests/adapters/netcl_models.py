@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from clcomm.adapters.netcl import NetclModel, prepare
+from clcomm.sync.adapters.netcl import NetclModel, prepare
 
 CLASSES = 3
 

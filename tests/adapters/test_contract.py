@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer, clip_grad_norm
-from clcomm.adapters import adapter_of
-from clcomm.errors import ArgumentError, MismatchError
+from clcomm.base.errors import ArgumentError, MismatchError
+from clcomm.sync.adapters import adapter_of
 from tests.adapters.libraries import LIBRARIES, SHAPES, library, rounded
 from tests.faults.launch import finish, start
 from tests.helpers import one_line

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from clcomm import Communicator, Synchronizer
-from clcomm.adapters import adapter_of
-from clcomm.errors import ArgumentError, MismatchError
+from clcomm.base.errors import ArgumentError, MismatchError
+from clcomm.sync.adapters import adapter_of
 from tests.faults.launch import finish, start
 from tests.helpers import one_line
 from tests.numpy_models import values
@@ -285,7 +285,7 @@ def test_jax_has_to_come_later_and_clcomm_alone_imports_none():
     late = "import jax; jax.numpy.ones(3); import clcomm.jax"
     ended = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True)
     assert ended.returncode and "imported before JAX's first array" in ended.stderr
-    alone = "import sys, clcomm, clcomm.adapters; print([each for each in sys.modules if each.startswith('jax')])"
+    alone = "import sys, clcomm, clcomm.sync.adapters; print([each for each in sys.modules if each.startswith('jax')])"
     assert subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True).stdout == "[]\n"
 
 

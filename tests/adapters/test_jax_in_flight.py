@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from clcomm import Communicator
-from clcomm.errors import ArgumentError, MismatchError
+from clcomm.base.errors import ArgumentError, MismatchError
 from tests.adapters.test_jax import whole
 
 ON_RANKS = pytest.mark.mpi(min_size=1)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer, clip_grad_norm
+from clcomm.base.errors import ArgumentError, DivergenceError, MismatchError, NonFiniteError
 from clcomm.engine import intel_runtime
-from clcomm.errors import ArgumentError, DivergenceError, MismatchError, NonFiniteError
 from tests.adapters.libraries import SHAPES, library
 from tests.adapters.test_contract import assert_bits, drawn, mean
 from tests.faults.launch import finish, start
@@ -143,7 +143,7 @@ def test_optimizers_of_two_libraries_step_to_the_same_bits_or_are_made_alike(tor
 @SEVERAL
 @pytest.mark.parametrize("every", [0, 3])
 def test_ranks_of_another_kind_that_drift_are_compared_by_themselves_or_as_asked(caplog, monkeypatch, every):
-    from clcomm.adapters.numpy import NumpyAdapter
+    from clcomm.sync.adapters.numpy import NumpyAdapter
 
     comm, lib = Communicator(), library("numpy")
     monkeypatch.setattr(NumpyAdapter, "decides_bits", lambda _: [f"kind {comm.rank % 2}"])
@@ -169,13 +169,13 @@ def test_ranks_of_another_kind_that_drift_are_compared_by_themselves_or_as_asked
 
 VENDORS = """
 import numpy as np
-from clcomm.host.launcher import launched_rank
+from clcomm.base.host.launcher import launched_rank
 os.environ["{variable}"] = {values}[launched_rank() % 2]  # before OpenCL is loaded
 from benchmarks.mixed_rank import hash_of
 from clcomm import Synchronizer
 from clcomm.engine import CrossEntropyLoss, Tensor, default_device
 from clcomm.optim import SGD
-from clcomm.sampler import BalancedSampler
+from clcomm.sync.sampler import BalancedSampler
 from clcomm.sync.balance import Balancer
 from models import ConvNet
 
@@ -211,7 +211,7 @@ if comm.rank == 0:
 """
 STEPPED = """
 import numpy as np
-from clcomm.host.launcher import launched_rank
+from clcomm.base.host.launcher import launched_rank
 os.environ["{variable}"] = {values}[launched_rank() % 2]
 from clcomm import Synchronizer, optim
 from clcomm.engine import Tensor, default_device, nn

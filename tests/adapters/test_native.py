@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.adapters import adapter_of
-from clcomm.adapters.adapter import FlatArrays
-from clcomm.adapters.native import NativeAdapter
+from clcomm.base.errors import ArgumentError, MismatchError
+from clcomm.base.flat_space.layout import FlatLayout
 from clcomm.engine import Generator, Linear, Module, Parameter, Tensor
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError, MismatchError
-from clcomm.flat_space.layout import FlatLayout
 from clcomm.optim import SGD
+from clcomm.sync.adapters import adapter_of
+from clcomm.sync.adapters.adapter import FlatArrays
+from clcomm.sync.adapters.native import NativeAdapter
 
 
 class Net(Module):

@@ -12,12 +12,12 @@ import pytest
 pytest.importorskip("netcl", reason="netcl is not installed")
 
 from clcomm import Communicator, Synchronizer
-from clcomm.adapters import adapter_of
-from clcomm.adapters.netcl import NetclAdapter, NetclModel, NetclTensor, cross_entropy, prepare
-from clcomm.adapters.netcl_optim import NetclOptimizer
-from clcomm.adapters.netcl_runtime import _signal_handlers_kept
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import no_grad
-from clcomm.errors import ArgumentError
+from clcomm.sync.adapters import adapter_of
+from clcomm.sync.adapters.netcl import NetclAdapter, NetclModel, NetclTensor, cross_entropy, prepare
+from clcomm.sync.adapters.netcl_optim import NetclOptimizer
+from clcomm.sync.adapters.netcl_runtime import _signal_handlers_kept
 from tests.adapters.netcl_models import CLASSES, batch, make_model, reference
 
 

@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("netcl", reason="netcl is not installed")
 
-from clcomm.adapters.netcl import cross_entropy
-from clcomm.adapters.netcl_optim import NetclOptimizer
-from clcomm.errors import ArgumentError, CheckpointError
+from clcomm.base.errors import ArgumentError, CheckpointError
+from clcomm.sync.adapters.netcl import cross_entropy
+from clcomm.sync.adapters.netcl_optim import NetclOptimizer
 from tests.adapters.netcl_models import batch, make_model, reference
 
 STEP_OF = {

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.adapters import adapter_of
-from clcomm.adapters.numpy import NumpyAdapter
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.sync.adapters import adapter_of
+from clcomm.sync.adapters.numpy import NumpyAdapter
 
 
 class Parameter:

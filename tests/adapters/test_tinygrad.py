@@ -17,10 +17,10 @@ from tinygrad.runtime import ops_cl
 from tinygrad.runtime.ops_cl import CLAllocator
 
 from clcomm import Communicator, Synchronizer, clip_grad_norm
-from clcomm.adapters import adapter_of
-from clcomm.adapters import tinygrad_runtime as runtime
-from clcomm.checkpoint.file import Checkpoint, load, save
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.jobs.checkpoint.file import Checkpoint, load, save
+from clcomm.sync.adapters import adapter_of
+from clcomm.sync.adapters import tinygrad_runtime as runtime
 from tests.faults.launch import finish, start
 from tests.helpers import one_line
 
@@ -95,7 +95,7 @@ def values(model: object) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("shares", [True, False])
 def test_ranks_train_as_one_does_on_the_whole_batch_with_the_same_bits_in_any_buckets(jit, shares, monkeypatch):
     comm = Communicator()
-    monkeypatch.setattr("clcomm.adapters.tinygrad.shares_memory", lambda device: shares)
+    monkeypatch.setattr("clcomm.sync.adapters.tinygrad.shares_memory", lambda device: shares)
     whole = made()
     train(whole, momentum(whole), jit, None, comm.size)
     found = []
@@ -286,7 +286,7 @@ def test_a_rank_that_runs_a_jit_less_often_is_named_in_one_line(tmp_path):
 
 def test_clcomm_alone_imports_no_tinygrad():
     program = (
-        "import sys, clcomm, clcomm.adapters; print([name for name in sys.modules if name.startswith('tinygrad')])"
+        "import sys, clcomm, clcomm.sync.adapters; print([name for name in sys.modules if name.startswith('tinygrad')])"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "[]\n"
 

@@ -8,9 +8,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from clcomm import Communicator, Synchronizer  # noqa: E402
-from clcomm.adapters import adapter_of  # noqa: E402
-from clcomm.adapters.torch import TorchAdapter  # noqa: E402
-from clcomm.errors import ArgumentError  # noqa: E402
+from clcomm.base.errors import ArgumentError  # noqa: E402
+from clcomm.sync.adapters import adapter_of  # noqa: E402
+from clcomm.sync.adapters.torch import TorchAdapter  # noqa: E402
 
 
 class Mixed(torch.nn.Module):

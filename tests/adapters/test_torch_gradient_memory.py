@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from clcomm import Communicator, Synchronizer  # noqa: E402
-from clcomm.adapters.torch_slots import _COUNTS  # noqa: E402
-from clcomm.errors import NonFiniteError  # noqa: E402
+from clcomm.base.errors import NonFiniteError  # noqa: E402
+from clcomm.sync.adapters.torch_slots import _COUNTS  # noqa: E402
 from tests.adapters.torch_loops import OPTIMIZERS, Net, batch, bits, mean_of, ours, wide  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -186,7 +186,7 @@ def test_the_rank_with_nan_is_named_where_its_gradient_lies_in_place(overlap):
 
 
 def test_parameters_and_modules_that_come_go_or_freeze_are_noticed():
-    from clcomm.adapters.torch_slots import ModuleTree
+    from clcomm.sync.adapters.torch_slots import ModuleTree
 
     model = Net()
     tree = ModuleTree(model)

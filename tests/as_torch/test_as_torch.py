@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import clcomm.as_torch as ours
-from clcomm.errors import ClcommError
+from clcomm.base.errors import ClcommError
 from tests.proofs.ported.imports import moved
 
 SHAPES = ((5, 3), (40,), (5,), (2, 17))

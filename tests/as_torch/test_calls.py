@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import clcomm.as_torch as ours
-from clcomm.errors import ClcommError
+from clcomm.base.errors import ClcommError
 
 
 @pytest.fixture

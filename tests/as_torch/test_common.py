@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from clcomm import as_torch
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 
 #: With n, m: integers [3, 4], floats x, y [3, 4], images b [2, 3, 6, 5], square s [3, 3] and rows r [4, 3, 5].
 CALLS = (

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import clcomm.as_torch as ours
+from clcomm.base.errors import ArgumentError, ClcommError
 from clcomm.engine import Replay
 from clcomm.engine.tensor_functions import FunctionMethods
 from clcomm.engine.view import root_of
-from clcomm.errors import ArgumentError, ClcommError
 
 CASES, SEED = int(os.environ.get("CLCOMM_VIEW_CASES", "300")), int(os.environ.get("CLCOMM_VIEW_SEED", "1"))
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from benchmarks import harness, machine, results_file, workers
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
-from clcomm.errors import ArgumentError, LaunchError
+from clcomm.base.errors import ArgumentError, LaunchError
 
 
 def test_median_and_range_of_samples():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.mixed import Side, shares
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 
 
 class Steady:

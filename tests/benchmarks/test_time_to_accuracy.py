@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.time_to_accuracy import __main__ as program
 from benchmarks.time_to_accuracy import course
-from clcomm.errors import LaunchError
+from clcomm.base.errors import LaunchError
 from training.data.datasets import load_synthetic
 
 

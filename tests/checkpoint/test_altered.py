@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clcomm.checkpoint import Checkpoint, earlier, load, save
-from clcomm.checkpoint.series import CheckpointSeries, load_newest
-from clcomm.communicator import Communicator
-from clcomm.errors import CheckpointError
+from clcomm.base.errors import CheckpointError
+from clcomm.comm.communicator import Communicator
+from clcomm.jobs.checkpoint import Checkpoint, earlier, load, save
+from clcomm.jobs.checkpoint.series import CheckpointSeries, load_newest
 from tests.helpers import one_line
 from tests.proofs import altered_checkpoints as altered
 from tests.proofs.altered_checkpoints import KEY, members_of, zipped

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.checkpoint import Checkpoint, check_parameters, earlier, load, save
-from clcomm.errors import CheckpointError
-from clcomm.flat_space.parameters import ParameterSpec
+from clcomm.base.errors import CheckpointError
+from clcomm.base.flat_space.parameters import ParameterSpec
+from clcomm.jobs.checkpoint import Checkpoint, check_parameters, earlier, load, save
 
 
 def example() -> Checkpoint:

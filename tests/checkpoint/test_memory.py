@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clcomm.checkpoint import Checkpoint
-from clcomm.checkpoint.memory import MemoryCopies, seconds_apart
-from clcomm.communicator import Communicator
-from clcomm.job import worlds
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.watch import worlds
+from clcomm.jobs.checkpoint import Checkpoint
+from clcomm.jobs.checkpoint.memory import MemoryCopies, seconds_apart
 
 
 def state(step: int) -> Checkpoint:

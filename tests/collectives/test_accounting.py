@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.errors import ArgumentError
-from clcomm.stats.comm_stats import Phase
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.stats.comm_stats import Phase
 from tests.helpers import Recorder
 
 

@@ -1,4 +1,4 @@
-"""All-reduces by `clcomm.schedules`: the sum of all ranks, with as many messages and bytes as the formulas say."""
+"""All-reduces by `clcomm.base.schedules`: the sum of all ranks, with as many messages and bytes as the formulas say."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from clcomm import Synchronizer
-from clcomm.costs.traffic import traffic
-from clcomm.errors import ArgumentError, MismatchError
-from clcomm.host.bfloat16 import BFLOAT16
-from clcomm.schedules import ALGORITHMS, schedule_of
+from clcomm.base.errors import ArgumentError, MismatchError
+from clcomm.base.host.bfloat16 import BFLOAT16
+from clcomm.base.schedules import ALGORITHMS, schedule_of
+from clcomm.comm.costs.traffic import traffic
 from tests.helpers import Recorder, one_line
 from tests.numpy_models import Model
 from tests.transport.references import FOLDS, drawn, same_bits

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.errors import ArgumentError, MismatchError
+from clcomm.base.errors import ArgumentError, MismatchError
 from tests.helpers import one_line
 
 

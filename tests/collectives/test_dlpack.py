@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Linear, Tensor
-from clcomm.errors import ArgumentError
 from tests.adapters.libraries import Exported, library
 
 ON_RANKS = pytest.mark.mpi(min_size=1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clcomm.collectives import in_flight
-from clcomm.collectives.in_flight import ExposedTime
+from clcomm.comm.collectives import in_flight
+from clcomm.comm.collectives.in_flight import ExposedTime
 
 
 def test_spans_are_cut_to_the_requested_times_and_dropped():

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from clcomm.errors import ArgumentError, MismatchError
+from clcomm.base.errors import ArgumentError, MismatchError
 from tests.helpers import Recorder, one_line
 
 

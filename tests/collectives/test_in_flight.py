@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from clcomm.collectives.in_flight import InFlightTimes
-from clcomm.stats.call import Call
-from clcomm.stats.events import Collective
+from clcomm.comm.collectives.in_flight import InFlightTimes
+from clcomm.comm.stats.call import Call
+from clcomm.comm.stats.events import Collective
 
 TICK_S = 2.0**-10
 

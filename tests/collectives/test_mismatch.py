@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.errors import MismatchError, name_ranks
-from clcomm.stats.call import Call
+from clcomm.base.errors import MismatchError, name_ranks
+from clcomm.comm.stats.call import Call
 from tests.helpers import Recorder, one_line
 
 

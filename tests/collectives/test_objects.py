@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from tests.helpers import Recorder, one_line
 
 

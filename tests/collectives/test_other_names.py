@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from tests.helpers import one_line
 
 pytestmark = pytest.mark.mpi(min_size=1)

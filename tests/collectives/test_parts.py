@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.errors import ArgumentError, ClcommError, MismatchError
-from clcomm.stats.comm_stats import bus_factor
-from clcomm.trace import Trace
-from clcomm.transport import mpi_communicators
+from clcomm.base.errors import ArgumentError, ClcommError, MismatchError
+from clcomm.comm.stats.comm_stats import bus_factor
+from clcomm.comm.transport import mpi_communicators
+from clcomm.insight.trace import Trace
 from tests.helpers import Recorder, one_line
 from tests.transport.references import drawn, folded, layout_hosts, pretended_host, same_bits
 

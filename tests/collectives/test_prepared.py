@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
+from clcomm.base.errors import ArgumentError, DeviceError, MismatchError
+from clcomm.comm.stats.events import Collective
 from clcomm.engine import fold
 from clcomm.engine.device import Device
 from clcomm.engine.fold import DeviceFold
-from clcomm.errors import ArgumentError, DeviceError, MismatchError
-from clcomm.stats.events import Collective
 
 #: Elements of float32: through slots up to 2,048, or 8,192 of 4 ranks that share cores; by shards above.
 SIZES = (1, 17, 2048, 2049, 8192, 8193, 70_001)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.errors import ArgumentError, MismatchError
+from clcomm.base.errors import ArgumentError, MismatchError
 from tests.helpers import one_line
 from tests.numpy_models import set_gradients, small_model
 

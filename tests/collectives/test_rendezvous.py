@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 
 
 def test_alone(comm):

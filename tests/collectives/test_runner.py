@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clcomm.collectives import all_reduce, runner
-from clcomm.errors import ArgumentError, MismatchError
-from clcomm.stats.events import Phase
+from clcomm.base.errors import ArgumentError, MismatchError
+from clcomm.comm.collectives import all_reduce, runner
+from clcomm.comm.stats.events import Phase
 from tests.helpers import Recorder, one_line
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.collectives import same_start
-from clcomm.collectives.same_start import OF_EACH_RANK, Fact, declare, difference
-from clcomm.errors import MismatchError
-from clcomm.job.job import this_job
+from clcomm.base.errors import MismatchError
+from clcomm.comm.collectives import same_start
+from clcomm.comm.collectives.same_start import OF_EACH_RANK, Fact, declare, difference
+from clcomm.comm.watch.job import this_job
 from tests.helpers import one_line
 from tests.option_values import Option, options
 
@@ -92,7 +92,7 @@ def test_a_communicators_arguments_are_compared(name, usual, other):
 @pytest.mark.parametrize(
     ("where", "value", "name"),
     [
-        ("clcomm.collectives.same_start.__version__", "99.9", "clcomm"), ("numpy.__version__", "99.9.0", "NumPy"),
+        ("clcomm.comm.collectives.same_start.__version__", "99.9", "clcomm"), ("numpy.__version__", "99.9.0", "NumPy"),
         ("mpi4py.__version__", "99.0", "mpi4py"), ("sys.byteorder", "middle", "byte order"),
     ],
 )  # fmt: skip

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.errors import MismatchError
-from clcomm.transport.host_memory import HostMemory
-from clcomm.transport.start_order import StartOrder
+from clcomm.base.errors import MismatchError
+from clcomm.comm.transport.host_memory import HostMemory
+from clcomm.comm.transport.start_order import StartOrder
 from tests.helpers import one_line
 
 LENGTH = 3000

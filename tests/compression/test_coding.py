@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from clcomm.compression.coding import BLOCK, Coding, chars_nbytes, largest_nbytes
-from clcomm.host.bfloat16 import BFLOAT16, from_bfloat16
+from clcomm.base.host.bfloat16 import BFLOAT16, from_bfloat16
+from clcomm.sync.compression.coding import BLOCK, Coding, chars_nbytes, largest_nbytes
 
 CODING = Coding(None)
 SEEDS = range(40)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError, MismatchError
 from clcomm.engine import Linear
-from clcomm.errors import ArgumentError, MismatchError
 from clcomm.optim import SGD
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from tests.helpers import one_line
 from tests.numpy_models import set_gradients, small_model
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.fft import dctn, idctn
 
 from clcomm import Synchronizer
-from clcomm.host.bfloat16 import from_bfloat16, to_bfloat16
+from clcomm.base.host.bfloat16 import from_bfloat16, to_bfloat16
 from clcomm.optim import SGD
 from tests.helpers import Recorder
 from tests.sync.test_local_sgd import backward, network
@@ -100,8 +100,8 @@ def test_a_run_goes_on_from_its_momentum(comm):
 
 @pytest.mark.parametrize("text", ["demo", "demo:0", "demo:4097", "demo:x"])
 def test_bad_counts_are_refused(text):
-    from clcomm.compression import parse_compression
-    from clcomm.errors import ArgumentError
+    from clcomm.base.errors import ArgumentError
+    from clcomm.sync.compression import parse_compression
 
     with pytest.raises(ArgumentError, match=r"demo:COUNT with a count such as 32, got"):
         parse_compression(text)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clcomm.console import output
+from clcomm.base.console import output
 
 
 @pytest.fixture

@@ -18,18 +18,18 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from clcomm.commands import devices
-from clcomm.console.table import TextTable
-from clcomm.costs.forecast import Candidate, ScalingRow
-from clcomm.costs.model import Cost, Fit, MeasuredFit
-from clcomm.measure.bench_report import Printer
-from clcomm.measure.timing import BenchRow
-from clcomm.measure.tune_report import candidates_table, fits_table, scaling_table
-from clcomm.report.elements import Column as ReportColumn
-from clcomm.report.elements import Table
-from clcomm.report.terminal import show
-from clcomm.stats.comm_stats import CommStats
-from clcomm.summary import Layer, ParameterPlace, Summary
+from clcomm.base.console.table import TextTable
+from clcomm.comm.costs.forecast import Candidate, ScalingRow
+from clcomm.comm.costs.model import Cost, Fit, MeasuredFit
+from clcomm.comm.stats.comm_stats import CommStats
+from clcomm.insight.measure.bench_report import Printer
+from clcomm.insight.measure.timing import BenchRow
+from clcomm.insight.measure.tune_report import candidates_table, fits_table, scaling_table
+from clcomm.insight.report.elements import Column as ReportColumn
+from clcomm.insight.report.elements import Table
+from clcomm.insight.report.terminal import show
+from clcomm.insight.summary import Layer, ParameterPlace, Summary
+from clcomm.tools.commands import devices
 from tests.stats_events import event
 from training.comparison.outcome import Outcome
 from training.comparison.tables import calls_table, times_table

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.console.terminal import LEAST_WIDTH, PLAIN_WIDTH
+from clcomm.base.console.terminal import LEAST_WIDTH, PLAIN_WIDTH
 from tests.faults.launch import clean_environment, mpiexec
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = """
 import json, os, sys
-from clcomm.console.terminal import output_width, terminal_of_output
+from clcomm.base.console.terminal import output_width, terminal_of_output
 found = terminal_of_output()
 report = {"width": output_width(), "shown": found is not None, "live": found is not None and found.may_repaint()}
 report["errors"] = found is not None and found.takes_errors
@@ -119,12 +119,12 @@ def test_what_others_say_moves_no_cursor_and_rings_no_bell(planted, capfd, tmp_p
     """In lines, tables, their titles and notes, and what `clcomm top` and `run` say of a job."""
     from types import SimpleNamespace
 
-    from clcomm.console.table import TextColumn, TextTable
-    from clcomm.errors import escaped
-    from clcomm.job.endings import print_line
-    from clcomm.launch import rank_logs
-    from clcomm.launch.supervisor import print_notice
-    from clcomm.top import view
+    from clcomm.base.console.table import TextColumn, TextTable
+    from clcomm.base.errors import escaped
+    from clcomm.comm.watch.endings import print_line
+    from clcomm.jobs.launch import rank_logs
+    from clcomm.jobs.launch.supervisor import print_notice
+    from clcomm.jobs.top import view
 
     said = f"before {planted} after"
     (tmp_path / "rank-0.log").write_text(f"clcomm: {said}\n", newline="")

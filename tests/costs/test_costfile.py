@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from clcomm.costs import costfile
-from clcomm.costs.model import Cost, Fit, MeasuredFit
-from clcomm.errors import ArgumentError, DataError, OutputError
-from clcomm.storage.cache import cache_directory
-from clcomm.storage.files import write_whole
+from clcomm.base.errors import ArgumentError, DataError, OutputError
+from clcomm.base.storage.cache import cache_directory
+from clcomm.base.storage.files import write_whole
+from clcomm.comm.costs import costfile
+from clcomm.comm.costs.model import Cost, Fit, MeasuredFit
 from tests.helpers import one_line
 
 FITS = [

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.costs.forecast import MODELS, bucket_bytes, equal_tensors, recommend, scaling
-from clcomm.costs.model import Cluster, Cost
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.costs.forecast import MODELS, bucket_bytes, equal_tensors, recommend, scaling
+from clcomm.comm.costs.model import Cluster, Cost
 from models.convnet import ConvNet
 from models.mlp import MLP
 

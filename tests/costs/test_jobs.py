@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clcomm.costs.jobs import (
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.costs.jobs import (
     HIERARCHICAL,
     PLAIN,
     RING,
@@ -18,8 +19,7 @@ from clcomm.costs.jobs import (
     forecast,
     jobs_of,
 )
-from clcomm.costs.model import Cluster, Cost
-from clcomm.errors import ArgumentError
+from clcomm.comm.costs.model import Cluster, Cost
 
 LINK, LOCAL = Cost(1e-5, 1e-9), Cost(4e-6, 2e-10)
 WORK = Workload((4000, 60_000, 400_000), (400_000, 64_000), forward_s=1e-3, backward_s=2e-3, other_s=5e-4)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.costs.model import ALGORITHMS, Cluster, Cost, Terms, fit, plan_s, step_s, terms
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.costs.model import ALGORITHMS, Cluster, Cost, Terms, fit, plan_s, step_s, terms
 from tests.helpers import one_line
 
 SIZES = [1 << exponent for exponent in range(8, 27, 2)]

@@ -21,8 +21,8 @@ def test_the_recipe_asks_for_what_the_wheel_asks_for() -> None:
     version = re.search(r'__version__ = "(.+)"', (ROOT / "clcomm" / "_version.py").read_text())
     assert version is not None and recipe["context"]["version"] == version[1]
     assert f'requires-python = ">={recipe["context"]["python_min"]}"' in PYPROJECT
-    assert recipe["build"]["python"]["entry_points"] == ["clcomm = clcomm.cli:entry"]
-    assert 'clcomm = "clcomm.cli:entry"' in PYPROJECT
+    assert recipe["build"]["python"]["entry_points"] == ["clcomm = clcomm.tools.cli:entry"]
+    assert 'clcomm = "clcomm.tools.cli:entry"' in PYPROJECT
 
 
 def test_the_workflow_s_commands_name_what_there_is() -> None:

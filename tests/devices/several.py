@@ -6,9 +6,9 @@ from functools import cache
 
 import numpy as np
 
-from clcomm.devices import DeviceManager, data_parallel_step, prepare_replicas
 from clcomm.engine import CrossEntropyLoss, Device, Generator, Linear, Module, Tensor, functional
 from clcomm.optim import SGD, AdamW, RMSProp
+from clcomm.parallel.devices import DeviceManager, data_parallel_step, prepare_replicas
 from tests.helpers import cpu_device
 
 FEATURES, CLASSES = 5, 3

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.devices import (
+from clcomm.base.errors import ArgumentError
+from clcomm.engine import Tensor
+from clcomm.parallel.devices import (
     all_reduce,
     all_reduce_p2p,
     broadcast,
@@ -17,8 +19,6 @@ from clcomm.devices import (
     scatter,
     sync_grads,
 )
-from clcomm.engine import Tensor
-from clcomm.errors import ArgumentError
 from tests.devices.several import Network, bits, queues
 from tests.helpers import one_line
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.devices import DeviceManager
+from clcomm.base.errors import ArgumentError, DeviceError
 from clcomm.engine import intel_runtime
-from clcomm.errors import ArgumentError, DeviceError
+from clcomm.parallel.devices import DeviceManager
 from tests.helpers import cpu_device, one_line
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAIN = """
 import sys
 import numpy as np
-from clcomm.devices import DeviceManager, data_parallel_step, prepare_replicas
+from clcomm.parallel.devices import DeviceManager, data_parallel_step, prepare_replicas
 from clcomm.engine import CrossEntropyLoss
 from clcomm.optim import AdamW
 from models import MLP

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import clcomm.netcl.autograd as ag
-from clcomm.devices import prepare_replicas as prepare_lists
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor, default_device
-from clcomm.errors import ArgumentError
 from clcomm.netcl.distributed import DeviceManager, broadcast_params, data_parallel_step, prepare_replicas
 from clcomm.netcl.nn import Linear
 from clcomm.optim import SGD
+from clcomm.parallel.devices import prepare_replicas as prepare_lists
 from tests.devices.several import OPTIMIZERS, Network, batch_of, bits, queues, require_close, sgd, train_alone
 from tests.helpers import cpu_device, one_line
 

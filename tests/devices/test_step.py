@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clcomm.devices import data_parallel_step, prepare_replicas, shard_batch, sync_grads
 from clcomm.engine import BatchNorm1d, CrossEntropyLoss, Dropout, Linear, Sequential, Tensor, no_grad
 from clcomm.netcl import autograd
 from clcomm.netcl import nn as netcl_nn
 from clcomm.optim import AdamW
+from clcomm.parallel.devices import data_parallel_step, prepare_replicas, shard_batch, sync_grads
 from tests.devices.several import (
     CLASSES,
     FEATURES,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.devices import data_parallel_step, prepare_replicas, sync_grads
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import CrossEntropyLoss, Tensor
-from clcomm.errors import ArgumentError
+from clcomm.parallel.devices import data_parallel_step, prepare_replicas, sync_grads
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from tests.devices.several import FEATURES, Network, batch_of, queues, sgd
 from tests.helpers import one_line
 

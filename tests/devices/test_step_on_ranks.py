@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.devices import shard_batch
+from clcomm.parallel.devices import shard_batch
 from tests.devices.several import batch_of, bits, queues, require_close, train, train_alone
 
 

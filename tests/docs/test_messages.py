@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from clcomm import ClcommError, Communicator, Synchronizer
+from clcomm.base.units import parse_size
 from clcomm.engine import Linear
 from clcomm.optim import SGD
-from clcomm.units import parse_size
 from docs.extensions import messages, troubleshooting
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md"
@@ -73,17 +73,18 @@ def test_planted_messages_are_found(source: str, found: list[str]) -> None:
 
 
 def test_a_file_belongs_to_the_innermost_place() -> None:
-    places = ["clcomm/commands", "clcomm/commands/run.py", "models"]
+    places = ["clcomm/tools/commands", "clcomm/tools/commands/run.py", "models"]
     found = [
-        troubleshooting.place_of(file, places) for file in ("clcomm/commands/run.py", "clcomm/commands/x.py", "m.py")
+        troubleshooting.place_of(file, places)
+        for file in ("clcomm/tools/commands/run.py", "clcomm/tools/commands/x.py", "m.py")
     ]
-    assert found == ["clcomm/commands/run.py", "clcomm/commands", ""]
+    assert found == ["clcomm/tools/commands/run.py", "clcomm/tools/commands", ""]
     shared = PAGE.read_text() + "\n```{messages}\n:from: models\n```\n"
     assert "models: in several lists" in troubleshooting.uncovered(shared)
 
 
 def test_a_message_without_a_list_is_reported() -> None:
-    page = PAGE.read_text().replace("clcomm/sampler.py", "clcomm/gone.py")
+    page = PAGE.read_text().replace("clcomm/sync/sampler.py", "clcomm/gone.py")
     wrong = troubleshooting.uncovered(page)
-    assert any(line.startswith("clcomm/sampler.py: in no list") for line in wrong)
+    assert any(line.startswith("clcomm/sync/sampler.py: in no list") for line in wrong)
     assert "clcomm/gone.py: no messages" in wrong

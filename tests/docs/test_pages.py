@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.commands.listing import COMMANDS
+from clcomm.tools.commands.listing import COMMANDS
 from docs import listings, tables
 from docs.extensions import commands, llms, public_names, repository, results
 from tests.faults.launch import clean_environment
@@ -93,7 +93,7 @@ def test_what_a_signature_is_does_not_depend_on_versions() -> None:
 
 #: Modules that an extra is needed for, by how their names start.
 NEEDS = {
-    "clcomm.torch": "torch", "clcomm.horovod": "torch", "clcomm.adapters.netcl": "netcl", "clcomm.tinygrad": "tinygrad",
+    "clcomm.torch": "torch", "clcomm.horovod": "torch", "clcomm.sync.adapters.netcl": "netcl", "clcomm.tinygrad": "tinygrad",
     "clcomm.jax": "jax",
 }  # fmt: skip
 

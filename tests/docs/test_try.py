@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from clcomm import cli
-from clcomm.costs.model import Cost
-from clcomm.errors import ArgumentError, DataError
-from clcomm.measure import what_if
+from clcomm.base.errors import ArgumentError, DataError
+from clcomm.comm.costs.model import Cost
+from clcomm.insight.measure import what_if
+from clcomm.tools import cli
 from docs.extensions.try_it import STATIC, as_html
 from tests.browser import END, HOME, LEFT, RIGHT, SPACE, TAB, Page, browser, needs_driver
 from tests.sampling import some

@@ -30,8 +30,8 @@ def main(folder: str) -> None:
     Path("/dev/shm/filler").write_bytes(bytes(60 * 1024))
     os.environ["XDG_CACHE_HOME"] = folder
     os.environ.pop("POCL_CACHE_DIR", None)
-    from clcomm.doctor import caches, examine, limits, place
-    from clcomm.doctor.job import JobFacts
+    from clcomm.tools.doctor import caches, examine, limits, place
+    from clcomm.tools.doctor.job import JobFacts
 
     probes = {"place": place.probe, "shared memory": limits.probe_shared_memory, "caches": caches.probe}
     found = examine.judge(JobFacts([examine.look(probes)], False), (limits.check_shared_memory, caches.check))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.launch import clean_environment
 
-STAGES = "import os, time; from clcomm.doctor.guard import StageGuard\n"
+STAGES = "import os, time; from clcomm.tools.doctor.guard import StageGuard\n"
 STAGES += "guard = StageGuard()\nguard.expect({}, 'late', 'dead')\n"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clcomm.doctor import network
-from clcomm.doctor.job import JobFacts
+from clcomm.tools.doctor import network
+from clcomm.tools.doctor.job import JobFacts
 
 SENT = network._LARGE * network._LARGE_SENT
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.console.finding import NOTE, OK, PROBLEM
-from clcomm.doctor import caches, environment, examine, limits, modules, mpi, opencl, place, start
-from clcomm.doctor.job import JobFacts
+from clcomm.base.console.finding import NOTE, OK, PROBLEM
 from clcomm.engine import Device, intel_runtime
+from clcomm.tools.doctor import caches, environment, examine, limits, modules, mpi, opencl, place, start
+from clcomm.tools.doctor.job import JobFacts
 from tests.doctor import planted
 from tests.doctor.test_faults import GOOD, bad, job_of, only
 from tests.faults.launch import ROOT, clean_environment
@@ -108,7 +108,7 @@ def test_a_full_temporary_directory(tmp_path) -> None:
     reason = planted.refusal()
     if reason:
         pytest.skip(f"no namespaces here: {reason}")
-    look = "import json; from clcomm.doctor import limits; print(json.dumps(limits.probe()))"
+    look = "import json; from clcomm.tools.doctor import limits; print(json.dumps(limits.probe()))"
     fill = f"mount -t tmpfs -o size=64k tmpfs {tmp_path} && head -c 65536 /dev/zero > {tmp_path}/filler"
     command = ["unshare", "-rm", "sh", "-c", f"{fill} && exec {sys.executable} -c '{look}'"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT,
@@ -144,10 +144,8 @@ def test_the_doctor_leaves_nothing_below_an_empty_home(tmp_path) -> None:
 @pytest.mark.parametrize("as_json", [True, False])
 def test_an_output_that_cannot_be_written(as_json, tmp_path) -> None:
     """Files may have no size: what was found is said on standard error, without a traceback."""
-    code = (
-        "import sys, resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); from clcomm.commands import doctor\n"
-    )
-    code += f"from clcomm.console.finding import ok; sys.exit(doctor._shown([ok('a', 'b')], {as_json}))"
+    code = "import sys, resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); from clcomm.tools.commands import doctor\n"
+    code += f"from clcomm.base.console.finding import ok; sys.exit(doctor._shown([ok('a', 'b')], {as_json}))"
     with (tmp_path / "out").open("w") as out:
         done = subprocess.run([sys.executable, "-c", code], stdout=out, stderr=subprocess.PIPE, text=True, timeout=60,
                               cwd=ROOT, env=clean_environment(), check=False)  # fmt: skip

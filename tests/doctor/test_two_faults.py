@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.doctor import mpi
-from clcomm.launch.mpiexec import MPICH, OPEN_MPI
+from clcomm.jobs.launch.mpiexec import MPICH, OPEN_MPI
+from clcomm.tools.doctor import mpi
 from tests.faults.launch import ROOT, clean_environment
 from tests.launch.test_mpiexec import launcher_at
 

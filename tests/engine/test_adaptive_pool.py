@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import AdaptiveAvgPool2d, Tensor
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 
 SIDES = st.integers(1, 12)
 

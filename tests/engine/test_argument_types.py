@@ -9,9 +9,9 @@ from types import FunctionType
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 #: What stands for an argument of each type, and what is none of it.

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Generator, MultiheadAttention, Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.tuning import Tuning
-from clcomm.errors import ArgumentError
 from tests.engine.slopes import assert_gradients_are_slopes
 from tests.engine.values import drawn
 from tests.families.attentions import SEEN, Case, check, mask_of, reference

@@ -8,10 +8,10 @@ import weakref
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Op, Parameter, Tensor, nn, no_grad
 from clcomm.engine import functional as F
 from clcomm.engine.modes import is_recording
-from clcomm.errors import ArgumentError
 from tests.engine.values import drawn
 
 

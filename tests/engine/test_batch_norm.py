@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import BatchNorm1d, BatchNorm2d, GroupNorm, Replay, Sequential, Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.tuning import Tuning
-from clcomm.errors import ArgumentError
 from tests.helpers import cpu_device
 
 EPS = 1e-3

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 
 SHAPES = array_shapes(min_dims=1, max_dims=5, max_side=7)
 

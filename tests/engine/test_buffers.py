@@ -8,11 +8,11 @@ import pickle
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Linear, Module, Parameter, Replay, Sequential, Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.nn.module import evaluating
 from clcomm.engine.tensor import copy_into
-from clcomm.errors import ArgumentError
 
 
 class Counting(Module):

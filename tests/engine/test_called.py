@@ -9,10 +9,10 @@ import weakref
 import numpy as np
 import pytest
 
+from clcomm.base.host.arrays import aligned_empty
+from clcomm.comm.transport.fused import POLLS, RANK, STATE, STRIDE, TAG
 from clcomm.engine import called
 from clcomm.engine.fold import COUNT, DeviceFold
-from clcomm.host.arrays import aligned_empty
-from clcomm.transport.fused import POLLS, RANK, STATE, STRIDE, TAG
 from tests.calling_thread import pass_in_the_calling_thread
 from tests.helpers import cpu_device
 

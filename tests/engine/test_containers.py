@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import (
     Linear,
     Module,
@@ -17,7 +18,6 @@ from clcomm.engine import (
     Tensor,
 )
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
 
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import tuning
 from clcomm.engine.device import Device
 from clcomm.engine.ops import convolution, convolution_products, convolution_winograd
 from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 from tests.engine.slopes import assert_gradients_are_slopes
 from tests.engine.values import assert_close, drawn
 from tests.helpers import cpus_own

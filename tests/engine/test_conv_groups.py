@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Conv2d, ConvTranspose2d, Generator, MaxPool2d, ReLU, Sequential, Tensor
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 from tests.engine.slopes import assert_gradients_are_slopes
 
 SMALL = st.integers(1, 3)

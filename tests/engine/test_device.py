@@ -12,10 +12,10 @@ import numpy as np
 import pyopencl as cl
 import pytest
 
+from clcomm.base.errors import ArgumentError, DeviceError
+from clcomm.base.host import launcher
 from clcomm.engine import Device, Tensor, default_device, program, selection, set_default_device
 from clcomm.engine import device as device_module
-from clcomm.errors import ArgumentError, DeviceError
-from clcomm.host import launcher
 
 
 class FakeDevice:

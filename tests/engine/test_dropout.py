@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Dropout, Linear, RandomStream, Replay, Sequential, Tensor, manual_seed
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.rehearsal import Rehearsal
 from clcomm.engine.tuning import Tuning
-from clcomm.errors import ArgumentError
 from tests.helpers import cpu_device
 from tests.random_words import philox, random_words
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Device, Tensor
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 
 OPS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
 SHAPES = mutually_broadcastable_shapes(num_shapes=2, min_side=1, max_side=7, max_dims=5)

@@ -9,10 +9,10 @@ import weakref
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Conv2d, FlatSpace, Linear, Parameter, ReLU, Sequential, Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.grad_slot import LOCAL, NONE, REDUCED
-from clcomm.errors import ArgumentError
 
 
 def page_aligned(nbytes: int) -> np.ndarray:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import MultiheadAttention, Replay, Tensor, nn, no_grad
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 
 torch = pytest.importorskip("torch")
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from clcomm import as_torch as torch_names
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Linear, Module, Parameter, Replay, Tensor, autograd, fusion, no_grad
 from clcomm.engine import functional as F
 from clcomm.engine.fusion import fused, stages
 from clcomm.engine.gradients import grad
 from clcomm.engine.recomputation import checkpoint
 from clcomm.engine.rehearsal import Rehearsal
-from clcomm.errors import ArgumentError
 from tests.sampling import some
 
 #: The operands' shapes, which broadcast to the first's: two of it, a row, a column, a channel, an element.

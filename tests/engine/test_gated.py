@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import GELU, LeakyReLU, SiLU, Tensor
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 
 CUMULATIVE = np.vectorize(lambda x: 0.5 * math.erfc(-x / math.sqrt(2)), otypes=[np.float64])
 #: Our function and its layer with their options, and the reference.

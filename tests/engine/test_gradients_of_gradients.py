@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Linear, ReLU, Sequential, Tensor, nn, no_grad
 from clcomm.engine import functional as F
 from clcomm.engine.gradients import grad
 from clcomm.engine.nn.init import Generator
 from clcomm.engine.nn.utils import rnn
 from clcomm.engine.recomputation import checkpoint
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
 from tests.engine.test_recurrent import made
 from tests.sharded_jobs import cpu

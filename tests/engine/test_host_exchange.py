@@ -7,9 +7,9 @@ import gc
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError
+from clcomm.base.host.arrays import aligned_empty
 from clcomm.engine import Device, Linear, Tensor, default_device, from_dlpack
-from clcomm.errors import ArgumentError
-from clcomm.host.arrays import aligned_empty
 from tests.helpers import one_line
 
 SHAPES = [(), (1,), (7,), (3, 5), (2, 3, 4, 5), (1, 1000), (33, 1)]

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ClcommError
 from clcomm.engine import Tensor, nn
 from clcomm.engine import functional as F
-from clcomm.errors import ClcommError
 from tests.engine.values import drawn
 
 #: With x [3, 4] and y [3, 4] of floats, m [3, 4] of booleans, i [5] of indices, c [3] of classes, b [2, 3, 4], v [4].

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Linear, ReLU, Sequential, Tensor, no_grad
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
 
 VALUES = np.float32([[1.0, -2.0, 3.0], [0.5, 4.0, -1.5]])

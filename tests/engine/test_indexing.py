@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 
 
 @given(data=st.data(), shape=st.lists(st.integers(1, 6), min_size=1, max_size=4), each=st.booleans())

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clcomm.base.errors import DeviceError
 from clcomm.engine import intel_runtime, program_cache, selection
-from clcomm.errors import DeviceError
 
 CPU = cl.device_type.CPU
 installed = pytest.mark.skipif(intel_runtime.library() is None, reason="Intel's runtime: pip install -e '.[intel]'")

@@ -14,11 +14,11 @@ from mpi4py import MPI
 
 import clcomm.engine as ours
 from clcomm import Communicator
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor, fused, no_grad
 from clcomm.engine import functional as F
 from clcomm.engine.nn.utils.rnn import pack_padded_sequence
 from clcomm.engine.recomputation import checkpoint
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
 
 _DRAWS = int(os.environ.get("CLCOMM_KEPT_CASES", "3"))

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Embedding, Linear, Replay, Tensor
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
 
 _DRAWS = int(os.environ.get("CLCOMM_LATE_CASES", "1"))

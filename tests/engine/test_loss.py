@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import CrossEntropyLoss, Linear, MSELoss, Replay, Tensor
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
 
 REDUCTIONS = ["mean", "sum", "none"]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import BCEWithLogitsLoss, CrossEntropyLoss, NLLLoss, SmoothL1Loss, Tensor
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 from tests.engine.values import drawn
 
 REDUCTIONS = ["mean", "sum", "none"]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from clcomm import optim
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Parameter
-from clcomm.errors import ArgumentError
 
 #: Made of S, the module of schedulers, and o, the optimizer.
 ALONE = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor, manual_seed, nn
-from clcomm.errors import ArgumentError
 from tests.engine.values import drawn
 
 

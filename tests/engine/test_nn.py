@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import (
     AvgPool2d,
     Conv2d,
@@ -25,7 +26,6 @@ from clcomm.engine import (
     Tensor,
     manual_seed,
 )
-from clcomm.errors import ArgumentError
 
 
 class Net(Module):

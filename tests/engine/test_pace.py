@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from clcomm.commands.devices import comparison
 from clcomm.engine import pace
 from clcomm.engine.device import Device
 from clcomm.engine.selection import DeviceCandidate
+from clcomm.tools.commands.devices import comparison
 
 
 def test_every_device_has_its_own_rate(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

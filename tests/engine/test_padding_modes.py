@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Conv1d, Conv2d, Conv3d, Tensor, nn
-from clcomm.errors import ArgumentError
 
 NUMPY_MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 #: The layer, its kernel, stride, padding, dilation, and the elements before and after in each dimension.

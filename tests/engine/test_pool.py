@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.device import Device
 from clcomm.engine.ops.pool import avg_pool2d, max_pool2d
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 
 Pair = tuple[int, int]
 

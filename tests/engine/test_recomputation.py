@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Replay, Tensor, nn, no_grad
 from clcomm.engine import functional as F
 from clcomm.engine.recomputation import checkpoint
-from clcomm.errors import ArgumentError
 from tests.engine.values import drawn
 
 

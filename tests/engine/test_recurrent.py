@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor, manual_seed, nn
 from clcomm.engine.device import Device
 from clcomm.engine.nn.utils import rnn
-from clcomm.errors import ArgumentError
 from tests.engine.values import assert_close, drawn
 
 KINDS = {"RNN": {}, "RNN relu": {"nonlinearity": "relu"}, "LSTM": {}, "GRU": {}}

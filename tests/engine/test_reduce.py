@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 
 
 @given(data=st.data(), keepdims=st.booleans(), name=st.sampled_from(["sum", "mean"]))

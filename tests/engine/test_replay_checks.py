@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError, ReplayError
 from clcomm.engine import Linear, Replay, Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
-from clcomm.errors import ArgumentError, ReplayError
 from tests.engine.twin import Twin
 
 VARIABLE = "CLCOMM_TEST_BRANCH"

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Linear, Module, Replay, Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
-from clcomm.errors import ArgumentError
 from tests.engine.twin import Twin, repeats
 
 

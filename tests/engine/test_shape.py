@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor
-from clcomm.errors import ArgumentError
 
 
 @given(data=st.data())

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis.extra.numpy import array_shapes
 
+from clcomm.base.errors import ArgumentError
+from clcomm.base.host.arrays import aligned_empty
 from clcomm.engine import FlatSpace, Parameter, Tensor
-from clcomm.errors import ArgumentError
-from clcomm.host.arrays import aligned_empty
 
 
 @given(shape=array_shapes(min_dims=0, max_dims=5, max_side=5))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Replay, Tensor, nn
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 from tests.engine.values import assert_close, drawn
 
 VOLUMES = drawn(0, 2, 4, 5, 6, 7)

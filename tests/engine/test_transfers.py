@@ -14,11 +14,11 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor, transfers
 from clcomm.engine.device import Device
 from clcomm.engine.queue_mark import QueueMark
 from clcomm.engine.tensor import empty
-from clcomm.errors import ArgumentError
 
 PIECE = 4096
 

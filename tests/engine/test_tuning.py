@@ -15,13 +15,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from clcomm import cli
+from clcomm.base.errors import ArgumentError, OutputError
 from clcomm.engine import Tensor, autotune, tuning
 from clcomm.engine import functional as F
 from clcomm.engine.autotune import SizeTrial, convolution, elementwise, fastest, product
 from clcomm.engine.device import Device
 from clcomm.engine.tuning import Identity, Tuning
-from clcomm.errors import ArgumentError, OutputError
+from clcomm.tools import cli
 
 OTHER = Tuning(gemm_tile=(4, 24, 8), transpose_from=96, gemm_block=(8, 4, 16), conv_outputs=4)
 

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor
 from clcomm.engine.nn import utils
-from clcomm.errors import ArgumentError
 from tests.engine.values import drawn
 
 

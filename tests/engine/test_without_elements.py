@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Linear, Tensor
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 from tests.engine.test_gradients_of_gradients import _Functions
 
 SHAPES = {"w": (5, 4), "b": (5,), "z": (5, 0), "k": (3, 2, 3, 3), "c": (3,), "r": (3, 2, 3), "t": (2, 3, 3, 3),

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clcomm.checkpoint import load
-from clcomm.units import format_size
+from clcomm.base.units import format_size
+from clcomm.jobs.checkpoint import load
 from tests.faults.launch import HUNG_S, clean_environment, mpiexec
 from tests.sampling import runs_all_cases
 from tests.trace import rules

@@ -72,7 +72,7 @@ def test_a_sample_is_written_once_the_model_knows_more_than_pairs_of_characters(
 #: Trains, and takes 0.2 s for each character of the sample.
 SLOW_WRITER = """
 import time
-from clcomm.job import run
+from clcomm.comm.watch import run
 from examples import gpt
 from training import text_session
 

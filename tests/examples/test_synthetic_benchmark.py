@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from examples.synthetic_benchmark import workload
 from tests.examples.test_examples import launch, run
 from training.options import MODELS

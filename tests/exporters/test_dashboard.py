@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.exporters.figures import FIGURES, STEP, Labels
+from clcomm.insight.exporters.figures import FIGURES, STEP, Labels
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana-dashboard.json").read_text())

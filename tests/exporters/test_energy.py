@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.exporters import EnergyMeter
-from clcomm.exporters.figures import STEPS, Point
+from clcomm.insight.exporters import EnergyMeter
+from clcomm.insight.exporters.figures import STEPS, Point
 from training.loggers import POINT_EVERY, PointLogger
 from training.metrics import StepRecord
 

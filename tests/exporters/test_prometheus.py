@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.console.option_types import place
-from clcomm.errors import ArgumentError
-from clcomm.exporters.figures import EPOCH, EVALUATION, FIGURES, STEP, STEPS, Labels, Point
+from clcomm.base.console.option_types import place
+from clcomm.base.errors import ArgumentError
+from clcomm.insight.exporters.figures import EPOCH, EVALUATION, FIGURES, STEP, STEPS, Labels, Point
 from tests.examples.test_examples import run
 from tests.helpers import one_line
 
@@ -46,7 +46,7 @@ def scraped(port: int) -> str:
 
 
 def test_points_are_scraped_and_written_for_node_exporter(tmp_path: Path) -> None:
-    from clcomm.exporters.prometheus import Prometheus
+    from clcomm.insight.exporters.prometheus import Prometheus
 
     port = free_ports()
     exporter = Prometheus(LABELS, port, tmp_path)
@@ -68,7 +68,7 @@ def test_points_are_scraped_and_written_for_node_exporter(tmp_path: Path) -> Non
 
 
 def test_a_taken_port_is_one_line() -> None:
-    from clcomm.exporters.prometheus import Prometheus
+    from clcomm.insight.exporters.prometheus import Prometheus
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -84,7 +84,7 @@ def test_a_taken_port_is_one_line() -> None:
 
 @pytest.mark.parametrize(("address", "others"), [("127.0.0.1", False), ("0.0.0.0", True)])
 def test_other_addresses_of_the_host_answer_where_they_were_asked_for(address: str, others: bool) -> None:
-    from clcomm.exporters.prometheus import Prometheus
+    from clcomm.insight.exporters.prometheus import Prometheus
 
     port = free_ports()
     exporter = Prometheus(LABELS, port, address=address)

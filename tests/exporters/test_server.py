@@ -14,28 +14,28 @@ from http import HTTPStatus
 
 import pytest
 
-from clcomm.errors import ArgumentError
-from clcomm.exporters import server as module
-from clcomm.exporters.server import MOST_CONNECTIONS, TextServer
+from clcomm.base.errors import ArgumentError
+from clcomm.insight.exporters import server as module
+from clcomm.insight.exporters.server import MOST_CONNECTIONS, TextServer
 from tests.faults.launch import clean_environment
 from tests.helpers import one_line
 
 #: Serves one of the ports with few descriptors, prints its address, and at a line whether files can still be opened.
 SERVES = """
 import resource, sys
-from clcomm.exporters.figures import STEPS, Labels, Point
+from clcomm.insight.exporters.figures import STEPS, Labels, Point
 
 if sys.argv[1] == "page":
-    from clcomm.report.serving import PageServer
+    from clcomm.insight.report.serving import PageServer
     server = PageServer(0)
     server.page, address = "clcomm_step", server.address
     server.serve()
 else:
-    from clcomm.exporters.prometheus import Prometheus
+    from clcomm.insight.exporters.prometheus import Prometheus
     exporter = Prometheus(Labels(0, "host", "dp=0"), 0)
     exporter.write(Point(STEPS, 7, {}, 0, 1))
     address = f"http://127.0.0.1:{exporter._server.server_port}/metrics"
-from clcomm.job.status_page import StatusPage
+from clcomm.comm.watch.status_page import StatusPage
 page = StatusPage.alone(0)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 print(address, flush=True)

@@ -12,17 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clcomm.compression.coding import Coding, chars_nbytes, largest_nbytes
-from clcomm.engine import called
-from clcomm.engine.codec import DeviceCodec
-from clcomm.engine.device import Device
-from clcomm.engine.fold import MOST_ROWS, DeviceFold
-from clcomm.engine.gather import DeviceGather
-from clcomm.engine.hashing import hash_buffer
-from clcomm.host.arrays import aligned_empty
-from clcomm.host.bfloat16 import BFLOAT16, to_bfloat16
-from clcomm.host.hashing import hash_words
-from clcomm.transport.fused import (
+from clcomm.base.host.arrays import aligned_empty
+from clcomm.base.host.bfloat16 import BFLOAT16, to_bfloat16
+from clcomm.base.host.hashing import hash_words
+from clcomm.comm.transport.fused import (
     ARRIVED_NS,
     CLAIMS,
     COMPLETE,
@@ -42,7 +35,14 @@ from clcomm.transport.fused import (
     TAG,
     WAITED_NS,
 )
-from clcomm.transport.rendezvous import last_of
+from clcomm.comm.transport.rendezvous import last_of
+from clcomm.engine import called
+from clcomm.engine.codec import DeviceCodec
+from clcomm.engine.device import Device
+from clcomm.engine.fold import MOST_ROWS, DeviceFold
+from clcomm.engine.gather import DeviceGather
+from clcomm.engine.hashing import hash_buffer
+from clcomm.sync.compression.coding import Coding, chars_nbytes, largest_nbytes
 from tests.families.family import Family, assert_equal, assert_near, drawn, whole_numbers
 
 _GUARD = 4096

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.host.arrays import PAGE, aligned_empty
 from clcomm.engine.device import Device
 from clcomm.engine.memory import Memory
-from clcomm.host.arrays import PAGE, aligned_empty
 
 #: In each byte: as float32 it is NaN, as int32 -1.
 POISON = 0xFF

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.targets import require_none_noted
-from clcomm.errors import ArgumentError
 from tests.families.family import Family, assert_equal, assert_near, drawn, leaf, whole_numbers
 
 

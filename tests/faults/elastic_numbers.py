@@ -9,7 +9,7 @@ import numpy as np
 
 from clcomm import Communicator
 from clcomm.engine import Tensor
-from clcomm.sampler import DistributedSampler
+from clcomm.sync.sampler import DistributedSampler
 from tests.faults.elastic_log import Ends
 from training.console import make_console
 from training.options import TrainingOptions

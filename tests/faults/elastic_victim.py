@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from clcomm import Communicator, elastic
-from clcomm.job.endings import note_step, run
-from clcomm.stats.events import Collective, TimedPhase
+from clcomm import Communicator
+from clcomm.comm.stats.events import Collective, TimedPhase
+from clcomm.comm.watch.endings import note_step, run
+from clcomm.sync import elastic
 from examples import mnist
 from tests.faults import elastic_log
 from tests.faults.elastic_log import at, stamp

@@ -15,8 +15,9 @@ from functools import partial
 
 import numpy as np
 
-from clcomm import Communicator, elastic
+from clcomm import Communicator
 from clcomm.parallel.pipeline.channels import ChannelPlan, open_channels
+from clcomm.sync import elastic
 
 #: How long the others have to come to their wait.
 COMES_S = 0.4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 #: A rank that fails alone first waits for others to fail with it: only some of the tests take that whole time.
 FAILS_ON_ONE = """
-import clcomm.job.endings
-clcomm.job.endings.AGREEMENT_S = 0.3
+import clcomm.comm.watch.endings
+clcomm.comm.watch.endings.AGREEMENT_S = 0.3
 
 def main():
     comm = Communicator()

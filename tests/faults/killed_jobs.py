@@ -30,10 +30,10 @@ _SCRIPT = """
 import os, sys, time
 import numpy as np
 from clcomm import Communicator
-from clcomm.checkpoint import Checkpoint
-from clcomm.checkpoint.memory import MemoryCopies
-from clcomm.checkpoint.series import CheckpointSeries
-from clcomm.job.endings import note_step, run
+from clcomm.jobs.checkpoint import Checkpoint
+from clcomm.jobs.checkpoint.memory import MemoryCopies
+from clcomm.jobs.checkpoint.series import CheckpointSeries
+from clcomm.comm.watch.endings import note_step, run
 
 def main():
     comm = Communicator()
@@ -67,7 +67,7 @@ COMMANDS: dict[str, tuple[Callable[[], list[str]], int, int, bool]] = {
 }
 #: The processes, by a word of their command lines; the launcher's own are told by their names.
 _WORDS = {
-    "agent": "clcomm.launch.host_agent", "keeper": "keeper_process.py", "monitor": "exit_monitor_process.py",
+    "agent": "clcomm.jobs.launch.host_agent", "keeper": "keeper_process.py", "monitor": "exit_monitor_process.py",
     "rank": "job.py|examples.mnist",
 }  # fmt: skip
 #: What a process is sent: all but the launcher's helpers would end.

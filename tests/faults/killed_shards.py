@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clcomm.checkpoint import load
+from clcomm.jobs.checkpoint import load
 from tests.faults.launch import ROOT, clean_environment
 from tests.faults.pace import Pace
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.host.launcher import OF_TORCH
+from clcomm.base.host.launcher import OF_TORCH
 from tests.faults.pace import Pace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,8 +42,8 @@ class Ended:
 PREAMBLE = """
 import os, sys, time
 from clcomm import ClcommError, Communicator
-from clcomm.errors import ArgumentError
-from clcomm.job.endings import note_step, run
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.watch.endings import note_step, run
 
 def failing():
     print("failing at", time.time(), file=sys.stderr, flush=True)

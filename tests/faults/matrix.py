@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clcomm.checkpoint import load
+from clcomm.jobs.checkpoint import load
 from tests.faults.cases import SAVED, STALL_WARNING_S, TIMEOUT_S, Case, all_cases
 from tests.faults.elastic_runs import find_mpiexec
 from tests.faults.file_cases import FileCase, file_cases

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from clcomm import Communicator
-from clcomm.checkpoint import file as checkpoint_file
-from clcomm.job.chaos import hold
+from clcomm.comm.watch.chaos import hold
+from clcomm.jobs.checkpoint import file as checkpoint_file
 
 FAULT, PLACE, RANK = os.environ["CLCOMM_TEST_FAULT"].split(":")
 #: Time from the begin of a wait to the signal, and the delay of the rank that is waited for.

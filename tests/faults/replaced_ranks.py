@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from clcomm.job import restarts, worlds
+from clcomm.comm.watch import restarts, worlds
 from tests.faults.killed_shards import LIMIT_S, OPTIONS, TRAINING, digest, percentile
 from tests.faults.launch import ROOT, clean_environment
 
@@ -86,7 +86,7 @@ def _variables_of_rank(process: Path) -> dict[str, str]:
     """Return the environment of a rank; nothing for another process."""
     try:
         words = (process / "cmdline").read_bytes().split(b"\0")
-        if b"clcomm.launch.rank" in words and os.path.samefile(process / "exe", sys.executable):
+        if b"clcomm.jobs.launch.rank" in words and os.path.samefile(process / "exe", sys.executable):
             return dict(each.split("=", 1) for each in (process / "environ").read_text().split("\0") if "=" in each)
     except (OSError, UnicodeDecodeError):  # it has ended
         pass

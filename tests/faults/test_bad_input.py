@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clcomm.checkpoint import Checkpoint, save
+from clcomm.jobs.checkpoint import Checkpoint, save
 from tests.faults.launch import HUNG_S, clean_environment, mpiexec
 from training.data.idx import write_idx
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.errors import ArgumentError
-from clcomm.job.chaos import HELD_S, KILL, SLOW, Schedule
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.watch.chaos import HELD_S, KILL, SLOW, Schedule
 from clcomm.sync.model_sync import averaging_of
 from tests.faults.launch import HUNG_S, ROOT, clean_environment
 from tests.sharded_jobs import Job
@@ -24,7 +24,7 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 from clcomm import Communicator
-from clcomm.job import note_saved, note_step, run
+from clcomm.comm.watch import note_saved, note_step, run
 def main():
     comm, saved = Communicator(), Path(sys.argv[1])
     begun = comm.broadcast_object(int(saved.read_text()) if saved.exists() else 0)
@@ -106,7 +106,7 @@ def test_faults_by_the_clock_can_be_planted_in_the_same_steps_again(tmp_path: Pa
 
 @pytest.mark.parametrize("slowly", [False, True])
 def test_a_held_process_is_stopped_and_goes_on(slowly: bool) -> None:
-    script = f"from clcomm.job.chaos import hold; hold(0.5, {slowly}); print('goes on')"
+    script = f"from clcomm.comm.watch.chaos import hold; hold(0.5, {slowly}); print('goes on')"
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         states = []
         while process.poll() is None:

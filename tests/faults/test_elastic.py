@@ -130,7 +130,8 @@ def test_after_a_loss_an_exception_is_reported_with_its_step(mpiexec: str):
 def test_the_survivors_keep_their_bucket_size(mpiexec: str, size: str | int):
     script = f"""
 import os
-from clcomm import Communicator, elastic
+from clcomm import Communicator
+from clcomm.sync import elastic
 comm = Communicator(bucket_size={size!r})
 if comm.rank == 1:
     os.kill(os.getpid(), 9)

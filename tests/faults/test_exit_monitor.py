@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 import pytest
 
-import clcomm.job.exit_monitor_process as monitor
-from clcomm.job.exit_monitor import ends_of
+import clcomm.comm.watch.exit_monitor_process as monitor
+from clcomm.comm.watch.exit_monitor import ends_of
 from tests.faults.launch import HUNG_S
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the exit monitor needs Linux")

@@ -8,8 +8,8 @@ from tests.faults.launch import job
 
 ENDS_A_CHILD = """
 import multiprocessing, threading
-import clcomm.job.termination_signals
-clcomm.job.termination_signals.REACTION_S = 0.1
+import clcomm.comm.watch.termination_signals
+clcomm.comm.watch.termination_signals.REACTION_S = 0.1
 fork = multiprocessing.get_context("fork")
 
 def process():

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.job import worlds
-from clcomm.launch.keeper import kept_job
-from clcomm.launch.keeper_process import Made, end_processes
+from clcomm.comm.watch import worlds
+from clcomm.jobs.launch.keeper import kept_job
+from clcomm.jobs.launch.keeper_process import Made, end_processes
 from tests.faults.killed_jobs import COMMANDS, HUNG_S, KilledJob, draw, run, until
 from tests.faults.launch import clean_environment
 
@@ -127,7 +127,7 @@ def test_only_the_start_that_is_meant_is_ended():
 #: Ends the processes that have a setting, with so many descriptors free, and says how many; or the error.
 ENDS = """
 import os, resource, sys
-from clcomm.launch.keeper_process import end_processes
+from clcomm.jobs.launch.keeper_process import end_processes
 free, next_one = int(sys.argv[1]), os.dup(0)
 resource.setrlimit(resource.RLIMIT_NOFILE, (next_one + free, next_one + free))
 os.close(next_one)

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from clcomm.job.endings import _unread
+from clcomm.comm.watch.endings import _unread
 from tests.faults.failing import on_one
 from tests.faults.launch import END_S, job
 
@@ -63,8 +63,8 @@ def test_an_exception_that_cannot_be_reported(tmp_path, call):
 
 def test_a_rank_whose_mpi_does_not_end_is_killed_in_the_end(tmp_path):
     """MPI_Abort without effect: MPI_Finalize waits for ranks that wait for this one, after Python's threads."""
-    no_abort = "from clcomm.job import forced_end; forced_end.LAST_RESORT_S = 1.0; "
-    no_abort += "from clcomm.transport import mpi_failures; mpi_failures.abort = len"
+    no_abort = "from clcomm.comm.watch import forced_end; forced_end.LAST_RESORT_S = 1.0; "
+    no_abort += "from clcomm.comm.transport import mpi_failures; mpi_failures.abort = len"
     ended = job(tmp_path, on_one(f'{no_abort}; raise RuntimeError("boom")', "main()"), ranks=2)
     assert ended.code != 0
     assert ended.clcomm_lines() == ["clcomm: rank 1 failed:"]

@@ -58,7 +58,7 @@ def test_a_rank_that_ends_while_another_waits_for_its_message_ends_the_job(tmp_p
 @pytest.mark.parametrize("kind", ["np.ones(4)", "np.ones(3, np.float32)", "np.ones((3, 1))", "np.ones(30_000)"])
 def test_a_message_of_another_kind_ends_the_job_in_one_line(tmp_path, kind):
     script = f"""
-from clcomm.job.endings import run
+from clcomm.comm.watch.endings import run
 run(lambda: comm.send({kind}, 0) if comm.rank else comm.recv(np.empty(3), last))
 """
     ended = job(tmp_path, script, preamble=PREAMBLE, ranks=2)

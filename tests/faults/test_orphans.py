@@ -13,18 +13,18 @@ from contextlib import ExitStack
 
 import pytest
 
-from clcomm.errors import name_ranks
-from clcomm.host.rank_process import ancestors
-from clcomm.job import exit_monitor, exit_monitor_process
-from clcomm.job.exit_monitor_process import PID, RANK, RECORD_BYTES, stat_fields
+from clcomm.base.errors import name_ranks
+from clcomm.base.host.rank_process import ancestors
+from clcomm.comm.watch import exit_monitor, exit_monitor_process
+from clcomm.comm.watch.exit_monitor_process import PID, RANK, RECORD_BYTES, stat_fields
 from tests.faults.launch import start
 
 #: How long ranks without a launcher may run on a busy machine.
 GONE_S = 15.0
 TRAINING = """
 import numpy as np
-from clcomm.checkpoint import Checkpoint
-from clcomm.checkpoint.series import CheckpointSeries
+from clcomm.jobs.checkpoint import Checkpoint
+from clcomm.jobs.checkpoint.series import CheckpointSeries
 comm = Communicator()
 series = CheckpointSeries(comm, os.environ["CLCOMM_TEST_DIR"] + "/run.npz", background=True)
 for step in range(3000):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.checkpoint import load
-from clcomm.launch.mpiexec import MPICH, find_mpiexec
+from clcomm.jobs.checkpoint import load
+from clcomm.jobs.launch.mpiexec import MPICH, find_mpiexec
 from tests.faults.launch import HUNG_S, ROOT, clean_environment, mpiexec
 from tests.faults.replaced_ranks import Job, killed_run, until
 
@@ -205,9 +205,9 @@ def test_wrong_arguments_are_one_line(tmp_path, arguments, error):
 WITHIN = """
 import os, subprocess, sys, time
 from clcomm import Communicator
-from clcomm.checkpoint import Checkpoint
-from clcomm.checkpoint.memory import MemoryCopies
-from clcomm.job.endings import note_step, run
+from clcomm.jobs.checkpoint import Checkpoint
+from clcomm.jobs.checkpoint.memory import MemoryCopies
+from clcomm.comm.watch.endings import note_step, run
 
 def main():
     comm = Communicator()
@@ -226,10 +226,10 @@ run(main)
 INNER = """
 import os, time
 from clcomm import Communicator
-from clcomm.checkpoint import Checkpoint
-from clcomm.checkpoint.memory import MemoryCopies
-from clcomm.job.endings import note_step, run
-from clcomm.job.restarts import restart_number
+from clcomm.jobs.checkpoint import Checkpoint
+from clcomm.jobs.checkpoint.memory import MemoryCopies
+from clcomm.comm.watch.endings import note_step, run
+from clcomm.comm.watch.restarts import restart_number
 
 def main():
     comm = Communicator()

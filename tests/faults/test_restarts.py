@@ -15,10 +15,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from clcomm.checkpoint import load
-from clcomm.job import restarts
-from clcomm.launch import supervisor as launcher
-from clcomm.launch.supervisor import FORWARDED, GRACE_S, LONGEST_PAUSE_S, End, reason_to_stop
+from clcomm.comm.watch import restarts
+from clcomm.jobs.checkpoint import load
+from clcomm.jobs.launch import supervisor as launcher
+from clcomm.jobs.launch.supervisor import FORWARDED, GRACE_S, LONGEST_PAUSE_S, End, reason_to_stop
 from tests.faults.launch import HUNG_S, ROOT, clean_environment, mpiexec
 
 
@@ -76,7 +76,7 @@ def test_it_gives_up_with_a_reason_and_the_jobs_exit_code(command, code, reason)
 def test_exit_code_0_counts_where_a_rank_has_completed(notes, code):
     """With ULFM, Open MPI's mpiexec returns 0 for a job whose ranks were all killed."""
     ended, _, said = run(
-        *python(f"from clcomm.job.job import this_job; progress = this_job().progress; {notes}"), restarts=1
+        *python(f"from clcomm.comm.watch.job import this_job; progress = this_job().progress; {notes}"), restarts=1
     )
     assert ended == code, said
     missed = [
@@ -196,8 +196,8 @@ def test_a_progress_file_that_is_cut_short_ends_no_rank(tmp_path: Path, monkeypa
 
 VICTIM = """
 import os, signal, time
-from clcomm.job.endings import run
-from clcomm.job.restarts import SAVED, read_progress, restart_number
+from clcomm.comm.watch.endings import run
+from clcomm.comm.watch.restarts import SAVED, read_progress, restart_number
 from examples.mnist import main
 from training import trainer
 
@@ -210,7 +210,7 @@ def noted(step):
         os.kill(os.getpid(), signal.SIGKILL)
 
 def trainer_rank():
-    from clcomm.transport.mpi_failures import place_in_world
+    from clcomm.comm.transport.mpi_failures import place_in_world
     return place_in_world()[0]
 
 trainer.note_step = noted
@@ -219,9 +219,9 @@ run(main)
 
 
 FLIPS_A_BIT = """
-from clcomm.job.endings import run
-from clcomm.job.restarts import restart_number
-from clcomm.transport.mpi_failures import place_in_world
+from clcomm.comm.watch.endings import run
+from clcomm.comm.watch.restarts import restart_number
+from clcomm.comm.transport.mpi_failures import place_in_world
 from examples.mnist import main
 from training.trainer import Trainer
 

@@ -11,54 +11,54 @@ from tests.faults.launch import ROOT
 #: Whom each call signals, and how it knows that the process is its own. A pidfd means one process for ever: the signal
 #: of one that has ended reaches nobody. A process that its parent has not waited for keeps its number.
 CALLS = """
-clcomm/doctor/guard.py main
+clcomm/tools/doctor/guard.py main
     the doctor whose MPI hangs: it is this process's parent, asked just before
-clcomm/job/chaos.py Injector._strike
+clcomm/comm/watch/chaos.py Injector._strike
     the rank itself, by clcomm run --chaos: its own number
-clcomm/job/chaos.py _HOLD
+clcomm/comm/watch/chaos.py _HOLD
     the rank, by clcomm run --chaos: a pidfd that the rank has opened of itself
-clcomm/job/exit_monitor_process.py end
+clcomm/comm/watch/exit_monitor_process.py end
     ranks whose launcher is gone, or of which one has failed: pidfds; the process has the pipe that the rank
     has made
-clcomm/job/exit_monitor_process.py end_other_hosts
+clcomm/comm/watch/exit_monitor_process.py end_other_hosts
     the launcher of a host, of a job on several: a pidfd; by its executable, and an ancestor of the ranks then
-clcomm/job/exit_monitor_process.py is_collected
+clcomm/comm/watch/exit_monitor_process.py is_collected
     nobody: signal 0 asks
-clcomm/job/exit_monitor_process.py kill_if
+clcomm/comm/watch/exit_monitor_process.py kill_if
     ranks, where one fails before MPI has started or MPI goes on without it: a pidfd, and then: a live
     launcher's child, of this job; or as old as the rank has written
-clcomm/job/forced_end.py main
+clcomm/comm/watch/forced_end.py main
     a rank that does not end by itself: a pidfd that the rank has opened of itself
-clcomm/job/termination_signals.py SignalHandlers._repeat
+clcomm/comm/watch/termination_signals.py SignalHandlers._repeat
     the rank itself, by the signal that it got: its own number
-clcomm/job/worlds.py running
+clcomm/comm/watch/worlds.py running
     nobody: signal 0 asks
-clcomm/launch/hosts.py Agent.close
+clcomm/jobs/launch/hosts.py Agent.close
     the connection to another host: this process's child
-clcomm/launch/keeper_process.py end_processes
+clcomm/jobs/launch/keeper_process.py end_processes
     what lives of a job that has ended: a pidfd, and then: the job's own mark is in its environment
-clcomm/launch/keeper_process.py kill_children
+clcomm/jobs/launch/keeper_process.py kill_children
     a child's children, which connect it with other hosts: a pidfd, and then: its parent, which has not been
     waited for
-clcomm/launch/rank.py _end_at_once
+clcomm/jobs/launch/rank.py _end_at_once
     the rank itself, by the signal that it got: its own number
-clcomm/launch/supervisor.py Supervisor._start
+clcomm/jobs/launch/supervisor.py Supervisor._start
     the launcher: this process's child
-clcomm/launch/supervisor.py Supervisor._ended
+clcomm/jobs/launch/supervisor.py Supervisor._ended
     the launcher: this process's child
-clcomm/launch/supervisor.py Supervisor._forward
+clcomm/jobs/launch/supervisor.py Supervisor._forward
     the launcher: this process's child
-clcomm/launch/trial.py try_job
+clcomm/jobs/launch/trial.py try_job
     the ranks of a trial: the process group of this process's child
-clcomm/launch/world.py World.end
+clcomm/jobs/launch/world.py World.end
     the launcher: this process's child
-clcomm/launch/world_supervisor.py WorldSupervisor._start
+clcomm/jobs/launch/world_supervisor.py WorldSupervisor._start
     the launcher: this process's child
-clcomm/launch/world_supervisor.py WorldSupervisor._watched
+clcomm/jobs/launch/world_supervisor.py WorldSupervisor._watched
     the launcher: this process's child
-clcomm/transport/mpi_failures.py abort
+clcomm/comm/transport/mpi_failures.py abort
     all ranks: MPI's own
-clcomm/verify/job.py watch
+clcomm/tools/verify/job.py watch
     the watched script's ranks: the process group of this process's child
 examples/one_idea/elastic.py main
     the rank itself: its own number

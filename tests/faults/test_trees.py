@@ -69,7 +69,7 @@ def test_what_ranks_start_ends_as_it_wants_and_ends_nobody(job) -> None:
 def test_in_a_shell_that_has_a_launchers_variables_its_other_jobs_live(tmp_path) -> None:
     """Of no launcher are these, so nobody but the script is a rank."""
     script = tmp_path / "fails.py"
-    script.write_text("import clcomm.communicator; raise SystemExit(3)")
+    script.write_text("import clcomm.comm.communicator; raise SystemExit(3)")
     shell = f"sleep {HUNG_S} & {sys.executable} {script}; echo $?; sleep 3; kill $!; wait $!; echo $?"
     ended = subprocess.run(
         ["sh", "-c", shell], env=clean_environment(PMI_RANK="0", PMI_SIZE="2"), capture_output=True, text=True,
@@ -85,12 +85,12 @@ def test_a_rank_that_fails_early_ends_the_ranks_and_nothing_else(tmp_path, ends)
     script = tmp_path / "job.py"
     script.write_text(
         "import os, subprocess, sys, time\n"
-        "import clcomm.communicator\n"
+        "import clcomm.comm.communicator\n"
         f"helper = subprocess.Popen(['sleep', '{HUNG_S}'], start_new_session=True, stdout=-3, stderr=-3)\n"
         "sys.stdout.write(f'{helper.pid}\\n'); sys.stdout.flush()\n"
         "if '0' in (os.environ.get('PMI_RANK'), os.environ.get('OMPI_COMM_WORLD_RANK')):\n"
         f"    time.sleep(2); {f'os.kill(os.getpid(), {-ends})' if ends < 0 else f'os._exit({ends})'}\n"
-        "clcomm.communicator.Communicator()\n"
+        "clcomm.comm.communicator.Communicator()\n"
     )
     with (tmp_path / "out").open("w+") as out, (tmp_path / "err").open("w+") as err:
         code = subprocess.run(

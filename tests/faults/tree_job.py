@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
 if __name__ == "__mp_main__":  # a worker of start method spawn or forkserver, which imports what the script's head does
-    import clcomm.communicator
+    import clcomm.comm.communicator
 
     if "TREE_TORCH" in os.environ:
         import clcomm.torch  # noqa: F401
@@ -36,13 +36,13 @@ time.sleep(0.3)
 end = int(sys.argv[1])
 os.kill(os.getpid(), -end) if end < 0 else os._exit(end) if end % 2 else sys.exit(end)
 """
-IMPORT = "import clcomm.communicator\n"
+IMPORT = "import clcomm.comm.communicator\n"
 MEETS = "from clcomm import Communicator; assert Communicator().all_gather_object(1) == [1, 1]"
 FAILS = """
-import clcomm.communicator, os, sys
+import clcomm.comm.communicator, os, sys
 if "0" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
     sys.exit(3)
-clcomm.communicator.Communicator()
+clcomm.comm.communicator.Communicator()
 """
 
 
@@ -194,12 +194,12 @@ def main() -> None:
         started.extend(KINDS[kind](code) for when, kind, code in tree if when == moment)
 
     start(BEFORE)
-    import clcomm.communicator
+    import clcomm.comm.communicator
 
     if "TREE_TORCH" in os.environ:
         import clcomm.torch
     start(IMPORTED)
-    comm = clcomm.communicator.Communicator()
+    comm = clcomm.comm.communicator.Communicator()
     try:
         start(AFTER)
         wrong = [said for said in (finish() for finish in started) if said]

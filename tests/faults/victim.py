@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from clcomm import Communicator, Synchronizer
-from clcomm.checkpoint import Checkpoint
-from clcomm.checkpoint.series import CheckpointSeries, is_there, load_newest
-from clcomm.job import endings
+from clcomm.comm.watch import endings
+from clcomm.jobs.checkpoint import Checkpoint
+from clcomm.jobs.checkpoint.series import CheckpointSeries, is_there, load_newest
 from clcomm.sync.bit_flip import flip_bit
 from tests.faults.cases import IN_KERNEL
 from tests.faults.planted import (

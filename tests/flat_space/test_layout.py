@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.errors import ArgumentError
-from clcomm.flat_space.layout import ALIGNMENT, FlatLayout, shard_bounds
-from clcomm.flat_space.parameters import ParameterSpec
+from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.layout import ALIGNMENT, FlatLayout, shard_bounds
+from clcomm.base.flat_space.parameters import ParameterSpec
 
 DTYPES = ("float16", "float32", "float64", "complex64")
 shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clcomm import checkpoint
-from clcomm.checkpoint.series import CheckpointSeries
-from clcomm.costs import costfile
-from clcomm.costs.model import Cost, Fit, MeasuredFit
+from clcomm.base.errors import ClcommError
+from clcomm.comm.costs import costfile
+from clcomm.comm.costs.model import Cost, Fit, MeasuredFit
 from clcomm.engine import Device, sealed_programs, tuning
-from clcomm.errors import ClcommError
-from clcomm.report import build, read_runs
-from clcomm.report.formats import as_html
+from clcomm.insight.report import build, read_runs
+from clcomm.insight.report.formats import as_html
+from clcomm.jobs import checkpoint
+from clcomm.jobs.checkpoint.series import CheckpointSeries
 from tests.fuzz.mutation import mutated
 from tests.report.runs import document, written
 from tests.training.trainers import everything_of, make_trainer, solo, train

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from clcomm.horovod import environment
 from clcomm.horovod.environment import HONOURED, IGNORED, MAPPED, TABLE, kind_of
 from tests.helpers import one_line

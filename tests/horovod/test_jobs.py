@@ -14,7 +14,7 @@ from tests.helpers import installs
 
 WITHOUT_TORCH = """
 import sys
-import clcomm, clcomm.cli
+import clcomm, clcomm.tools.cli
 assert "torch" not in sys.modules
 sys.modules["torch"] = None  # as where it is not installed
 try:

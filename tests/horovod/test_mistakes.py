@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from clcomm.errors import ArgumentError, MismatchError  # noqa: E402
+from clcomm.base.errors import ArgumentError, MismatchError  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=1)

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 MPI = pytest.importorskip("mpi4py.MPI", reason="no MPI library", exc_type=ImportError)
 
-from clcomm.errors import ArgumentError  # noqa: E402
+from clcomm.base.errors import ArgumentError  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
 from tests.horovod.values import FLOATS, INTEGERS, SHAPES, folded, same_bits, spread, tensor_of  # noqa: E402
 from tests.sync.adaptive_sum import adaptive_sum  # noqa: E402

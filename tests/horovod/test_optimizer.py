@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from clcomm.errors import ArgumentError  # noqa: E402
+from clcomm.base.errors import ArgumentError  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
 from tests.horovod.training import OPTIMIZERS, STEPS, batch_of, bits_of, gradients_of, net, reference  # noqa: E402
 from tests.horovod.values import folded, same_bits  # noqa: E402

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 MPI = pytest.importorskip("mpi4py.MPI", reason="no MPI library", exc_type=ImportError)
 
-from clcomm.errors import ArgumentError, MismatchError  # noqa: E402
+from clcomm.base.errors import ArgumentError, MismatchError  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=1)

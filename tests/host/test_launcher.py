@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from clcomm.host.launcher import without_job
-from clcomm.host.rank_process import RANK_PROCESS
+from clcomm.base.host.launcher import without_job
+from clcomm.base.host.rank_process import RANK_PROCESS
 from tests.faults.launch import clean_environment
 
 pytestmark = [pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")]
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.skipif(not sys.platform.startswith("linux"), reason="r
 #: Prints how many ranks the process knows of, 1 where it is none; then starts a command.
 KNOWS = """
 import subprocess, sys
-from clcomm.host.rank_process import launched_ranks
+from clcomm.base.host.rank_process import launched_ranks
 sys.stdout.write(f"{launched_ranks()} ")
 sys.stdout.flush()
 subprocess.run(sys.argv[1:]) if sys.argv[1:] else None

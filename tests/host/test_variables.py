@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from clcomm import Communicator
+from clcomm.base.errors import ArgumentError
+from clcomm.base.host import variables
 from clcomm.engine import Replay
-from clcomm.errors import ArgumentError
-from clcomm.host import variables
 from tests.helpers import one_line
 from training.data import choose
 
@@ -160,7 +160,7 @@ def test_each_variable_is_read_somewhere() -> None:
     read = {
         name
         for path, tree in sources()
-        if path != "clcomm/host/variables.py" and reads(tree, "variables", READERS)
+        if path != "clcomm/base/host/variables.py" and reads(tree, "variables", READERS)
         for name in named(tree)
     }
     assert sorted(read) == sorted(TABLE)

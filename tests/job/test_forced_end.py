@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 
-from clcomm.job import forced_end
+from clcomm.comm.watch import forced_end
 from tests.faults.launch import HUNG_S
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clcomm.job import other_hosts
-from clcomm.job.other_hosts import DUMP, LARGEST, PROGRESS, TOKEN_BYTES, Address, OtherHosts, packed, unpacked
-from clcomm.job.stall_message import UNKNOWN
-from clcomm.job.status_page import RankStatus, StatusPage
+from clcomm.comm.watch import other_hosts
+from clcomm.comm.watch.other_hosts import DUMP, LARGEST, PROGRESS, TOKEN_BYTES, Address, OtherHosts, packed, unpacked
+from clcomm.comm.watch.stall_message import UNKNOWN
+from clcomm.comm.watch.status_page import RankStatus, StatusPage
 
 TOKEN = bytes(range(TOKEN_BYTES))
 HERE = ["127.0.0.1"]

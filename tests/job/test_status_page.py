@@ -10,8 +10,8 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from clcomm.job import status_page
-from clcomm.job.status_page import StatusPage
+from clcomm.comm.watch import status_page
+from clcomm.comm.watch.status_page import StatusPage
 
 BYTES = 2048
 
@@ -87,13 +87,13 @@ def test_stopped_and_dead_processes_are_known() -> None:
 #: Takes all descriptors, then looks at itself, at a child that runs, and at one that has ended and is collected.
 WITHOUT_DESCRIPTORS = """
 import os, resource, subprocess, sys
-from clcomm.host.rank_process import ancestors
-from clcomm.job.exit_monitor_process import is_gone
-from clcomm.job.status_page import StatusPage
-from clcomm.job import worlds
-from clcomm.job.other_hosts import Address, StatusClient
-from clcomm.job.running_jobs import find_jobs
-from clcomm.top.watch import NoJobError, choose
+from clcomm.base.host.rank_process import ancestors
+from clcomm.comm.watch.exit_monitor_process import is_gone
+from clcomm.comm.watch.status_page import StatusPage
+from clcomm.comm.watch import worlds
+from clcomm.comm.watch.other_hosts import Address, StatusClient
+from clcomm.comm.watch.running_jobs import find_jobs
+from clcomm.jobs.top.watch import NoJobError, choose
 from pathlib import Path
 from tests.job.test_status_page import BYTES
 

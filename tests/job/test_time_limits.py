@@ -7,8 +7,8 @@ import math
 import pytest
 
 from clcomm import Communicator
-from clcomm.errors import ArgumentError
-from clcomm.job.time_limits import Limits
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.watch.time_limits import Limits
 from tests.helpers import one_line
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.errors import ArgumentError
-from clcomm.launch.host_list import HostList
+from clcomm.base.errors import ArgumentError
+from clcomm.jobs.launch.host_list import HostList
 
 FILE = "# two\na:2   # the first\n\nb slots=3 max_slots=4\na\n"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.errors import ArgumentError, LaunchError
-from clcomm.launch import mpiexec
-from clcomm.launch.mpiexec import INTEL, MPICH, OPEN_MPI, Mpiexec, find_mpiexec, require_hostfile
+from clcomm.base.errors import ArgumentError, LaunchError
+from clcomm.jobs.launch import mpiexec
+from clcomm.jobs.launch.mpiexec import INTEL, MPICH, OPEN_MPI, Mpiexec, find_mpiexec, require_hostfile
 from tests.helpers import one_line
 
 VERSIONS = {

@@ -17,9 +17,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from clcomm.errors import LaunchError
-from clcomm.launch import supervisor as launcher
-from clcomm.transport import mpi_runtime
+from clcomm.base.errors import LaunchError
+from clcomm.comm.transport import mpi_runtime
+from clcomm.jobs.launch import supervisor as launcher
 from tests.faults.launch import HUNG_S, clean_environment, mpiexec
 from tests.helpers import one_line
 
@@ -129,7 +129,7 @@ def test_a_script_for_torchrun_and_gloo_runs(tmp_path, ranks):
 
 FAILING = {
     "an exception": ("def inner(): raise ValueError('boom')\ninner()", 1),
-    "a mistake": ("from clcomm.errors import ArgumentError\nraise ArgumentError('lr: expected more')", 2),
+    "a mistake": ("from clcomm.base.errors import ArgumentError\nraise ArgumentError('lr: expected more')", 2),
     "exit": ("sys.exit(5)", 5),
     "kill": ("os.kill(os.getpid(), 9)", 137),
     "syntax": ("compile('1 +', 'other.py', 'exec')", 1),
@@ -199,7 +199,7 @@ def test_horovodruns_check_of_its_build_is_the_doctor(tmp_path):
 def test_logs_have_each_ranks_output_and_the_terminal_how_it_ended(tmp_path, fails):
     (tmp_path / "job.py").write_text(
         "import os, sys\nprint('start', os.environ['CLCOMM_RESTART'], 'of rank', os.environ['RANK'], flush=True)\n"
-        "os.write(2, b'from C\\n')\n" + "from clcomm.errors import ArgumentError\n"
+        "os.write(2, b'from C\\n')\n" + "from clcomm.base.errors import ArgumentError\n"
         f"if {fails} and os.environ['RANK'] == '1' and os.environ['CLCOMM_RESTART'] == '1':\n"
         "    raise ArgumentError('lr: expected more')\n"
         f"if {fails}:\n    raise SystemExit(1)\n"
@@ -269,7 +269,7 @@ def test_a_rank_writes_its_log_to_no_file_that_was_planted(tmp_path, kind):
         plant.hardlink_to(victim)
     else:
         plant.symlink_to(victim if kind == "link" else tmp_path / "missing")
-    program = f"from clcomm.launch import rank_logs; rank_logs.redirect({str(folder)!r}); print('output')"
+    program = f"from clcomm.jobs.launch import rank_logs; rank_logs.redirect({str(folder)!r}); print('output')"
     ended = subprocess.run(
         [sys.executable, "-c", program], env=clean_environment(), capture_output=True, text=True, timeout=HUNG_S,
         check=False,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from clcomm.lizardist.utils.logger import get_logger
 from tests.helpers import one_line
 from tests.transport.references import same_bits

@@ -109,5 +109,5 @@ def test_pytorch_is_imported_with_the_models_alone():
     hidden = "import sys; sys.modules['torch'] = None; import clcomm.lizardist.engine.model"
     ended = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False)
     assert ended.stderr.splitlines()[-1] == (
-        f"clcomm.errors.ArgumentError: PyTorch is not installed; do: {installs('torch')}"
+        f"clcomm.base.errors.ArgumentError: PyTorch is not installed; do: {installs('torch')}"
     )

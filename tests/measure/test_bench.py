@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from clcomm import Communicator, __version__
-from clcomm.errors import ArgumentError
-from clcomm.measure import bench
-from clcomm.measure.bench_report import average_busbw
-from clcomm.measure.collective_cases import CASES
-from clcomm.measure.timing import BenchRow
+from clcomm.base.errors import ArgumentError
+from clcomm.insight.measure import bench
+from clcomm.insight.measure.bench_report import average_busbw
+from clcomm.insight.measure.collective_cases import CASES
+from clcomm.insight.measure.timing import BenchRow
 from tests.helpers import one_line
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm import Communicator
-from clcomm.measure import bench
-from clcomm.measure.collective_cases import CASES, PERIOD, expected_reduction, rank_values, wrong_elements
-from clcomm.measure.timing import MeasuredTransport, TimingSchedule, measure
+from clcomm.insight.measure import bench
+from clcomm.insight.measure.collective_cases import CASES, PERIOD, expected_reduction, rank_values, wrong_elements
+from clcomm.insight.measure.timing import MeasuredTransport, TimingSchedule, measure
 
 SHORT = TimingSchedule(calls=1, windows=2, warmup=1)
 

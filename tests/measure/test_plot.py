@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clcomm.drawing.scene import Dot, Path, Text
-from clcomm.measure.plot import draw_bench, scenes
+from clcomm.insight.drawing.scene import Dot, Path, Text
+from clcomm.insight.measure.plot import draw_bench, scenes
 from tests.drawn import texts_of
 
 TRANSPORTS = ("shared", "mpi", "solo")

@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from clcomm import cli
-from clcomm.costs.traffic import traffic
-from clcomm.drawing.scene import Path
-from clcomm.errors import ArgumentError
-from clcomm.measure.plot import scene_of
-from clcomm.schedules import ALGORITHMS, schedule_of
+from clcomm.base.errors import ArgumentError
+from clcomm.base.schedules import ALGORITHMS, schedule_of
+from clcomm.comm.costs.traffic import traffic
+from clcomm.insight.drawing.scene import Path
+from clcomm.insight.measure.plot import scene_of
+from clcomm.tools import cli
 from tests.drawn import texts_of
 from tests.helpers import one_line
 

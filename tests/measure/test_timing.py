@@ -6,11 +6,18 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
+from clcomm.base.errors import ArgumentError
+from clcomm.base.schedules import ALGORITHMS
 from clcomm.engine.fold import DeviceFold
-from clcomm.errors import ArgumentError
-from clcomm.measure.collective_cases import CASES
-from clcomm.measure.timing import BenchRow, MeasuredTransport, TimingSchedule, measure, sizes_between, time_calls
-from clcomm.schedules import ALGORITHMS
+from clcomm.insight.measure.collective_cases import CASES
+from clcomm.insight.measure.timing import (
+    BenchRow,
+    MeasuredTransport,
+    TimingSchedule,
+    measure,
+    sizes_between,
+    time_calls,
+)
 from tests.helpers import cpu_device, one_line
 
 SHORT = TimingSchedule(calls=1, windows=2, warmup=1)

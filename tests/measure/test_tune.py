@@ -7,12 +7,12 @@ import argparse
 import pytest
 
 from clcomm import Communicator
-from clcomm.costs import costfile
-from clcomm.costs.model import Cost, Fit, MeasuredFit
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.costs import costfile
+from clcomm.comm.costs.model import Cost, Fit, MeasuredFit
+from clcomm.comm.transport import mpi_communicators, mpi_runtime
 from clcomm.engine.fold import DeviceFold
-from clcomm.errors import ArgumentError
-from clcomm.measure import tune
-from clcomm.transport import mpi_communicators, mpi_runtime
+from clcomm.insight.measure import tune
 from tests.helpers import cpu_device, one_line
 
 

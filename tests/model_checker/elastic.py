@@ -16,7 +16,7 @@ from unittest import mock
 
 import numpy as np
 
-from clcomm import elastic
+from clcomm.sync import elastic
 from tests.model_checker.course import LAST, Op, ask
 from tests.model_checker.machine import Machine
 from tests.model_checker.memory import LostRank

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
-from clcomm.job import exit_monitor_process as monitor
-from clcomm.job import rank_record
-from clcomm.job.exit_monitor_process import FAILING, LEAVING, RECORD_BYTES
-from clcomm.job.rank_record import RankRecord
+from clcomm.comm.watch import exit_monitor_process as monitor
+from clcomm.comm.watch import rank_record
+from clcomm.comm.watch.exit_monitor_process import FAILING, LEAVING, RECORD_BYTES
+from clcomm.comm.watch.rank_record import RankRecord
 from tests.model_checker.course import Op, ask
 from tests.model_checker.machine import Machine
 from tests.model_checker.memory import shared_memory

@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 
-from clcomm.transport import futex, pending, rendezvous, started
+from clcomm.comm.transport import futex, pending, rendezvous, started
 from tests.model_checker.course import ask
 
 _BYTES = 1 << 16

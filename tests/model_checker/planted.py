@@ -80,11 +80,11 @@ def _ring(name: str) -> Callable[[], Scenario]:
     return _one(lambda ranks: sharing.ring_scenarios(), 2, name)
 
 
-_RENDEZVOUS = "clcomm.transport.rendezvous:HostRendezvous"
-_FUTEX = "clcomm.transport.futex:Futex"
-_SLOTS = "clcomm.transport.slots:SharedSlots"
-_QUEUE = "clcomm.transport.work_queue:WorkQueueReduction"
-_MONITOR = "clcomm.job.exit_monitor_process:"
+_RENDEZVOUS = "clcomm.comm.transport.rendezvous:HostRendezvous"
+_FUTEX = "clcomm.comm.transport.futex:Futex"
+_SLOTS = "clcomm.comm.transport.slots:SharedSlots"
+_QUEUE = "clcomm.comm.transport.work_queue:WorkQueueReduction"
+_MONITOR = "clcomm.comm.watch.exit_monitor_process:"
 _CAS = "} while (!__atomic_compare_exchange_n(word, &seen, next, 0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE));"
 _PUBLISHED = "    own[side] = tag;\n    own[side + 1] = call[ARRIVED_NS];\n    PUBLISH(call, own, number);"
 
@@ -106,11 +106,11 @@ BUGS = [
     Planted("a futex word that a late rank sets back", f"{_FUTEX}.wake",
             "(self._wakes * len(self._asleep) + self._rank)", "(self._word[0] + 1)",
             _one(sharing.work_scenarios, 3, "no polls")),
-    Planted("a slot's side that does not alternate", "clcomm.transport.slot_reduction:SlotReduction.reduce",
+    Planted("a slot's side that does not alternate", "clcomm.comm.transport.slot_reduction:SlotReduction.reduce",
             "parity = self._rendezvous.parity", "parity = 0", _meets("slots")),
-    Planted("own parts without the second rendezvous", "clcomm.transport.shared:_ShardAllReduce.run", "self._leave()",
+    Planted("own parts without the second rendezvous", "clcomm.comm.transport.shared:_ShardAllReduce.run", "self._leave()",
             "pass", _meets("own parts")),
-    Planted("a part announced before it is folded", "clcomm.transport.started:StartedReduction._fold_own",
+    Planted("a part announced before it is folded", "clcomm.comm.transport.started:StartedReduction._fold_own",
             "self._fold()\n    return self._advance(self._folded)",
             "reached = self._advance(self._folded)\n    self._fold()\n    return reached", _meets("in the background")),
     Planted("nobody woken after a start", f"{_RENDEZVOUS}.arrive", "self._futex.wake()", "pass",
@@ -118,12 +118,12 @@ BUGS = [
     Planted("a start looks for sleepers too early", f"{_RENDEZVOUS}._advance",
             "counters[self.rank] = count\n    self._fence()", "counters[self.rank] = count",
             _meets("in the background, sleeping")),
-    Planted("no look at MPI while a rank waits for a start", "clcomm.transport.started:_Reached.wait_and_look",
+    Planted("no look at MPI while a rank waits for a start", "clcomm.comm.transport.started:_Reached.wait_and_look",
             "self._progress()", "pass", _meets("in the background, one dies")),
     Planted("who sleeps for a start does not look at blocking calls",
-            "clcomm.transport.started:_Reached.wait_and_look", "look()", "pass",
+            "clcomm.comm.transport.started:_Reached.wait_and_look", "look()", "pass",
             _meets("blocking against background, sleeping")),
-    Planted("blocking calls are not looked at", "clcomm.transport.start_order:StartOrder.differs",
+    Planted("blocking calls are not looked at", "clcomm.comm.transport.start_order:StartOrder.differs",
             "counter > met if is_behind",
             "False if is_behind", _meets("blocking against")),
     Planted("one slot too many", f"{_SLOTS}.wait_for_room", "+ 1", "+ 0", _ring("ring of slots")),
@@ -164,14 +164,14 @@ BUGS = [
     Planted("SIGTERM alone after the launcher's end", f"{_MONITOR}watch_host",
             ", (now_s + ORPHAN_S, signal.SIGKILL)]", "]",
             _ends("launcher dies")),
-    Planted("every rank sends its own state", "clcomm.elastic:newest", "steps.index(max(steps))", "comm.rank",
+    Planted("every rank sends its own state", "clcomm.sync.elastic:newest", "steps.index(max(steps))", "comm.rank",
             _goes_on("2 steps")),
-    Planted("arrays arrive in the model itself", "clcomm.elastic:send_arrays", "np.array(array)", "array",
+    Planted("arrays arrive in the model itself", "clcomm.sync.elastic:send_arrays", "np.array(array)", "array",
             _goes_on("1 steps")),
     Planted("a death while the state moves ends the run", "training.session:Session._go_on_with_survivors",
             "if not elastic.is_lost_peer(error):", "if True:", _goes_on("1 steps")),
-    Planted("the first communicator is shrunk again", "clcomm.elastic:survivors_of", "old = shrunk", "pass",
+    Planted("the first communicator is shrunk again", "clcomm.sync.elastic:survivors_of", "old = shrunk", "pass",
             _goes_on("agreement", 4)),
-    Planted("a duplicate is shrunk", "clcomm.elastic:_origin_of", "comm if origin is None or", "comm if True or",
+    Planted("a duplicate is shrunk", "clcomm.sync.elastic:_origin_of", "comm if origin is None or", "comm if True or",
             _goes_on("agreement", 4)),
 ]  # fmt: skip

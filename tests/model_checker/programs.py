@@ -11,19 +11,19 @@ from unittest import mock
 
 import numpy as np
 
-from clcomm.collectives.in_flight import StartGuard
-from clcomm.transport import fused, work_queue
-from clcomm.transport.base import PreparedAllReduce
-from clcomm.transport.fused import OwnPart, words_of
-from clcomm.transport.pending import Pending, _started
-from clcomm.transport.reduction import prepared_reduction
-from clcomm.transport.rendezvous import DifferentOperations, HostRendezvous
-from clcomm.transport.shared import _ShardAllReduce
-from clcomm.transport.slot_reduction import SlotReduction
-from clcomm.transport.slots import SharedSlots, shared_bytes
-from clcomm.transport.start_order import StartOrder
-from clcomm.transport.started import StartedReduction
-from clcomm.transport.work_queue import WorkQueueReduction
+from clcomm.comm.collectives.in_flight import StartGuard
+from clcomm.comm.transport import fused, work_queue
+from clcomm.comm.transport.base import PreparedAllReduce
+from clcomm.comm.transport.fused import OwnPart, words_of
+from clcomm.comm.transport.pending import Pending, _started
+from clcomm.comm.transport.reduction import prepared_reduction
+from clcomm.comm.transport.rendezvous import DifferentOperations, HostRendezvous
+from clcomm.comm.transport.shared import _ShardAllReduce
+from clcomm.comm.transport.slot_reduction import SlotReduction
+from clcomm.comm.transport.slots import SharedSlots, shared_bytes
+from clcomm.comm.transport.start_order import StartOrder
+from clcomm.comm.transport.started import StartedReduction
+from clcomm.comm.transport.work_queue import WorkQueueReduction
 from tests.model_checker import kernel
 from tests.model_checker.memory import (
     LostRank,

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from clcomm import Communicator, Synchronizer
-from clcomm.job.endings import run
+from clcomm.comm.watch.endings import run
 from tests.numpy_models import Model
 
 SHAPE, STEPS = (512, 256), 20

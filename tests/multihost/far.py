@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from clcomm import Communicator
-from clcomm.job.endings import run
+from clcomm.comm.watch.endings import run
 
 SIZES, TURNS = (8, 1 << 20), 3
 

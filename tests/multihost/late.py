@@ -9,7 +9,7 @@ import sys
 import numpy as np
 
 from clcomm import Communicator
-from clcomm.job.endings import run
+from clcomm.comm.watch.endings import run
 
 
 def main() -> None:

@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from clcomm.checkpoint import load
-from clcomm.errors import CheckpointError
-from clcomm.job.restarts import STEP, read_progress
+from clcomm.base.errors import CheckpointError
+from clcomm.comm.watch.restarts import STEP, read_progress
+from clcomm.jobs.checkpoint import load
 from tests.faults.killed_shards import LIMIT_S, OPTIONS, digest, percentile
 from tests.faults.replaced_ranks import Job, until
 from tests.multihost.machines import Machines, refusal

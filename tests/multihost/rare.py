@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from clcomm import Communicator, Synchronizer
-from clcomm.job.endings import run
+from clcomm.comm.watch.endings import run
 from tests.multihost.train import gradients, initial
 
 STEPS, STEP_S, TOLD_AT, RATE = 40, 0.05, 5, np.float32(1e-3)

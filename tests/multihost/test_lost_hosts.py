@@ -126,5 +126,5 @@ def test_where_clcomm_runs_own_machine_is_lost_the_job_ends_everywhere(machines,
     machines.kill(machines.addresses[0])
     run.process.communicate(timeout=HUNG_S)
     for address in machines.addresses[1:]:
-        ranks = machines.enter(address, "pgrep", "-f", "clcomm.launch.rank")
+        ranks = machines.enter(address, "pgrep", "-f", "clcomm.jobs.launch.rank")
         until(lambda: subprocess.run(ranks, capture_output=True, check=False).returncode == 1)  # noqa: B023

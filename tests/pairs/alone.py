@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from clcomm import optim
-from clcomm.clipping import clip_coefficient
+from clcomm.base.flat_space.precision import PRECISIONS
 from clcomm.engine import Module, no_grad
 from clcomm.engine.random_stream import RandomStream
-from clcomm.flat_space.precision import PRECISIONS
+from clcomm.sync.clipping import clip_coefficient
 from tests.helpers import cpu_device
 from tests.pairs.course import (
     CLAMP,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from clcomm import ClcommError, Communicator
-from clcomm.transport import mpi_communicators
+from clcomm.comm.transport import mpi_communicators
 from tests.helpers import cpu_device
 from tests.pairs.alone import Alone
 from tests.pairs.course import CLAMP, OVERFLOW, POLICIES, RESUMED, Shares, shares_of, steps_of

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 
 from clcomm import Communicator, DistributedDataParallel, Mesh, Synchronizer
-from clcomm.clipping import clip_grad_norm
-from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Module, Replay, Tensor, no_grad
 from clcomm.engine.nn.utils import clip_grad_norm_
 from clcomm.engine.random_stream import RandomStream
@@ -20,8 +18,10 @@ from clcomm.parallel import SyncBatchNorm, parallelize_module
 from clcomm.parallel.loss_scaling import GradScaler
 from clcomm.parallel.pipeline import Pipeline
 from clcomm.parallel.tensor_parallel.shards import divided_state, gathered_state
-from clcomm.sampler import BalancedSampler
 from clcomm.sync.balance import Balancer
+from clcomm.sync.clipping import clip_grad_norm
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
+from clcomm.sync.sampler import BalancedSampler
 from tests.pairs.alone import edit_gradients, edit_parameters, optimizer_of, rate_of, scale_gradient, thaw
 from tests.pairs.course import (
     LOCAL_STEPS,

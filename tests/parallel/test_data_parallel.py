@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, DistributedDataParallel, Mesh, Synchronizer
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError, MismatchError
 from clcomm.engine import Linear, Tensor
 from clcomm.engine.nn import Module
-from clcomm.errors import ArgumentError, MismatchError
 from clcomm.optim import SGD
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from tests.helpers import cpu_device, one_line, try_sizes_at_once
 from tests.numpy_models import Model
 from tests.parallel.small_networks import (

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from clcomm.parallel.grid import checked_sizes, innermost, layout, picture, spread_groups
 
 NAMES = ("dp", "tp", "pp", "ep")

@@ -7,8 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from clcomm import Mesh, Synchronizer, cli
-from clcomm.report.record import gather_records, run_document, write_document
+from clcomm import Mesh, Synchronizer
+from clcomm.insight.report.record import gather_records, run_document, write_document
+from clcomm.tools import cli
 from tests.numpy_models import Model
 
 pytestmark = pytest.mark.mpi(min_size=1)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import (
     BatchNorm1d,
     BatchNorm2d,
@@ -22,9 +22,9 @@ from clcomm.engine import (
     manual_seed,
 )
 from clcomm.engine.nn import Module
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
 from clcomm.parallel import DistributedDataParallel, Mesh, SyncBatchNorm
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from models import ResNet
 from tests.helpers import one_line
 

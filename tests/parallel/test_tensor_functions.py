@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.transport import mpi_communicators
 from clcomm.engine import Embedding, Linear, MultiheadAttention, Replay, Sequential, Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.nn import Module, manual_seed
-from clcomm.errors import ArgumentError
 from clcomm.parallel.tensor_parallel import (
     ColumnParallel,
     Exchange,
@@ -28,7 +29,6 @@ from clcomm.parallel.tensor_parallel import (
     reduce_scatter_to_ranks,
     scatter_to_ranks,
 )
-from clcomm.transport import mpi_communicators
 from tests.helpers import cpu_device, one_line
 from tests.transport.references import pretended_host
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from clcomm import DistributedDataParallel
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Linear, Tensor
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
 from tests.helpers import cpu_device
 from tests.numpy_models import Model

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from clcomm import DistributedDataParallel, Mesh, clip_grad_norm
-from clcomm.distributed_optimizer import DistributedOptimizer
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from clcomm.optim import SGD
 from clcomm.parallel import parallelize_module
 from clcomm.parallel.loss_scaling import GradScaler
 from clcomm.parallel.pipeline import Pipeline
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from tests.helpers import one_line
 from tests.parallel.pipeline.cases import CASES, bits, tensor
 from tests.parallel.pipeline.test_divided_stages import PLANS

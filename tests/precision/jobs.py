@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from clcomm.base.host.bfloat16 import from_bfloat16, to_bfloat16
 from clcomm.engine import Tensor
-from clcomm.host.bfloat16 import from_bfloat16, to_bfloat16
 from tests.sharded_jobs import KINDS, Job
 
 PRECISIONS = ("bf16", "fp16")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from clcomm import GradScaler, Synchronizer, clip_grad_norm
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import CrossEntropyLoss, Parameter, Replay, Tensor
 from clcomm.engine.nn.module import Module
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
 from tests.helpers import cpu_device, one_line
 from tests.sharded_jobs import SHAPE, Job, discrete

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from clcomm import GradScaler
-from clcomm.checkpoint.series import CheckpointSeries
-from clcomm.errors import ArgumentError, CheckpointError
+from clcomm.base.errors import ArgumentError, CheckpointError
+from clcomm.jobs.checkpoint.series import CheckpointSeries
 from tests.helpers import one_line
 from tests.training.trainers import assert_same_bits, make_trainer, train
 from training.options import TrainingOptions

@@ -26,10 +26,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clcomm.checkpoint import Checkpoint, earlier, save
-from clcomm.checkpoint.manifest import write_manifest
-from clcomm.checkpoint.series import undamaged
-from clcomm.errors import CheckpointError
+from clcomm.base.errors import CheckpointError
+from clcomm.jobs.checkpoint import Checkpoint, earlier, save
+from clcomm.jobs.checkpoint.manifest import write_manifest
+from clcomm.jobs.checkpoint.series import undamaged
 
 FILES, KEY = 4, "CLCOMM_CHECKPOINT_KEY"
 Members = dict[str, bytes]

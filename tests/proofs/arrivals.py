@@ -17,9 +17,9 @@ from functools import partial
 import numpy as np
 
 from clcomm import Communicator, Synchronizer
+from clcomm.comm.watch.endings import run
 from clcomm.engine.device import Device
 from clcomm.engine.fold import DeviceFold
-from clcomm.job.endings import run
 from tests.numpy_models import TellingModel
 
 #: How late a rank may be: now and then by much, most often by about as long as a synchronisation takes.

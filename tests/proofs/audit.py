@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from clcomm import Communicator, Synchronizer, clip_grad_norm, optim
+from clcomm.base.errors import DivergenceError, NonFiniteError
+from clcomm.comm.watch.endings import run
 from clcomm.engine import CrossEntropyLoss, Device, Module, Replay, Sequential, Tensor, nn
 from clcomm.engine.random_stream import RandomStream
-from clcomm.errors import DivergenceError, NonFiniteError
-from clcomm.job.endings import run
 from clcomm.parallel.audit import Audit
 from clcomm.sync.bit_flip import flip_bit, flip_in_space
 from tests.helpers import cpu_device

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 import numpy as np
 
 from clcomm import Communicator, Synchronizer
+from clcomm.comm.transport import host_memory, mpi_communicators
+from clcomm.comm.watch.endings import run
 from clcomm.engine.fold import DeviceFold
-from clcomm.job.endings import run
-from clcomm.transport import host_memory, mpi_communicators
 from tests.helpers import cpu_device, try_sizes_at_once
 from tests.numpy_models import TellingModel, values
 from tests.transport.references import folded, layout_hosts, pretended_host

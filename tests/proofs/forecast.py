@@ -24,13 +24,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from clcomm.console.table import TextColumn, TextTable
-from clcomm.costs.jobs import HIERARCHICAL, PLAIN, RING, WAYS, Job, Workload, forecast
-from clcomm.costs.model import Cluster
-from clcomm.costs.rounds import flat_s
-from clcomm.report.analysis import Analysis
-from clcomm.report.forecasting import cluster_of, parse_link, workload_of
-from clcomm.report.reading import read_runs
+from clcomm.base.console.table import TextColumn, TextTable
+from clcomm.comm.costs.jobs import HIERARCHICAL, PLAIN, RING, WAYS, Job, Workload, forecast
+from clcomm.comm.costs.model import Cluster
+from clcomm.comm.costs.rounds import flat_s
+from clcomm.insight.report.analysis import Analysis
+from clcomm.insight.report.forecasting import cluster_of, parse_link, workload_of
+from clcomm.insight.report.reading import read_runs
 
 MOST_DEVIATION = 0.1
 STEPS = 1

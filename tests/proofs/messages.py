@@ -1,4 +1,4 @@
-"""What the all-reduces by `clcomm.schedules` send: the messages of all ranks and their bytes, as a line of JSON."""
+"""What the all-reduces by `clcomm.base.schedules` send: the messages of all ranks and their bytes, as a line of JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import numpy as np
 
 from clcomm import Communicator
-from clcomm.schedules import ALGORITHMS
+from clcomm.base.schedules import ALGORITHMS
 
 SIZES = (0, 1, 1000, 100_003)
 

@@ -23,11 +23,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from clcomm.commands.plan import program_of, try_way
-from clcomm.costs.jobs import Job
-from clcomm.launch.mpiexec import find_mpiexec
-from clcomm.report.forecasting import optimizer_buffers, workload_of
-from clcomm.report.planning import MARGIN, NO, YES, Way, parse_way, peak_of
+from clcomm.comm.costs.jobs import Job
+from clcomm.insight.report.forecasting import optimizer_buffers, workload_of
+from clcomm.insight.report.planning import MARGIN, NO, YES, Way, parse_way, peak_of
+from clcomm.jobs.launch.mpiexec import find_mpiexec
+from clcomm.tools.commands.plan import program_of, try_way
 
 CGROUPS = Path("/sys/fs/cgroup/memory")
 PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))

@@ -27,15 +27,15 @@ import numpy as np
 
 from benchmarks.on_ranks import relaunch
 from clcomm import Communicator, Synchronizer, clip_grad_norm, optim
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.comm.transport import mpi_communicators
+from clcomm.comm.watch.endings import run
 from clcomm.engine import CrossEntropyLoss, Device, Module, Sequential, Tensor, nn
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.rehearsal import Rehearsal
-from clcomm.job.endings import run
 from clcomm.parallel import SyncBatchNorm
 from clcomm.sync.balance import Balancer
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from clcomm.sync.shard_mean import ShardMean
-from clcomm.transport import mpi_communicators
 from models import GPT
 from models.gpt import next_token_loss
 from tests.helpers import cpu_device

@@ -15,8 +15,8 @@ import sys
 
 import pytest
 
-from clcomm.costs.traffic import traffic
-from clcomm.schedules import ALGORITHMS
+from clcomm.base.schedules import ALGORITHMS
+from clcomm.comm.costs.traffic import traffic
 from tests.faults.launch import ROOT, memory_environment, mpiexec
 from tests.proofs import hangs
 

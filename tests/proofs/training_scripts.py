@@ -266,10 +266,10 @@ def _hvd(case: Case) -> None:
 
 def _native(case: Case) -> None:
     import clcomm
-    from clcomm.distributed_optimizer import DistributedOptimizer
     from clcomm.engine import CrossEntropyLoss, Sequential, Tensor, nn
     from clcomm.optim import SGD
     from clcomm.parallel import SyncBatchNorm
+    from clcomm.sync.distributed_optimizer import DistributedOptimizer
 
     comm = clcomm.Communicator()
     start = nn.Generator(case.start_seed)

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.console.finding import NOTE, PROBLEM
-from clcomm.verify.job_record import JobRecord
-from clcomm.verify.judge import judge, refusal
-from clcomm.verify.rank import install
-from clcomm.verify.record import read
-from clcomm.verify.watcher import Finished, Watcher
+from clcomm.base.console.finding import NOTE, PROBLEM
+from clcomm.tools.verify.job_record import JobRecord
+from clcomm.tools.verify.judge import judge, refusal
+from clcomm.tools.verify.rank import install
+from clcomm.tools.verify.record import read
+from clcomm.tools.verify.watcher import Finished, Watcher
 from tests.faults.launch import ROOT, clean_environment, mpiexec
 from tests.proofs.training_scripts import HANGS, MISTAKES, NORMED, RIGHT, STEPS, place, train
 
@@ -177,7 +177,7 @@ def main(
 
 if __name__ == "__main__":
     if sys.argv[1] == "--rank":
-        from clcomm.job import endings
+        from clcomm.comm.watch import endings
 
         endings.run(lambda: rank_main(Path(sys.argv[2])))
     os.environ.setdefault("CLCOMM_DATA", "")

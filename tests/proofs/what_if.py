@@ -13,9 +13,9 @@ import statistics
 import sys
 
 from clcomm import Communicator
-from clcomm.job.endings import run
-from clcomm.report.analysis import Analysis
-from clcomm.report.what_if import what_ifs
+from clcomm.comm.watch.endings import run
+from clcomm.insight.report.analysis import Analysis
+from clcomm.insight.report.what_if import what_ifs
 from tests.report.planted import run_of
 
 #: What slows all ranks of both runs.

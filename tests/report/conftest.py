@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from clcomm.report.elements import Table
-from clcomm.report.reading import read_runs
-from clcomm.report.report import Report, build
-from clcomm.stats.comm_stats import Collective, CommStats, Phase
+from clcomm.comm.stats.comm_stats import Collective, CommStats, Phase
+from clcomm.insight.report.elements import Table
+from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.report import Report, build
 from tests.report.runs import STEPS, document, written
 
 

@@ -7,8 +7,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from clcomm.report.record import run_document
-from clcomm.stats.comm_stats import Collective, CommStats, Phase
+from clcomm.comm.stats.comm_stats import Collective, CommStats, Phase
+from clcomm.insight.report.record import run_document
 
 SIZES = (40, 5_632, 802_816)
 STEPS = 30

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.report.last_steps import LastSteps
-from clcomm.report.reading import read_runs
-from clcomm.report.record import run_document
-from clcomm.report.report import Report, build
-from clcomm.stats.comm_stats import Collective, CommStats, Phase
+from clcomm.comm.stats.comm_stats import Collective, CommStats, Phase
+from clcomm.insight.report.last_steps import LastSteps
+from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.record import run_document
+from clcomm.insight.report.report import Report, build
 from tests.report.runs import record
 from training.history import StepHistory
 from training.metrics import StepRecord

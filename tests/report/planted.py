@@ -17,12 +17,12 @@ from unittest import mock
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.compression.quantized import Float16
+from clcomm.comm.communicator import Communicator
 from clcomm.engine import Tensor, no_grad
-from clcomm.report.reading import Run
-from clcomm.report.report import build
-from clcomm.report.schema import checked_run
+from clcomm.insight.report.reading import Run
+from clcomm.insight.report.report import build
+from clcomm.insight.report.schema import checked_run
+from clcomm.sync.compression.quantized import Float16
 from training import session, trainer
 from training.options import TrainingOptions
 

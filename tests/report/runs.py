@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.report.record import run_document
-from clcomm.stats.comm_stats import Collective, CommStats, Phase
+from clcomm.comm.stats.comm_stats import Collective, CommStats, Phase
+from clcomm.insight.report.record import run_document
 
 #: Bytes of each bucket's tensors.
 LAYOUT = [[40, 5120, 512], [802816], [128], [18432], [64, 576]]

@@ -51,7 +51,7 @@ def rivals(cpu: int):
 
 def main() -> int:
     cause, slow, report, *options = sys.argv[1:]
-    from clcomm.transport.mpi_failures import place_in_world
+    from clcomm.comm.transport.mpi_failures import place_in_world
 
     rank, ranks = place_in_world()
     cpus = sorted(os.sched_getaffinity(0))
@@ -76,6 +76,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from clcomm.job.endings import run
+    from clcomm.comm.watch.endings import run
 
     run(main)

@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import pytest
 
-from clcomm.drawing.axes import count_text, log_ticks, size_ticks, time_text
-from clcomm.report.chart_kinds import CALLS, SIZE, TIME, Bars, Distribution, Points
-from clcomm.report.formats import as_html
-from clcomm.units import format_size
+from clcomm.base.units import format_size
+from clcomm.insight.drawing.axes import count_text, log_ticks, size_ticks, time_text
+from clcomm.insight.report.chart_kinds import CALLS, SIZE, TIME, Bars, Distribution, Points
+from clcomm.insight.report.formats import as_html
 from tests.report.conftest import table
 from tests.report.runs import LAYOUT, STEPS
 

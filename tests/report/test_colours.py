@@ -6,9 +6,9 @@ from itertools import combinations
 
 import pytest
 
-from clcomm.drawing.scene import ink_on, luminance, painted, stripe_of, text_on
-from clcomm.report import step_parts
-from clcomm.report.colours import PAINTS, paint_of
+from clcomm.insight.drawing.scene import ink_on, luminance, painted, stripe_of, text_on
+from clcomm.insight.report import step_parts
+from clcomm.insight.report.colours import PAINTS, paint_of
 from tests.colour_vision import APART, distance, rgb
 
 #: Parts that stand for one thing and never in one chart: a run's data moves compressed, or not, or to itself.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clcomm import cli
-from clcomm.errors import ArgumentError, DataError
+from clcomm.base.errors import ArgumentError, DataError
+from clcomm.tools import cli
 from tests.report.runs import apart, document, written
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from clcomm import cli
-from clcomm.errors import ArgumentError, DataError
-from clcomm.report.comparison_report import comparison_report, warnings
-from clcomm.report.differences import pairs
-from clcomm.report.provenance import MACHINE, provenance
+from clcomm.base.errors import ArgumentError, DataError
+from clcomm.insight.report.comparison_report import comparison_report, warnings
+from clcomm.insight.report.differences import pairs
+from clcomm.insight.report.provenance import MACHINE, provenance
+from clcomm.tools import cli
 from tests.report.runs import document
 from tests.report.test_differences import estimates, stored, stored_comparison
 

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clcomm import Synchronizer, cli
-from clcomm.errors import DataError
-from clcomm.report import build, gather_records, read_runs, run_document
-from clcomm.report.differences import Change, figures_changed, pairs, settings_changed
-from clcomm.stats.comm_stats import Collective, CommStats
-from clcomm.stats.events import Phase
-from clcomm.stats.now import NOW
+from clcomm import Synchronizer
+from clcomm.base.errors import DataError
+from clcomm.comm.stats.comm_stats import Collective, CommStats
+from clcomm.comm.stats.events import Phase
+from clcomm.comm.stats.now import NOW
+from clcomm.insight.report import build, gather_records, read_runs, run_document
+from clcomm.insight.report.differences import Change, figures_changed, pairs, settings_changed
+from clcomm.tools import cli
 from tests.numpy_models import Model
 from tests.report.runs import LAYOUT, STEPS, document
 
@@ -230,7 +231,7 @@ def test_a_loop_of_ones_own_is_compared_by_its_warm_steps(
     names = []
     for step_s in (0.017, 0.05):
         now = SimpleNamespace(s=100.0)
-        monkeypatch.setattr("clcomm.stats.steps.perf_counter", lambda now=now: now.s)
+        monkeypatch.setattr("clcomm.comm.stats.steps.perf_counter", lambda now=now: now.s)
         monkeypatch.setattr(NOW, "stepped", set())
         comm.stats.reset()
         sync, model = Synchronizer(comm), Model([("w", np.zeros(8, np.float32))])

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from clcomm.report.reading import read_runs
-from clcomm.report.report import build
-from clcomm.stats.comm_stats import Collective, CommStats
+from clcomm.comm.stats.comm_stats import Collective, CommStats
+from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.report import build
 from tests.report.conftest import reported, table
 from tests.report.runs import LAYOUT, STEPS, document, written
 

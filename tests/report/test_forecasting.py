@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from clcomm import cli
-from clcomm.costs.jobs import SELDOM, Strategy
-from clcomm.errors import ArgumentError, DataError
-from clcomm.report.analysis import Analysis, mean_step
-from clcomm.report.forecasting import parse_link, parse_strategy, workload_of
-from clcomm.report.reading import read_runs
-from clcomm.report.step_parts import COMPUTING, EITHER, WAIT
-from clcomm.stats.comm_stats import Collective, CommStats
+from clcomm.base.errors import ArgumentError, DataError
+from clcomm.comm.costs.jobs import SELDOM, Strategy
+from clcomm.comm.stats.comm_stats import Collective, CommStats
+from clcomm.insight.report.analysis import Analysis, mean_step
+from clcomm.insight.report.forecasting import parse_link, parse_strategy, workload_of
+from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.step_parts import COMPUTING, EITHER, WAIT
+from clcomm.tools import cli
 from tests.report.runs import LAYOUT, document, written
 
 ASKED = ["--hosts", "16", "--link", "10Gbit/s,5us"]

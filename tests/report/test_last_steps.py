@@ -7,9 +7,18 @@ from itertools import pairwise
 
 import pytest
 
-from clcomm.report.last_steps import KINDS, MOST_EVENTS, MOST_SPANS, STEPS, LastSteps, Span, flattened, parse_span
-from clcomm.report.schema import checked_run
-from clcomm.stats.events import Collective, Phase
+from clcomm.comm.stats.events import Collective, Phase
+from clcomm.insight.report.last_steps import (
+    KINDS,
+    MOST_EVENTS,
+    MOST_SPANS,
+    STEPS,
+    LastSteps,
+    Span,
+    flattened,
+    parse_span,
+)
+from clcomm.insight.report.schema import checked_run
 from tests.report.runs import document
 
 

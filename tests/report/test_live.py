@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from clcomm import cli
-from clcomm.errors import ArgumentError
-from clcomm.job.running_jobs import find_jobs
-from clcomm.report.formats import as_html
-from clcomm.report.live import LiveReport, causes
-from clcomm.report.serving import PageServer
-from clcomm.top.view import RankRow
-from clcomm.top.watch import NoJobError
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.watch.running_jobs import find_jobs
+from clcomm.insight.report.formats import as_html
+from clcomm.insight.report.live import LiveReport, causes
+from clcomm.insight.report.serving import PageServer
+from clcomm.jobs.top.view import RankRow
+from clcomm.jobs.top.watch import NoJobError
+from clcomm.tools import cli
 from tests.browser import SPACE, TAB, browser, needs_driver, waited_for
 from tests.faults.launch import ROOT, clean_environment, mpiexec
 from tests.top.test_top import LOOP, own_jobs, public_page, running

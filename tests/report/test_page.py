@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from clcomm.report.formats import as_html
-from clcomm.report.reading import read_runs
-from clcomm.report.report import build
+from clcomm.insight.report.formats import as_html
+from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.report import build
 from tests.browser import CHROMIUM, QUIET, needs_chromium
 from tests.report.families import KINDS, reported
 from tests.report.runs import LAYOUT, document, written

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from clcomm.drawing.axes import NARROWEST
-from clcomm.drawing.scene import FONT, text_width
-from clcomm.report import build, read_runs
-from clcomm.report.formats import as_html, as_json
+from clcomm.insight.drawing.axes import NARROWEST
+from clcomm.insight.drawing.scene import FONT, text_width
+from clcomm.insight.report import build, read_runs
+from clcomm.insight.report.formats import as_html, as_json
 from tests.report.families import KINDS, Kind, reported
 from tests.report.runs import document, written
 

@@ -7,18 +7,29 @@ import sys
 
 import pytest
 
-from clcomm import cli
-from clcomm.commands import plan
-from clcomm.commands.plan import enough_steps, program_of, try_way
-from clcomm.costs.jobs import Job
-from clcomm.costs.model import Cost
-from clcomm.errors import ArgumentError
-from clcomm.launch.keeper import kept_job
-from clcomm.launch.trial import Held, Trial, try_job
-from clcomm.report.analysis import Analysis, mean_step
-from clcomm.report.planning import MARGIN, NO, PERHAPS, YES, Tried, most_ranks, parse_way, peak_of, plan_of, rows_of
-from clcomm.report.reading import read_runs
-from clcomm.report.step_parts import CORE
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.costs.jobs import Job
+from clcomm.comm.costs.model import Cost
+from clcomm.insight.report.analysis import Analysis, mean_step
+from clcomm.insight.report.planning import (
+    MARGIN,
+    NO,
+    PERHAPS,
+    YES,
+    Tried,
+    most_ranks,
+    parse_way,
+    peak_of,
+    plan_of,
+    rows_of,
+)
+from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.step_parts import CORE
+from clcomm.jobs.launch.keeper import kept_job
+from clcomm.jobs.launch.trial import Held, Trial, try_job
+from clcomm.tools import cli
+from clcomm.tools.commands import plan
+from clcomm.tools.commands.plan import enough_steps, program_of, try_way
 from tests.report.runs import LAYOUT, document, written
 
 MIB = 1 << 20

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from clcomm.report import read_runs
-from clcomm.report.provenance import provenance, subtitle
+from clcomm.insight.report import read_runs
+from clcomm.insight.report.provenance import provenance, subtitle
 from tests.report.runs import VERSIONS, document, written
 
 

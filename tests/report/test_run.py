@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.errors import ArgumentError
-from clcomm.report import build, gather_records, read_runs, run_document, write_document
-from clcomm.report.record import layout_of
+from clcomm.base.errors import ArgumentError
+from clcomm.insight.report import build, gather_records, read_runs, run_document, write_document
+from clcomm.insight.report.record import layout_of
 from tests.numpy_models import Model
 
 STEPS = 12

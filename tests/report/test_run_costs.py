@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from clcomm.costs.model import Cost
-from clcomm.report.reading import read_runs
-from clcomm.report.report import build
-from clcomm.report.run_costs import Costs, own_costs
+from clcomm.comm.costs.model import Cost
+from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.report import build
+from clcomm.insight.report.run_costs import Costs, own_costs
 from tests.report.conftest import reported, table
 from tests.report.runs import document, written
 

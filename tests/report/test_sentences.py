@@ -9,10 +9,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from clcomm.report import sentences
-from clcomm.report.reading import read_runs
-from clcomm.report.report import build
-from clcomm.stats.comm_stats import Collective, CommStats, Phase
+from clcomm.comm.stats.comm_stats import Collective, CommStats, Phase
+from clcomm.insight.report import sentences
+from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.report import build
 from tests.report.conftest import joined, of_events, reported, table
 from tests.report.runs import apart, document, written
 from training.metrics import WARM_UP_STEPS

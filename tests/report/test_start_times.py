@@ -8,17 +8,15 @@ import time
 
 import pytest
 
-from clcomm.report import start_times
-from clcomm.report.reading import read_runs
-from clcomm.report.report import build
-from clcomm.report.start_times import StartTimes, process_age_s
+from clcomm.insight.report import start_times
+from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.report import build
+from clcomm.insight.report.start_times import StartTimes, process_age_s
 from tests.report.runs import document, written
 
 
 def test_a_process_knows_its_age():
-    program = (
-        "import time; time.sleep(0.3); from clcomm.report.start_times import process_age_s; print(process_age_s())"
-    )
+    program = "import time; time.sleep(0.3); from clcomm.insight.report.start_times import process_age_s; print(process_age_s())"
     begin = time.perf_counter()
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert 0.29 <= float(told.stdout) <= time.perf_counter() - begin + 0.02

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from clcomm.report.chart_kinds import Bars
-from clcomm.report.reading import read_runs
-from clcomm.report.report import build
-from clcomm.stats.comm_stats import Collective, CommStats, Phase
+from clcomm.comm.stats.comm_stats import Collective, CommStats, Phase
+from clcomm.insight.report.chart_kinds import Bars
+from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.report import build
 from tests.report.conftest import joined, of_events, reported, table
 from tests.report.runs import STEPS, document, written
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from clcomm import cli
-from clcomm.report.analysis import Analysis
-from clcomm.report.chart_kinds import Bars
-from clcomm.report.elements import milliseconds
-from clcomm.report.formats import as_html, as_json
-from clcomm.report.reading import read_runs
-from clcomm.report.report import Report, build
-from clcomm.report.step_parts import CORE, WAIT, parts_of
+from clcomm.insight.report.analysis import Analysis
+from clcomm.insight.report.chart_kinds import Bars
+from clcomm.insight.report.elements import milliseconds
+from clcomm.insight.report.formats import as_html, as_json
+from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.report import Report, build
+from clcomm.insight.report.step_parts import CORE, WAIT, parts_of
+from clcomm.tools import cli
 from tests.faults.launch import HUNG_S, clean_environment, mpiexec
 from tests.report.conftest import table
 from tests.report.drawn import CAUSES, SIZES, STEPS, Case, Rank, drawn

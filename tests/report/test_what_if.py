@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from clcomm import cli
-from clcomm.report.analysis import Analysis
-from clcomm.report.reading import Run
-from clcomm.report.record import run_document
-from clcomm.report.schema import checked_run
-from clcomm.report.what_if import sentence, table, what_ifs
-from clcomm.stats.comm_stats import Collective, CommStats, Phase
+from clcomm.comm.stats.comm_stats import Collective, CommStats, Phase
+from clcomm.insight.report.analysis import Analysis
+from clcomm.insight.report.reading import Run
+from clcomm.insight.report.record import run_document
+from clcomm.insight.report.schema import checked_run
+from clcomm.insight.report.what_if import sentence, table, what_ifs
+from clcomm.tools import cli
 from tests.report.runs import document, record, written
 
 STEPS, COLD = 100, 10

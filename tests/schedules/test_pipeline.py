@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.errors import ArgumentError
-from clcomm.schedules.pipeline import (
+from clcomm.base.errors import ArgumentError
+from clcomm.base.schedules.pipeline import (
     GPIPE,
     INTERLEAVED,
     ONE_F_ONE_B,

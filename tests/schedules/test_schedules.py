@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.costs.model import terms
-from clcomm.costs.traffic import Traffic, traffic
-from clcomm.errors import ArgumentError
-from clcomm.schedules import ALGORITHMS, Schedule, schedule_of
+from clcomm.base.errors import ArgumentError
+from clcomm.base.schedules import ALGORITHMS, Schedule, schedule_of
+from clcomm.comm.costs.model import terms
+from clcomm.comm.costs.traffic import Traffic, traffic
 
 RANKS = range(1, 34)
 

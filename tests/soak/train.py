@@ -16,9 +16,9 @@ from itertools import islice
 from pathlib import Path
 
 from clcomm import Communicator, Synchronizer
-from clcomm.checkpoint.series import CheckpointSeries
-from clcomm.job.endings import run
-from clcomm.sampler import DistributedSampler
+from clcomm.comm.watch.endings import run
+from clcomm.jobs.checkpoint.series import CheckpointSeries
+from clcomm.sync.sampler import DistributedSampler
 from training.data.datasets import load_synthetic
 from training.data.loader import Loader
 from training.engines.parts import build_parts

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.stats import Phase, cores
+from clcomm.comm.stats import Phase, cores
 
 
 @pytest.fixture

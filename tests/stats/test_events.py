@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clcomm.stats import events
-from clcomm.stats.events import Phase, TimedPhase
+from clcomm.comm.stats import events
+from clcomm.comm.stats.events import Phase, TimedPhase
 
 
 @pytest.mark.parametrize("raises", [False, True])

@@ -8,8 +8,8 @@ import stat
 
 import pytest
 
-from clcomm.stats.events import Collective
-from clcomm.stats.flight_recorder import FlightRecorder, new_dump_folder
+from clcomm.comm.stats.events import Collective
+from clcomm.comm.stats.flight_recorder import FlightRecorder, new_dump_folder
 
 
 def filled(count: int) -> FlightRecorder:

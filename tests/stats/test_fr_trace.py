@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.errors import OutputError
-from clcomm.stats.call import Call
-from clcomm.stats.events import Collective
-from clcomm.stats.fr_trace import Frame, Group, trace_of
+from clcomm.base.errors import OutputError
+from clcomm.comm.stats.call import Call
+from clcomm.comm.stats.events import Collective
+from clcomm.comm.stats.fr_trace import Frame, Group, trace_of
 from tests.proofs.hangs import Verdict, analysers
 
 FLOAT = np.dtype("float32")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.stats.comm_stats import Histogram
+from clcomm.comm.stats.comm_stats import Histogram
 from tests.stats_events import durations, event, stats_of
 
 

@@ -8,9 +8,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from clcomm.stats import comm_stats
-from clcomm.stats.comm_stats import MOST_TALLIES, OTHER_LABELS, CommStats, Phase, bus_factor
-from clcomm.stats.tally import Tally
+from clcomm.comm.stats import comm_stats
+from clcomm.comm.stats.comm_stats import MOST_TALLIES, OTHER_LABELS, CommStats, Phase, bus_factor
+from clcomm.comm.stats.tally import Tally
 from tests.stats_events import event, stats_of
 
 

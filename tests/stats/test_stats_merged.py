@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.stats.comm_stats import CommStats, Phase
+from clcomm.comm.stats.comm_stats import CommStats, Phase
 from tests.stats_events import event, events, phases, stats_of
 
 

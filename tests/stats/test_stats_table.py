@@ -7,7 +7,7 @@ import os
 import pytest
 from rich.console import Console
 
-from clcomm.stats.comm_stats import CommStats
+from clcomm.comm.stats.comm_stats import CommStats
 from tests.stats_events import event, stats_of
 
 

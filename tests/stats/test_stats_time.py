@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clcomm.stats.comm_stats import BATCH, CommStats, Phase
+from clcomm.comm.stats.comm_stats import BATCH, CommStats, Phase
 from tests.stats_events import event, stats_of
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clcomm.stats.events import Phase
-from clcomm.stats.steps import WARM_UP_STEPS, Steps
+from clcomm.comm.stats.events import Phase
+from clcomm.comm.stats.steps import WARM_UP_STEPS, Steps
 
 
 def take(steps: Steps, numbers: range) -> None:
@@ -47,7 +47,7 @@ def test_memory_is_bounded_and_nothing_is_lost(count: int) -> None:
 
 def test_without_phases_a_step_goes_from_one_averaging_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, *(105.0 + 0.02 * step for step in range(WARM_UP_STEPS + 24))])
-    monkeypatch.setattr("clcomm.stats.steps.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("clcomm.comm.stats.steps.perf_counter", lambda: next(clock))
     steps = Steps()
     for step in range(WARM_UP_STEPS + 24):
         steps.averaged(3.0 + 0.005 * step, dict)

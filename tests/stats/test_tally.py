@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from clcomm.stats.events import Collective
-from clcomm.stats.tally import Tally
+from clcomm.comm.stats.events import Collective
+from clcomm.comm.stats.tally import Tally
 from tests.stats_events import event
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.checkpoint import Checkpoint, load, save
-from clcomm.errors import ArgumentError, CheckpointError
-from clcomm.storage import files
-from clcomm.trace.part_file import PartWriter, TracePart
+from clcomm.base.errors import ArgumentError, CheckpointError
+from clcomm.base.storage import files
+from clcomm.insight.trace.part_file import PartWriter, TracePart
+from clcomm.jobs.checkpoint import Checkpoint, load, save
 from tests import special_files
 from tests.other_user import NOBODY, as_nobody, common_directory
 
@@ -132,7 +132,7 @@ def test_a_file_longer_than_it_may_be_is_not_read(tmp_path: Path) -> None:
 
 def test_only_one_job_writes_a_file_in_place(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    program = f"from clcomm.storage.files import open_locked; open_locked({str(path)!r}, 'a')"
+    program = f"from clcomm.base.storage.files import open_locked; open_locked({str(path)!r}, 'a')"
     with files.open_locked(path, "w") as file:
         file.write("ours")
         file.flush()

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from clcomm.base.errors import ArgumentError, DeviceError
+from clcomm.base.storage import cache, scratch
+from clcomm.base.storage.cache import cache_directory
+from clcomm.base.storage.private import exposure, private_temporary
 from clcomm.engine import pocl_cache
-from clcomm.errors import ArgumentError, DeviceError
-from clcomm.storage import cache, scratch
-from clcomm.storage.cache import cache_directory
-from clcomm.storage.private import exposure, private_temporary
 from tests.other_user import NOBODY, as_nobody, common_directory
 
 HOMES = ("XDG_CACHE_HOME", "HOME", "POCL_CACHE_DIR", "CLCOMM_CACHE_DIR", "POCL_KERNEL_CACHE")

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.checkpoint import load
-from clcomm.checkpoint.series import CheckpointSeries
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
-from clcomm.storage.writer_lock import WriterLocks
+from clcomm.base.errors import ArgumentError
+from clcomm.base.storage.writer_lock import WriterLocks
+from clcomm.comm.communicator import Communicator
+from clcomm.jobs.checkpoint import load
+from clcomm.jobs.checkpoint.series import CheckpointSeries
 
 #: How often the file is read while others write it.
 READS = 250
 HOLD = """
 import sys, time
 from pathlib import Path
-from clcomm.storage.writer_lock import WriterLocks
+from clcomm.base.storage.writer_lock import WriterLocks
 locks = WriterLocks()
 held = locks.acquire(Path(sys.argv[1]), 0)
 print("held", flush=True)
@@ -33,8 +33,8 @@ WRITE = """
 import sys
 from pathlib import Path
 import numpy as np
-from clcomm.checkpoint import Checkpoint, save
-from clcomm.errors import CheckpointWriteError
+from clcomm.jobs.checkpoint import Checkpoint, save
+from clcomm.base.errors import CheckpointWriteError
 path, keep, refused, step = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), 0
 while True:
     step += 1

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from clcomm import Communicator, Synchronizer
+from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.buckets import cut
+from clcomm.base.flat_space.layout import FlatLayout
 from clcomm.engine import Conv2d, Flatten, Linear, MaxPool2d, ReLU, Sequential, Tensor
-from clcomm.errors import ArgumentError
-from clcomm.flat_space.buckets import cut
-from clcomm.flat_space.layout import FlatLayout
-from clcomm.summary import Summary, summarize
+from clcomm.insight.summary import Summary, summarize
 from models import MLP, ConvNet
 from tests.numpy_models import small_model
 

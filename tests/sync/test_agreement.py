@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from clcomm.errors import MismatchError, name_ranks
+from clcomm.base.errors import MismatchError, name_ranks
 from clcomm.sync.agreement import all_alike, digest, require_agreement
 from tests.helpers import one_line
 

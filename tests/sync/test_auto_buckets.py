@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.costs import costfile
-from clcomm.costs.model import Cost, Fit, MeasuredFit
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.costs import costfile
+from clcomm.comm.costs.model import Cost, Fit, MeasuredFit
+from clcomm.comm.transport import mpi_communicators
 from clcomm.sync.auto_buckets import TUNING, starting_cost
-from clcomm.transport import mpi_communicators
 from tests.helpers import Recorder
 from tests.numpy_models import Model, set_gradients, values
 from tests.transport.references import pretended_host

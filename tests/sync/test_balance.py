@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm import Communicator
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from clcomm.sync.balance import MOST_TIMES, Balancer, balanced_shares, step_s
 from tests.helpers import one_line
 

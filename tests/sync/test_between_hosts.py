@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.checkpoint.series import CheckpointSeries
-from clcomm.host.bfloat16 import from_bfloat16, to_bfloat16
-from clcomm.transport import mpi_communicators
+from clcomm.base.host.bfloat16 import from_bfloat16, to_bfloat16
+from clcomm.comm.transport import mpi_communicators
+from clcomm.jobs.checkpoint.series import CheckpointSeries
 from tests.numpy_models import Model, set_gradients, small_model
 from tests.training.test_trainer import assert_same_bits, make_trainer, train
 from tests.transport.references import drawn, layout_hosts, pretended_host

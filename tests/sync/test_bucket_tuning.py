@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.costs.forecast import Candidate
-from clcomm.costs.model import Cost
-from clcomm.flat_space.layout import FlatLayout
-from clcomm.flat_space.parameters import ParameterSpec
+from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.parameters import ParameterSpec
+from clcomm.comm.costs.forecast import Candidate
+from clcomm.comm.costs.model import Cost
 from clcomm.sync.bucket_tuning import TURN_STEPS, WARM_UP_STEPS, BucketTuner, candidates, elapsed
 
 #: A latency that is worth 100 kB.

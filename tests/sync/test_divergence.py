@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from clcomm import Synchronizer
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError, MismatchError
 from clcomm.engine import Tensor
-from clcomm.errors import ArgumentError, MismatchError
 from clcomm.optim import SGD, Adam
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from clcomm.sync.divergence import describe
 from models import MLP
 from tests.helpers import cpu_device, one_line

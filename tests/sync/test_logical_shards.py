@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer, clip_grad_norm, optim
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError, MismatchError, NonFiniteError
+from clcomm.comm.transport import mpi_communicators
 from clcomm.engine import BatchNorm1d, CrossEntropyLoss, Dropout, Linear, ReLU, Sequential, Tensor, nn
 from clcomm.engine.random_stream import RandomStream
-from clcomm.errors import ArgumentError, MismatchError, NonFiniteError
-from clcomm.transport import mpi_communicators
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from tests.helpers import one_line
 from tests.numpy_models import Model
 from tests.shard_steps import CLASSES, INPUTS, batches, drawn_counts, first_ranks, run_backward

@@ -9,10 +9,11 @@ import weakref
 import numpy as np
 import pytest
 
-from clcomm import Communicator, Synchronizer, elastic
+from clcomm import Communicator, Synchronizer
+from clcomm.base.errors import ArgumentError, NonFiniteError
+from clcomm.comm.transport import mpi_communicators, mpi_failures
 from clcomm.engine import CrossEntropyLoss, Replay, Tensor
-from clcomm.errors import ArgumentError, NonFiniteError
-from clcomm.transport import mpi_communicators, mpi_failures
+from clcomm.sync import elastic
 from tests.helpers import Recorder, one_line
 from tests.sync import overlap_sides
 from tests.sync.overlap_sides import KINDS, Net, batch, begun, side_of, trained

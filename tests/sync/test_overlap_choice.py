@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.distributed_optimizer import DistributedOptimizer
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from clcomm.optim import SGD
 from clcomm.sync import bucket_tuning
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from tests.helpers import one_line
 from tests.sync.overlap_sides import begun, side_of, trained
 

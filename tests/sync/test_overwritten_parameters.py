@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.devices.manager import DeviceManager
-from clcomm.devices.replicas import replicate_params
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Linear, Sequential, Tanh, Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.parameter import Parameter
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
+from clcomm.parallel.devices.manager import DeviceManager
+from clcomm.parallel.devices.replicas import replicate_params
 
 ROWS = np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(4, 3)
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, DistributedDataParallel, GradScaler, Synchronizer, clip_grad_norm
-from clcomm.distributed_optimizer import DistributedOptimizer
-from clcomm.errors import ArgumentError, MismatchError
+from clcomm.base.errors import ArgumentError, MismatchError
 from clcomm.optim import Adam
-from clcomm.policies import codes
-from clcomm.policies.gossip import partner_of
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
+from clcomm.sync.policies import codes
+from clcomm.sync.policies.gossip import partner_of
 from tests.helpers import Recorder, one_line
 from tests.sync.test_local_sgd import backward, network
 

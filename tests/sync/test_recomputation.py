@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from clcomm import Synchronizer
-from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Tensor, nn
 from clcomm.engine.recomputation import checkpoint
 from clcomm.optim import SGD
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from tests.sharded_jobs import cpu
 
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from clcomm import Communicator
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from clcomm.sync.settings import SyncSettings
 from tests.helpers import one_line
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer, optim
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import BatchNorm1d, CrossEntropyLoss, Dropout, Linear, ReLU, Replay, Sequential, Tensor, nn
 from clcomm.engine.random_stream import RandomStream
-from clcomm.errors import ArgumentError
 from clcomm.parallel import SyncBatchNorm
 from tests.helpers import one_line
 from tests.shard_steps import CLASSES, INPUTS, batches, drawn_counts

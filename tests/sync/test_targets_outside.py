@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Linear, Replay, Sequential, Tanh, Tensor
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 
 SETTINGS = {
     "plain": {}, "per tensor": {"use_bucketing": False}, "overlap": {"overlap": True},

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer, clip_grad_norm
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import CrossEntropyLoss, Tensor
-from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from models import MLP
 from tests.helpers import cpu_device, one_line
 from tests.numpy_models import set_gradients, small_model

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from clcomm.tensors.arrays import copy_values  # noqa: E402
+from clcomm.comm.tensors.arrays import copy_values  # noqa: E402
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.bool, torch.complex64]
 #: Views of a tensor [6, 8]: contiguous, a part, turned, every second column.

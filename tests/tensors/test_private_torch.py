@@ -13,7 +13,7 @@ from tests.helpers import installs
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; pip install -e '.[torch]'")
 
-from clcomm.tensors import private_torch  # noqa: E402
+from clcomm.comm.tensors import private_torch  # noqa: E402
 
 LISTED = {path.rpartition(".")[2] for path, _ in private_torch.NAMES.values()}
 
@@ -39,7 +39,7 @@ def is_private(node):
     return of_torch or (node.attr.startswith("_") and node.attr in LISTED)
 
 
-@pytest.mark.parametrize("module", ["clcomm.torch", "clcomm.tensors.sharing"])
+@pytest.mark.parametrize("module", ["clcomm.torch", "clcomm.comm.tensors.sharing"])
 def test_a_release_without_one_is_named(module):
     code = f"import torch; torch.__version__ = '9.8.7'; del torch._C._storage_Use_Count; import {module}"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False,

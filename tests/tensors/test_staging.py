@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from clcomm.tensors import staging  # noqa: E402
-from clcomm.tensors.arrays import array_of  # noqa: E402
-from clcomm.tensors.staging import Staging  # noqa: E402
+from clcomm.comm.tensors import staging  # noqa: E402
+from clcomm.comm.tensors.arrays import array_of  # noqa: E402
+from clcomm.comm.tensors.staging import Staging  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.complex64)
 #: Lengths up to one piece of 1 KiB of float32, a whole number of pieces, and others.

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clcomm import cli
-from clcomm.errors import ArgumentError
-from clcomm.job import figures, running_jobs
-from clcomm.job.other_hosts import packed, unpacked
-from clcomm.job.running_jobs import find_jobs, job_description
-from clcomm.job.status_page import FORMAT, NAME, RankStatus, StatusPage
-from clcomm.stats import now
-from clcomm.stats.events import Collective
-from clcomm.stats.flight_recorder import FlightRecorder
-from clcomm.top import view, watch
-from clcomm.top.view import rows_of
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.stats import now
+from clcomm.comm.stats.events import Collective
+from clcomm.comm.stats.flight_recorder import FlightRecorder
+from clcomm.comm.watch import figures, running_jobs
+from clcomm.comm.watch.other_hosts import packed, unpacked
+from clcomm.comm.watch.running_jobs import find_jobs, job_description
+from clcomm.comm.watch.status_page import FORMAT, NAME, RankStatus, StatusPage
+from clcomm.jobs.top import view, watch
+from clcomm.jobs.top.view import rows_of
+from clcomm.tools import cli
 from tests.faults.launch import ROOT, clean_environment, mpiexec
 from tests.helpers import one_line
 from tests.multihost.two_hosts import TwoHosts, environment, refusal
@@ -320,7 +320,7 @@ def test_ranks_find_their_job(auto):
 LOOP = """
 import time
 from clcomm import Communicator
-from clcomm.job import note_samples, note_step, run
+from clcomm.comm.watch import note_samples, note_step, run
 import numpy as np
 
 def main():

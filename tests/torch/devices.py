@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from clcomm.communicator import Communicator
+from clcomm.comm.communicator import Communicator
 from tests.caches import CACHES
 
 SOURCE = Path(__file__).with_name("private_device.cpp")

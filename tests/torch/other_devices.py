@@ -13,9 +13,9 @@ import torch.distributed as dist  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: E402
 
 from clcomm import Communicator, Synchronizer  # noqa: E402
-from clcomm.errors import ArgumentError  # noqa: E402
-from clcomm.sampler import BalancedSampler  # noqa: E402
+from clcomm.base.errors import ArgumentError  # noqa: E402
 from clcomm.sync.balance import Balancer  # noqa: E402
+from clcomm.sync.sampler import BalancedSampler  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
 from tests.torch.devices import IS_OPENCL, other_device  # noqa: E402
 from tests.torch.references import all_gather_single, drawn, reduce_scatter_single  # noqa: E402

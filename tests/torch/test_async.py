@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import torch.distributed as dist  # noqa: E402
 
-from clcomm.errors import ClcommError, MismatchError  # noqa: E402
+from clcomm.base.errors import ClcommError, MismatchError  # noqa: E402
 from tests.test_gradient_path import FILES, WAITING, traced  # noqa: E402
 from tests.torch.references import drawn, folded, same  # noqa: E402
 

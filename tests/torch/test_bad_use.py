@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import torch.distributed as dist  # noqa: E402
 
-from clcomm.errors import ArgumentError, MismatchError  # noqa: E402
+from clcomm.base.errors import ArgumentError, MismatchError  # noqa: E402
 from tests.helpers import installs, one_line  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,7 +67,7 @@ def test_the_users_own_variables_stay():
 def test_without_pytorch_there_is_one_line():
     code = "import sys; sys.modules['torch'] = None; import clcomm.torch"
     assert run(code).stderr.splitlines()[-1].endswith(f"PyTorch is not installed; do: {installs('torch')}")
-    assert run("import sys, clcomm, clcomm.communicator; print('torch' in sys.modules)").stdout == "False\n"
+    assert run("import sys, clcomm, clcomm.comm.communicator; print('torch' in sys.modules)").stdout == "False\n"
 
 
 def test_a_group_that_was_destroyed():

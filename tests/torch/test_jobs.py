@@ -215,7 +215,7 @@ QUEUES = {
     "alone": "works = started({count})\nif rank == last: raise ArgumentError('one rank alone')\nworks[-1].wait()",
 }
 STARTED = """
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 
 def started(count, odd=-1):
     tensors = [torch.ones(500 + (rank == last and turn == odd)) for turn in range(count)]

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: E402
 
 import clcomm.horovod as hvd  # noqa: E402
 from clcomm import Communicator, Synchronizer  # noqa: E402
-from clcomm.errors import ArgumentError, MismatchError  # noqa: E402
+from clcomm.base.errors import ArgumentError, MismatchError  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=1)

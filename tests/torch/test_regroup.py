@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch.distributed as dist  # noqa: E402
 
-from clcomm.errors import ArgumentError, LaunchError  # noqa: E402
+from clcomm.base.errors import ArgumentError, LaunchError  # noqa: E402
 from clcomm.torch import GroupTimeoutError, group_of_store, launch  # noqa: E402
 
 LONG = timedelta(seconds=100)

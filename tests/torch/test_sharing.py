@@ -15,8 +15,8 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: E402
 
 import clcomm.torch  # noqa: E402
-from clcomm.errors import ArgumentError, MismatchError  # noqa: E402
-from clcomm.tensors import collectives, sharing, staging  # noqa: E402
+from clcomm.base.errors import ArgumentError, MismatchError  # noqa: E402
+from clcomm.comm.tensors import collectives, sharing, staging  # noqa: E402
 from clcomm.torch.process_group import ClcommProcessGroup  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=1)

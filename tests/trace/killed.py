@@ -9,7 +9,7 @@ import sys
 import numpy as np
 
 from clcomm import Communicator
-from clcomm.trace import Trace, recorder
+from clcomm.insight.trace import Trace, recorder
 
 STEPS = 20
 

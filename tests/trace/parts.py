@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clcomm.stats.events import Collective
-from clcomm.trace.merge import write_from_parts
-from clcomm.trace.part_file import PartWriter, part_path
+from clcomm.comm.stats.events import Collective
+from clcomm.insight.trace.merge import write_from_parts
+from clcomm.insight.trace.part_file import PartWriter, part_path
 from tests.trace import rules
 
 HEADER = {

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from clcomm.trace import events as colours
+from clcomm.insight.trace import events as colours
 from tests.colour_vision import APART, distance
 
 #: What chrome://tracing draws for the reserved names that are used here.

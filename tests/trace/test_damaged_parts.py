@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.errors import ArgumentError
-from clcomm.trace.merge import write_from_parts
-from clcomm.trace.part_file import FORMAT, KINDS, part_path
+from clcomm.base.errors import ArgumentError
+from clcomm.insight.trace.merge import write_from_parts
+from clcomm.insight.trace.part_file import FORMAT, KINDS, part_path
 
 DEEP = (1, 2, 50, 500, 990, 2000, 100_000)
 JUNK = (None, True, -1, 10**400, 1e308, "text", "²", [], {}, [[]], [None], {"a": []}, [[1, "2", [3]]])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.cli import main
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.tools.cli import main
 from tests.faults.launch import HUNG_S, clean_environment, mpiexec
 from tests.trace import killed, rules
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
+from clcomm.comm.stats.events import Phase
+from clcomm.comm.transport import Pending
+from clcomm.comm.transport.solo import SoloTransport
 from clcomm.engine import Device
-from clcomm.stats.events import Phase
-from clcomm.trace import Trace
-from clcomm.transport import Pending
-from clcomm.transport.solo import SoloTransport
+from clcomm.insight.trace import Trace
 from tests.trace import perfetto_page, rules
 from tests.trace.parts import parts_of, reduction
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.cli import main
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.transport.clock import measure_offset
 from clcomm.engine import Device
-from clcomm.errors import ArgumentError
-from clcomm.trace import Trace
-from clcomm.trace.part_file import part_path
-from clcomm.transport.clock import measure_offset
+from clcomm.insight.trace import Trace
+from clcomm.insight.trace.part_file import part_path
+from clcomm.tools.cli import main
 from tests.helpers import largest_file, one_line
 from tests.trace import rules
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.errors import ArgumentError
-from clcomm.stats.events import Phase
-from clcomm.trace.clocks import agreed_offset, aligned
-from clcomm.trace.events import RankEvents, microseconds
-from clcomm.trace.merge import write_trace
-from clcomm.trace.part_file import PartWriter, TracePart
-from clcomm.transport.clock import ClockOffset
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.stats.events import Phase
+from clcomm.comm.transport.clock import ClockOffset
+from clcomm.insight.trace.clocks import agreed_offset, aligned
+from clcomm.insight.trace.events import RankEvents, microseconds
+from clcomm.insight.trace.merge import write_trace
+from clcomm.insight.trace.part_file import PartWriter, TracePart
 from tests.trace import rules
 from tests.trace.parts import CLOCK, HEADER, parts_of, reduction
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from clcomm.communicator import Communicator
+from clcomm.base.errors import ArgumentError, DivergenceError
+from clcomm.comm.communicator import Communicator
 from clcomm.engine import Linear, Module, RandomStream, Sequential, Tensor, nn
-from clcomm.errors import ArgumentError, DivergenceError
 from clcomm.optim import SGD
 from clcomm.parallel import SyncBatchNorm
 from clcomm.parallel.audit import Audit
-from clcomm.synchronizer import Synchronizer
+from clcomm.sync.synchronizer import Synchronizer
 from tests.helpers import cpu_device, one_line
 from tests.numpy_models import small_model
 from tests.training.test_logical_shards import OPTIONS, drops_and_normalises, ends_with  # noqa: F401 - a fixture

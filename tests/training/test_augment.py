@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.sampler import DistributedSampler
+from clcomm.sync.sampler import DistributedSampler
 from training.data.augment import ShiftAndMirror
 from training.data.datasets import ArrayDataset
 from training.data.loader import Batch, Loader

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from clcomm.sync.balance import Balancer
 from tests.training.trainers import Watcher, epochs_of, make_trainer, relative_difference, solo
 from training.options import TrainingOptions

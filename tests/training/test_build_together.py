@@ -11,11 +11,11 @@ import time
 import numpy as np
 import pytest
 
-from clcomm.communicator import Communicator
+from clcomm.base.errors import DeviceError
+from clcomm.base.host import usable_cores
+from clcomm.comm.communicator import Communicator
 from clcomm.engine import Device, sealed_programs
-from clcomm.errors import DeviceError
-from clcomm.host import usable_cores
-from clcomm.synchronizer import Synchronizer
+from clcomm.sync.synchronizer import Synchronizer
 from training.engines import build_together as module
 from training.engines.build_together import build_together
 from training.engines.parts import build_parts

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clcomm.errors import DataError
+from clcomm.base.errors import DataError
 from examples.cifar import CifarOptions
 from tests.training.test_download import mirrors  # noqa: F401 - a fixture
 from tests.training.test_open_data import machine, refusal, write_set  # noqa: F401 - a fixture

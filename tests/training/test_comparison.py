@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.costs.model import Cost, Fit
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.costs.model import Cost, Fit
 from training.comparison.options import ComparisonOptions
 from training.comparison.outcome import Outcome
 from training.comparison.plot import _PER_TENSOR_AT, _place, curves

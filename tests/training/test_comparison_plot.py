@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from clcomm.costs.model import Cost, Fit
-from clcomm.drawing import svg
-from clcomm.drawing.scene import Dot, Path, Scene, Text
+from clcomm.comm.costs.model import Cost, Fit
+from clcomm.insight.drawing import svg
+from clcomm.insight.drawing.scene import Dot, Path, Scene, Text
 from tests.drawn import texts_of
 from tests.training.test_comparison import outcome
 from training.comparison.outcome import Outcome

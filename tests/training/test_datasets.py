@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clcomm.base.errors import DataError
+from clcomm.base.host.arrays import aligned_empty
 from clcomm.engine.gather import DeviceGather
-from clcomm.errors import DataError
-from clcomm.host.arrays import aligned_empty
 from tests.helpers import cpu_device
 from training.data import datasets
 from training.data.datasets import ArrayDataset, load_digits, load_mnist, load_synthetic, mean_and_std

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from clcomm.errors import DataError
+from clcomm.base.errors import DataError
 from training.data import download as module
 from training.data.datasets import MNIST_FILES, find_mnist_files
 from training.data.download import FASHION_MNIST, MNIST, Remote, download, matches

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.errors import ArgumentError, CheckpointError, DeviceError
-from clcomm.host.arrays import aligned_empty
+from clcomm.base.errors import ArgumentError, CheckpointError, DeviceError
+from clcomm.base.host.arrays import aligned_empty
 from tests.helpers import cpu_device, installs
 from training.engines.parts import build_parts
 

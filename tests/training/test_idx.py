@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from clcomm.errors import DataError
+from clcomm.base.errors import DataError
 from training.data.idx import read_idx, write_idx
 
 DTYPES = ["uint8", "int8", "int16", "int32", "float32", "float64"]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.errors import ArgumentError
-from clcomm.sampler import DistributedSampler, EvaluationSampler
+from clcomm.base.errors import ArgumentError
+from clcomm.sync.sampler import DistributedSampler, EvaluationSampler
 from training.data.datasets import ArrayDataset
 from training.data.loader import Loader, default_prefetch
 

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clcomm import elastic
-from clcomm.communicator import Communicator
+from clcomm.base.errors import ArgumentError, CheckpointError
+from clcomm.comm.communicator import Communicator
 from clcomm.engine import BatchNorm1d, Device, Dropout, Generator, Linear, Module
 from clcomm.engine import functional as F
 from clcomm.engine.rehearsal import Rehearsal
-from clcomm.errors import ArgumentError, CheckpointError
 from clcomm.parallel import SyncBatchNorm
+from clcomm.sync import elastic
 from clcomm.sync.balance import Balancer
-from clcomm.synchronizer import Synchronizer
+from clcomm.sync.synchronizer import Synchronizer
 from tests.shard_steps import drawn_counts, first_ranks
 from training import build_trainer
 from training.console import make_console
@@ -221,7 +221,7 @@ def test_more_shards_than_samples_are_refused() -> None:
 
 
 def test_shards_take_turns_batch_by_batch() -> None:
-    from clcomm.sampler import DistributedSampler
+    from clcomm.sync.sampler import DistributedSampler
 
     shards = [DistributedSampler(22, shard, 5, shuffle=False) for shard in (1, 2)]
     batches = ShardSampler(shards).batches(2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clcomm.communicator import Communicator
-from clcomm.errors import DataError, name_ranks
+from clcomm.base.errors import DataError, name_ranks
+from clcomm.comm.communicator import Communicator
 from training.data import choose as choose_module
 from training.data import download
 from training.data import open_data as open_data_module

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from examples.cifar import CifarOptions
 from tests.faults.launch import job
 from tests.helpers import one_line

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.checkpoint import load, save
-from clcomm.errors import ArgumentError, CheckpointError
+from clcomm.base.errors import ArgumentError, CheckpointError
+from clcomm.jobs.checkpoint import load, save
 from tests.helpers import one_line
 from training.console import make_console
 from training.data.datasets import load_synthetic

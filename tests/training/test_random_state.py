@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clcomm.checkpoint import load, save
-from clcomm.checkpoint.series import CheckpointSeries
-from clcomm.communicator import Communicator
+from clcomm.base.errors import CheckpointError
+from clcomm.comm.communicator import Communicator
 from clcomm.engine import RandomStream, Tensor, functional
-from clcomm.errors import CheckpointError
+from clcomm.jobs.checkpoint import load, save
+from clcomm.jobs.checkpoint.series import CheckpointSeries
 from tests.helpers import cpu_device
 from tests.training.trainers import make_trainer, solo
 from training.random_state import check_random_state, continue_stream, random_state

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clcomm import checkpoint, cli
-from clcomm.commands.replay import Saved
-from clcomm.communicator import Communicator
-from clcomm.errors import ClcommError
+from clcomm.base.errors import ClcommError
+from clcomm.comm.communicator import Communicator
+from clcomm.jobs import checkpoint
+from clcomm.tools import cli
+from clcomm.tools.commands.replay import Saved
 from tests.helpers import one_line
 from training.console import make_console
 from training.options import TrainingOptions

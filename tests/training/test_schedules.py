@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from training.schedules import (
     constant,
     cosine,

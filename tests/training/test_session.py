@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clcomm import checkpoint, elastic
-from clcomm.communicator import Communicator
-from clcomm.synchronizer import Synchronizer
+from clcomm.comm.communicator import Communicator
+from clcomm.jobs import checkpoint
+from clcomm.sync import elastic
+from clcomm.sync.synchronizer import Synchronizer
 from tests.training.trainers import assert_same_bits
 from training.console import make_console
 from training.data.datasets import load_synthetic

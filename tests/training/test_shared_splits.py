@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from clcomm.communicator import Communicator
-from clcomm.errors import DataError
+from clcomm.base.errors import DataError
+from clcomm.comm.communicator import Communicator
 from training.data import open_data as open_data_module
 from training.data import shared_splits
 from training.data.datasets import ArrayDataset, Splits, load_synthetic

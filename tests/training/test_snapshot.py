@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clcomm.checkpoint import Checkpoint, load, save
-from clcomm.checkpoint.series import CheckpointSeries
-from clcomm.communicator import Communicator
+from clcomm.base.errors import CheckpointError, ClcommError
+from clcomm.comm.communicator import Communicator
 from clcomm.engine import BatchNorm1d, Dropout, Generator, Linear, Module, RandomStream
 from clcomm.engine import functional as F
-from clcomm.errors import CheckpointError, ClcommError
+from clcomm.jobs.checkpoint import Checkpoint, load, save
+from clcomm.jobs.checkpoint.series import CheckpointSeries
 from tests.helpers import one_line
 from tests.training.trainers import assert_same_bits, epochs_of, everything_of, make_trainer, solo, train
 from training.engines import parts as parts_module

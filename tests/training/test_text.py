@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm import Communicator
-from clcomm.errors import DataError
-from clcomm.sampler import EvaluationSampler
+from clcomm.base.errors import DataError
+from clcomm.sync.sampler import EvaluationSampler
 from training.data.loader import Loader
 from training.data.text import TextDataset, Vocabulary, open_text
 from training.text_options import TextOptions

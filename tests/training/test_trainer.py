@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError, MismatchError, NonFiniteError
-from clcomm.sampler import DistributedSampler
-from clcomm.synchronizer import Synchronizer
+from clcomm.base.errors import ArgumentError, MismatchError, NonFiniteError
+from clcomm.comm.communicator import Communicator
+from clcomm.sync.sampler import DistributedSampler
+from clcomm.sync.synchronizer import Synchronizer
 from tests.training.trainers import Watcher, assert_same_bits, epochs_of, make_trainer, relative_difference, solo, train
 from training.data.datasets import ArrayDataset, load_synthetic
 from training.data.loader import Loader

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.distributed_optimizer import DistributedOptimizer
-from clcomm.sampler import BalancedSampler, DistributedSampler
+from clcomm.comm.communicator import Communicator
 from clcomm.sync.balance import Balancer
-from clcomm.synchronizer import Synchronizer
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
+from clcomm.sync.sampler import BalancedSampler, DistributedSampler
+from clcomm.sync.synchronizer import Synchronizer
 from tests.helpers import cpu_device
 from training.data.datasets import ArrayDataset, load_synthetic
 from training.data.loader import Loader

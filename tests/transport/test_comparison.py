@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.transport.comparisons import Comparisons
-from clcomm.transport.mpi_communicators import comparison_between_hosts
+from clcomm.comm.transport.comparisons import Comparisons
+from clcomm.comm.transport.mpi_communicators import comparison_between_hosts
 
 TURNS = 50
 

@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from clcomm.transport import futex
-from clcomm.transport.futex import Futex
+from clcomm.comm.transport import futex
+from clcomm.comm.transport.futex import Futex
 
 RANKS = 3
 

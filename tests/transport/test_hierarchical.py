@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.errors import MismatchError
-from clcomm.transport import hierarchical, mpi_communicators, mpi_runtime
-from clcomm.transport import host_memory as memory_module
+from clcomm.base.errors import MismatchError
+from clcomm.comm.transport import hierarchical, mpi_communicators, mpi_runtime
+from clcomm.comm.transport import host_memory as memory_module
 from tests.numpy_models import set_gradients, small_model
 from tests.transport.references import LAYOUTS, drawn, folded, layout_hosts, pretended_host, same_bits
 

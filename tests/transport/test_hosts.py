@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clcomm.transport.hosts import Hosts
-from clcomm.transport.reduction import prepared_reduction_by_hosts
+from clcomm.comm.transport.hosts import Hosts
+from clcomm.comm.transport.reduction import prepared_reduction_by_hosts
 from tests.transport.references import drawn, folded, same_bits
 
 

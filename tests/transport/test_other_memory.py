@@ -8,10 +8,10 @@ import os
 import numpy as np
 import pytest
 
-from clcomm.errors import ResourceError
-from clcomm.transport import other_memory
-from clcomm.transport.direct_exchange import DirectExchange
-from clcomm.transport.other_memory import OtherMemory
+from clcomm.base.errors import ResourceError
+from clcomm.comm.transport import other_memory
+from clcomm.comm.transport.direct_exchange import DirectExchange
+from clcomm.comm.transport.other_memory import OtherMemory
 
 pytestmark = pytest.mark.mpi(min_size=2)
 

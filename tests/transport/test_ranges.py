@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clcomm.errors import ArgumentError, MismatchError
-from clcomm.host.bfloat16 import BFLOAT16
-from clcomm.transport.rendezvous import DifferentOperations
-from clcomm.transport.same_arrays import mismatch, require_alike
+from clcomm.base.errors import ArgumentError, MismatchError
+from clcomm.base.host.bfloat16 import BFLOAT16
+from clcomm.comm.transport.rendezvous import DifferentOperations
+from clcomm.comm.transport.same_arrays import mismatch, require_alike
 from tests.helpers import one_line
 
 pytestmark = pytest.mark.mpi(min_size=2)

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from clcomm.transport.rendezvous import UNKNOWN, DifferentOperations, HostRendezvous, last_of
+from clcomm.comm.transport.rendezvous import UNKNOWN, DifferentOperations, HostRendezvous, last_of
 
 RANKS = 3
 

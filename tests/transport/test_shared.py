@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from clcomm.errors import MismatchError
-from clcomm.transport import futex
-from clcomm.transport import host_memory as memory_module
-from clcomm.transport.host_memory import HostMemory
-from clcomm.transport.mpi_communicators import host_of, shared_window
-from clcomm.transport.mpi_runtime import world
+from clcomm.base.errors import MismatchError
+from clcomm.comm.transport import futex
+from clcomm.comm.transport import host_memory as memory_module
+from clcomm.comm.transport.host_memory import HostMemory
+from clcomm.comm.transport.mpi_communicators import host_of, shared_window
+from clcomm.comm.transport.mpi_runtime import world
 from tests.transport.conftest import Bench, make_bench
 from tests.transport.references import drawn, folded, same_bits
 

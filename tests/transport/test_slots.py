@@ -8,10 +8,10 @@ from collections import deque
 import pytest
 
 from clcomm import Communicator
-from clcomm.host.arrays import PAGE, aligned_zeros
+from clcomm.base.host.arrays import PAGE, aligned_zeros
+from clcomm.comm.transport import mpi_communicators
+from clcomm.comm.transport.slots import SharedSlots, shared_bytes
 from clcomm.parallel.pipeline.channels import ChannelPlan, open_channels
-from clcomm.transport import mpi_communicators
-from clcomm.transport.slots import SharedSlots, shared_bytes
 from tests.transport.references import LAYOUTS, layout_hosts, pretended_host
 
 MESSAGES = 40

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from clcomm.console.finding import NOTE, PROBLEM
-from clcomm.verify.causes import CAUSES
-from clcomm.verify.job_record import JobRecord
-from clcomm.verify.judge import judge, refusal
-from clcomm.verify.record import (
+from clcomm.base.console.finding import NOTE, PROBLEM
+from clcomm.tools.verify.causes import CAUSES
+from clcomm.tools.verify.job_record import JobRecord
+from clcomm.tools.verify.judge import judge, refusal
+from clcomm.tools.verify.record import (
     BACKWARD,
     FORWARD,
     SKETCH,

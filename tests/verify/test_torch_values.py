@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from clcomm.verify.torch_hooks import _bytes, _numbers  # noqa: E402
+from clcomm.tools.verify.torch_hooks import _bytes, _numbers  # noqa: E402
 
 VALUES = [[1 + 2j, 0], [0, 3 - 1j]]
 

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
+from clcomm.base.errors import ArgumentError, CheckpointError, CheckpointWriteError
 from clcomm.engine import Linear, ReLU, Sequential, Tensor
-from clcomm.errors import ArgumentError, CheckpointError, CheckpointWriteError
-from clcomm.weights import load, load_into, save
+from clcomm.engine.weights import load, load_into, save
 from models import GPT, MLP, ConvNet
 from tests.helpers import one_line
 from tests.weights.architectures import ARCHITECTURES, ours, theirs

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from clcomm import Synchronizer, clip_grad_norm
-from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import CrossEntropyLoss, Device, Module, Tensor
 from clcomm.optim import SGD, Adam
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from models import GPT, MLP, ConvNet
 from models.gpt import next_token_loss
 from tests.sharded_jobs import SHAPE, cpu

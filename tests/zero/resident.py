@@ -15,12 +15,12 @@ import sys
 import numpy as np
 
 from clcomm import Communicator, Synchronizer
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.flat_space.memory import MemoryUse
 from clcomm.engine import Device, Linear, Module, Sequential, Tensor
-from clcomm.flat_space.memory import MemoryUse
 from clcomm.optim import Adam
 from clcomm.parallel import Mesh
 from clcomm.parallel.pipeline import Pipeline
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 
 WIDTH = 512
 LAYER_BYTES = 4 * WIDTH * WIDTH

@@ -10,9 +10,9 @@ import sys
 import numpy as np
 import pytest
 
-from clcomm.flat_space.layout import FlatLayout
-from clcomm.flat_space.parameters import ParameterSpec
-from clcomm.flat_space.shards import ShardPlan
+from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.parameters import ParameterSpec
+from clcomm.base.flat_space.shards import ShardPlan
 from tests.faults.launch import HUNG_S, ROOT, memory_environment, mpiexec
 from tests.sharded_jobs import cpu, discrete
 from tests.zero.dropped import window_bytes

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import MismatchError
 from clcomm.engine import Linear, Module, Replay, Tensor
-from clcomm.errors import MismatchError
 from clcomm.optim import SGD
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from tests.sharded_jobs import cpu, discrete
 from tests.training.trainers import assert_same_bits
 from tests.zero.jobs import MODELS, STAGES, ZeroJob, batch_of, loss_of, require_close, trained_alone

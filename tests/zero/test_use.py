@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, DistributedDataParallel, Synchronizer
-from clcomm.checkpoint.series import CheckpointSeries
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError, MismatchError, NonFiniteError
 from clcomm.engine import Tensor
-from clcomm.errors import ArgumentError, MismatchError, NonFiniteError
+from clcomm.jobs.checkpoint.series import CheckpointSeries
 from clcomm.optim import SGD, Adam
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from models import MLP
 from tests.helpers import one_line
 from tests.numpy_models import Model

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from clcomm.drawing.svg import require_svg
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
+from clcomm.insight.drawing.svg import require_svg
 from training.option_fields import option_group
 from training.options import JobOptions
 

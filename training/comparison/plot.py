@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.costs.forecast import recommend
-from clcomm.costs.model import Fit, fit, plan_s
-from clcomm.drawing import svg
-from clcomm.drawing.axes import Axis, Scale, even_ticks, plot
-from clcomm.drawing.scene import (
+from clcomm.base.units import format_number, format_size
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.costs.forecast import recommend
+from clcomm.comm.costs.model import Fit, fit, plan_s
+from clcomm.insight.drawing import svg
+from clcomm.insight.drawing.axes import Axis, Scale, even_ticks, plot
+from clcomm.insight.drawing.scene import (
     BLUE,
     FONT,
     GREEN,
@@ -28,10 +29,9 @@ from clcomm.drawing.scene import (
     text_width,
     upright,
 )
-from clcomm.measure.collective_cases import PreparedAllReduceCase
-from clcomm.measure.intervals import METHOD, Estimate
-from clcomm.measure.timing import MeasuredTransport, TimingSchedule, sizes_between, time_calls
-from clcomm.units import format_number, format_size
+from clcomm.insight.measure.collective_cases import PreparedAllReduceCase
+from clcomm.insight.measure.intervals import METHOD, Estimate
+from clcomm.insight.measure.timing import MeasuredTransport, TimingSchedule, sizes_between, time_calls
 from training.comparison.outcome import Outcome, reference_of
 
 #: The smallest size of the calls that are timed, in bytes, and the ratio of one size to the next.

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.console.table import TextColumn, TextTable
-from clcomm.costs.model import Fit
-from clcomm.measure.intervals import METHOD, Estimate, estimate
-from clcomm.report.record import COMPARISON_FORMAT, COMPARISON_SCHEMA
-from clcomm.synchronizer import GRADIENTS
+from clcomm.base.console.table import TextColumn, TextTable
+from clcomm.comm.costs.model import Fit
+from clcomm.insight.measure.intervals import METHOD, Estimate, estimate
+from clcomm.insight.report.record import COMPARISON_FORMAT, COMPARISON_SCHEMA
+from clcomm.sync.synchronizer import GRADIENTS
 from training.comparison.outcome import Outcome, Timing, reference_of
 
 

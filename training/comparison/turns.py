@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clcomm.communicator import AUTO, Communicator
-from clcomm.measure.timing import TimingSchedule, time_calls
-from clcomm.stats.steps import WARM_UP_STEPS
+from clcomm.comm.communicator import AUTO, Communicator
+from clcomm.comm.stats.steps import WARM_UP_STEPS
+from clcomm.insight.measure.timing import TimingSchedule, time_calls
 from training.communication_clock import CommunicationClock, Lap
 from training.comparison.options import ComparisonOptions
 from training.comparison.outcome import Outcome

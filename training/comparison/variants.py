@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from clcomm.communicator import AUTO
-from clcomm.errors import ArgumentError
-from clcomm.units import parse_size
+from clcomm.base.errors import ArgumentError
+from clcomm.base.units import parse_size
+from clcomm.comm.communicator import AUTO
 from training.comparison.options import DEFAULT_VARIANTS, GRAMMAR, ComparisonOptions
 from training.options import JobOptions, TrainingOptions
 from training.result import PER_TENSOR

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clcomm.errors import DataError
-from clcomm.host import variables
-from clcomm.host.arrays import aligned_empty
-from clcomm.storage.cache import cache_directory
+from clcomm.base.errors import DataError
+from clcomm.base.host import variables
+from clcomm.base.host.arrays import aligned_empty
+from clcomm.base.storage.cache import cache_directory
 from training.data import cifar, download
 from training.data.datasets import (
     MNIST_FILES,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clcomm.errors import DataError
+from clcomm.base.errors import DataError
 from training.data.datasets import ArrayDataset, Splits
 from training.data.download import CONNECT_LIMIT_S, FetchError, fetch
 from training.data.idx import FilePath

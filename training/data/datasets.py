@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from clcomm.errors import DataError
-from clcomm.host.arrays import aligned_empty
+from clcomm.base.errors import DataError
+from clcomm.base.host.arrays import aligned_empty
 from training.data.idx import Allocate, FilePath, read_idx
 
 MNIST_FILES = (

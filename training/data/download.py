@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from clcomm.errors import DataError
-from clcomm.units import format_size
+from clcomm.base.errors import DataError
+from clcomm.base.units import format_size
 from training.data.datasets import MNIST_FILES
 
 CONNECT_LIMIT_S = 5.0  # until the first byte, shared by all mirrors

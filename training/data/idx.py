@@ -19,10 +19,10 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from clcomm.errors import DataError
-from clcomm.host.arrays import aligned_empty
-from clcomm.storage.files import replacing
-from clcomm.units import format_size
+from clcomm.base.errors import DataError
+from clcomm.base.host.arrays import aligned_empty
+from clcomm.base.storage.files import replacing
+from clcomm.base.units import format_size
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _CODES = {np.dtype(text).newbyteorder("="): code for code, text in _TYPES.items()}

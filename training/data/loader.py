@@ -10,8 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from clcomm.errors import ArgumentError
-from clcomm.sampler import Sampler
+from clcomm.base.errors import ArgumentError
+from clcomm.sync.sampler import Sampler
 
 Batch = tuple[np.ndarray, np.ndarray]
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clcomm.errors import ClcommError, DataError, name_ranks
+from clcomm.base.errors import ClcommError, DataError, name_ranks
 from training.data.choose import Choice, choose, load
 from training.data.datasets import Splits
 from training.data.shared_splits import adopt, open_publication
 
 if TYPE_CHECKING:
-    from clcomm.communicator import Communicator
+    from clcomm.comm.communicator import Communicator
     from training.data.shared_splits import Publication
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clcomm.sampler import DistributedSampler
+from clcomm.sync.sampler import DistributedSampler
 
 
 class ShardSampler:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clcomm.host.arrays import aligned_empty
+from clcomm.base.host.arrays import aligned_empty
 from training.data.datasets import ArrayDataset, Splits
 
 _PAGE = 4096

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.errors import DataError
-from clcomm.host.arrays import aligned_empty
+from clcomm.base.errors import DataError
+from clcomm.base.host.arrays import aligned_empty
+from clcomm.comm.communicator import Communicator
 from training.data.datasets import ArrayDataset, Splits
 
 #: The share of a text that is held out, at its end, and the most tokens of that.

@@ -15,13 +15,13 @@ from contextlib import ExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
 
-from clcomm.communicator import Communicator
+from clcomm.base.errors import ClcommError, ShortageError
+from clcomm.base.host import usable_cores
+from clcomm.base.storage.files import read_regular, write_whole
+from clcomm.base.storage.scratch import remove_stale, scratch_directory
+from clcomm.comm.communicator import Communicator
 from clcomm.engine import Device, pocl_cache, sealed_programs
 from clcomm.engine.rehearsal import Rehearsal, build_identity, shared_cache
-from clcomm.errors import ClcommError, ShortageError
-from clcomm.host import usable_cores
-from clcomm.storage.files import read_regular, write_whole
-from clcomm.storage.scratch import remove_stale, scratch_directory
 
 #: The most bytes that are read of a stamp.
 _MOST_BYTES = 1 << 20

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clcomm.communicator import Communicator
+from clcomm.comm.communicator import Communicator
 from clcomm.engine import Device
 from clcomm.parallel import (
     ColumnParallel,

@@ -7,10 +7,10 @@ from typing import Any
 
 from netcl import nn
 
-from clcomm.adapters.netcl import NetclModel
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Generator
 from clcomm.engine.nn.init import layer_values
-from clcomm.errors import ArgumentError
+from clcomm.sync.adapters.netcl import NetclModel
 
 
 class MLP(nn.Module):

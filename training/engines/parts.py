@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from clcomm import optim
+from clcomm.base.errors import ArgumentError, needed
+from clcomm.base.flat_space.precision import parse_precision
+from clcomm.base.host.arrays import aligned_zeros
 from clcomm.engine import CrossEntropyLoss, Device, Module, Replay, Tensor, codec, fold, gather, no_grad
 from clcomm.engine.gather import DeviceGather
 from clcomm.engine.nn.module import evaluating
 from clcomm.engine.rehearsal import Rehearsal
-from clcomm.errors import ArgumentError, needed
-from clcomm.flat_space.precision import parse_precision
-from clcomm.host.arrays import aligned_zeros
 from clcomm.parallel.pipeline import Pipeline
 from models import MLP, ConvNet, LeNet, ResNet
 
@@ -246,8 +246,8 @@ def make_native_optimizer(
 
 
 def _netcl(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -> Parts:
-    from clcomm.adapters import netcl
-    from clcomm.adapters.netcl_optim import NetclOptimizer
+    from clcomm.sync.adapters import netcl
+    from clcomm.sync.adapters.netcl_optim import NetclOptimizer
 
     chosen = netcl.prepare(_opencl(device))
     from training.engines.netcl_models import make_module  # not before `prepare`: it imports netcl, which loads OpenCL

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from clcomm.adapters.torch import TorchAdapter
-from clcomm.errors import ArgumentError, CheckpointError, DeviceError
-from clcomm.host import variables
+from clcomm.base.errors import ArgumentError, CheckpointError, DeviceError
+from clcomm.base.host import variables
+from clcomm.sync.adapters.torch import TorchAdapter
 
 
 class MLP(nn.Module):

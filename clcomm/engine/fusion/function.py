@@ -13,13 +13,13 @@ from types import MethodType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
 from clcomm.engine.fusion.stages import Stages
 from clcomm.engine.fusion.tracing import ELEMENTWISE, Given, Launch, Trace, Tracing, trace
 from clcomm.engine.modes import is_recording, no_grad
 from clcomm.engine.tensor import Tensor, empty
-from clcomm.errors import ArgumentError
 
 #: Signatures that a function keeps for a device, and programs that it builds; beyond these it runs as it is.
 _MOST_KEPT, _MOST_PROGRAMS = 64, 32

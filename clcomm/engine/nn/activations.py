@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 
 
 class Identity(Module):

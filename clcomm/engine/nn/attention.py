@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.nn.init import Generator, uniform_values
@@ -14,7 +15,6 @@ from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.dropout import check_probability
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 
 Mask = Tensor | np.ndarray | None
 

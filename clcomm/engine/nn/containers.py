@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, ClassVar, Generic, TypeVar, overload
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
-from clcomm.errors import ArgumentError
 
 Member = TypeVar("Member", Module, Parameter)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.nn.init import Generator, layer_parameters
@@ -12,7 +13,6 @@ from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.one_dimension import one
 from clcomm.engine.ops.three_dimensions import whole_triple
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 
 #: One number for all directions, or one for each.
 Sizes = int | tuple[int, ...]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.modes import is_recording
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 
 #: When a hook is called.
 BEFORE, AFTER, BACKWARD = "before", "after", "backward"

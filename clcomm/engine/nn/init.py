@@ -10,12 +10,12 @@ import math
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.device import Device
 from clcomm.engine.ops.argument_types import typed
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.tensor import Tensor, float_tensor
-from clcomm.errors import ArgumentError
 
 __all__ = [
     "calculate_gain", "constant_", "dirac_", "eye_", "kaiming_normal_", "kaiming_uniform_", "normal_", "ones_",

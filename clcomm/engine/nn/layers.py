@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.nn.activations import Activation
@@ -15,7 +16,6 @@ from clcomm.engine.ops.dropout import check_probability
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.tensor import FLOAT32, Tensor
-from clcomm.errors import ArgumentError
 
 
 def require_positive(**sizes: int) -> None:

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.flat import FlatSpace
 from clcomm.engine.nn.hooks import AFTER, BACKWARD, BEFORE, HookHandle, call_with_hooks
 from clcomm.engine.nn.module_parts import ModuleParts
 from clcomm.engine.parameter import Parameter, ParameterPart
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 
 #: Where a module keeps what its attributes are.
 _REGISTRIES = ("_parameters", "_buffers", "_modules", "_transient", "_flat_space", "call_hooks")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, NoReturn, TypeVar
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 
 AnyModule = TypeVar("AnyModule")  # Module, whose file imports this one
 Own = TypeVar("Own", bound="ModuleParts[Any]")

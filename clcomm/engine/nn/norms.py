@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.batch_norm import RankExchange
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 
 
 class LayerNorm(Module):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import functional as F
 from clcomm.engine.nn.module import Module
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 
 Size = int | tuple[int, ...]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.nn.init import Generator, uniform_values
@@ -15,7 +16,6 @@ from clcomm.engine.ops.dropout import check_probability
 from clcomm.engine.ops.recurrent import CELLS, Cell, recurrent
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor, float_tensor
-from clcomm.errors import ArgumentError
 
 _ENDINGS = ("", "_reverse")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeGuard, TypeVar
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import functional as F
 from clcomm.engine.nn.activations import ReLU
 from clcomm.engine.nn.convolutions import Conv2d
@@ -13,7 +14,6 @@ from clcomm.engine.nn.layers import Linear
 from clcomm.engine.nn.module import Module
 from clcomm.engine.nn.pools import MaxPool2d
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 
 M = TypeVar("M", bound=Module)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.nn.attention import Mask, MultiheadAttention
@@ -17,7 +18,6 @@ from clcomm.engine.nn.layers import Dropout, Linear
 from clcomm.engine.nn.module import Module
 from clcomm.engine.nn.norms import LayerNorm
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 
 _ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu}
 

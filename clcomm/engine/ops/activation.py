@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.in_place import overwrite
 from clcomm.engine.tensor import Tensor, empty, float_tensor
-from clcomm.errors import ArgumentError
 
 
 class Activation(Op):

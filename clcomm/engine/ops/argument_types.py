@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.ops.names import PYTORCH_NAMES
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 
 #: The scalars that an annotation may name, and what is none; a parameter with another name is not checked.
 _SCALARS, _OTHERS = {"bool", "int", "float", "str", "None"}, {"Tensor", "np.ndarray", "tuple", "Sequence", "list"}

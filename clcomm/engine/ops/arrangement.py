@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.ops import blocks
 from clcomm.engine.ops.casts import moved
 from clcomm.engine.ops.indexing import index_select, kept, take
@@ -17,7 +18,6 @@ from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.shape import Transpose, reshape, transpose, unshared
 from clcomm.engine.tensor import FLOAT32, Tensor, float_tensor
 from clcomm.engine.view import Block, block_of, viewed
-from clcomm.errors import ArgumentError
 
 
 @unshared

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
 from clcomm.engine.ops.batched_matmul import matmul
@@ -18,7 +19,6 @@ from clcomm.engine.ops.matmul import same_device
 from clcomm.engine.ops.softmax import softmax
 from clcomm.engine.program import Kernel
 from clcomm.engine.tensor import BOOL, FLOAT32, INT32, Shape, Tensor, empty, float_tensor
-from clcomm.errors import ArgumentError
 
 _QUERIES = 32  # of a CPU's block, as in attention_tiles.cl
 _LEAST_RUN = 4  # such blocks for each CPU work-item

@@ -10,13 +10,13 @@ from functools import lru_cache
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.broadcasting import broadcast_axes, broadcast_shape
 from clcomm.engine.ops.matmul import MatMul, multiply, multiply_batch, same_device
 from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor, wrap
-from clcomm.errors import ArgumentError
 
 
 class BatchedMatMul(Op):

@@ -7,6 +7,7 @@ from types import EllipsisType
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.casts import moved, of_any_type
 from clcomm.engine.ops.names import pytorch_names
@@ -14,7 +15,6 @@ from clcomm.engine.ops.parts import copy_part, fill, part_from
 from clcomm.engine.ops.shape import Reshape, reshape
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor
 from clcomm.engine.view import Block, block_of, viewed, whole
-from clcomm.errors import ArgumentError
 
 Index = int | slice | EllipsisType | None
 

@@ -6,9 +6,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.device import Device
 from clcomm.engine.tensor import Shape, Tensor, empty
-from clcomm.errors import ArgumentError
 
 
 def broadcast_shape(name: str, a: Shape, b: Shape) -> Shape:

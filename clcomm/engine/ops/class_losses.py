@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops import loss
 from clcomm.engine.ops.elementwise import add, mul
@@ -15,7 +16,6 @@ from clcomm.engine.ops.shape import reshape, transpose
 from clcomm.engine.ops.softmax import log_softmax
 from clcomm.engine.targets import note_of
 from clcomm.engine.tensor import Tensor, empty, float_tensor, whole_rows, wrap
-from clcomm.errors import ArgumentError
 
 NONE_IGNORED = -(2**31)
 _IGNORED = -100  # PyTorch's default

@@ -7,6 +7,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
 from clcomm.engine.ops.broadcasting import broadcast_shape, expand, launch_broadcast
@@ -26,7 +27,6 @@ from clcomm.engine.tensor import (
     whole_rows,
     wrap,
 )
-from clcomm.errors import ArgumentError
 
 
 def equal_to(a: Tensor, b: Tensor | float) -> Tensor:

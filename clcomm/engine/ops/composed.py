@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.fusion import chained
 from clcomm.engine.ops.activation import sigmoid
 from clcomm.engine.ops.blocks import split
@@ -29,7 +30,6 @@ from clcomm.engine.ops.ordered import norm
 from clcomm.engine.ops.reduce import mean, sum
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.tensor import Tensor, float_tensor, whole_rows
-from clcomm.errors import ArgumentError
 
 
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
 from clcomm.engine.ops import convolution, convolution_products, convolution_winograd
@@ -20,7 +21,6 @@ from clcomm.engine.ops.matmul import check_bias, same_device
 from clcomm.engine.ops.pool import max_pool2d, whole_pair
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor
-from clcomm.errors import ArgumentError
 
 
 class Conv2dOp(Op):

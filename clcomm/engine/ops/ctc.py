@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.casts import to_float
 from clcomm.engine.ops.comparisons import equal_to, masked_fill
@@ -16,7 +17,6 @@ from clcomm.engine.ops.reduce import mean, sum
 from clcomm.engine.ops.shape import reshape, unsqueeze
 from clcomm.engine.targets import require_below
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor
-from clcomm.errors import ArgumentError
 
 Lengths = Tensor | Sequence[int] | np.ndarray | int
 

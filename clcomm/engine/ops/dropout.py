@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.elementwise import mul
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.tensor import Tensor, empty, float_tensor
-from clcomm.errors import ArgumentError
 
 #: Elements whose random words are computed together, as in dropout.cl.
 _GROUP = 32

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from string import ascii_letters
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.ops.batched_matmul import matmul
 from clcomm.engine.ops.matrices import diagonal
 from clcomm.engine.ops.reduce import sum
 from clcomm.engine.ops.shape import reshape, transpose
 from clcomm.engine.tensor import Tensor, float_tensor
-from clcomm.errors import ArgumentError
 
 
 def einsum(equation: str, *tensors: Tensor) -> Tensor:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from numbers import Real
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.broadcasting import broadcast_axes, broadcast_shape, expand, launch_broadcast
 from clcomm.engine.ops.casts import to_float
 from clcomm.engine.ops.integers import are_whole, floats, is_whole, of_integers
 from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.tensor import FLOAT32, Shape, Tensor, empty, float_tensor
-from clcomm.errors import ArgumentError
 
 _NOTHING = -0.0  # adding it changes no bit
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.fusion import chained
 from clcomm.engine.ops.arrangement import narrow, pad
 from clcomm.engine.ops.comparisons import equal_to, less_or_equal, less_than, logical_or, masked_fill, where
@@ -15,7 +16,6 @@ from clcomm.engine.ops.reduce import sum
 from clcomm.engine.ops.rounding import log1p, trunc
 from clcomm.engine.ops.shape import contiguous, reshape, unshared
 from clcomm.engine.tensor import Tensor, float_tensor
-from clcomm.errors import ArgumentError
 
 
 @chained

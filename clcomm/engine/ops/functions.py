@@ -8,6 +8,7 @@ from numbers import Real
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.activation import Activation
 from clcomm.engine.ops.broadcasting import broadcast_shape, expand
@@ -15,7 +16,6 @@ from clcomm.engine.ops.casts import to_float
 from clcomm.engine.ops.elementwise import binary, folded, pair
 from clcomm.engine.ops.integers import is_whole
 from clcomm.engine.tensor import Tensor, constant, empty, float_tensor
-from clcomm.errors import ArgumentError
 
 #: The largest whole power that is made of products, which is 4 ulp off at most.
 _MOST_SQUARED = 8

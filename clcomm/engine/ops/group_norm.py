@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.batch_norm import check_parameters
 from clcomm.engine.ops.layer_norm import layer_norm
 from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor, wrap
-from clcomm.errors import ArgumentError
 
 
 class GroupNormOp(Op):

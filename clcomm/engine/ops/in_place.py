@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.grad_slot import Gradient
 from clcomm.engine.modes import is_recording
 from clcomm.engine.ops.casts import to_float
@@ -20,7 +21,6 @@ from clcomm.engine.ops.shape import clone, reshape
 from clcomm.engine.parameter import LazyParameter
 from clcomm.engine.tensor import BOOL, FLOAT32, Shape, Tensor, constant, copy_into, empty, float_tensor
 from clcomm.engine.view import Block, View, block_of, root_of, whole
-from clcomm.errors import ArgumentError
 
 
 def overwrite(x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:

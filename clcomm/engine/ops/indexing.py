@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
 from clcomm.engine.ops import blocks
@@ -19,7 +20,6 @@ from clcomm.engine.ops.parts import fill
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.targets import note_of, require_below
 from clcomm.engine.tensor import FLOAT32, INT32, Tensor, empty, float_tensor, wrap
-from clcomm.errors import ArgumentError
 
 OUTSIDE = "expected indices from 0 to {}, got {}"
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.ops.casts import to_float
 from clcomm.engine.tensor import BOOL, INT32, Tensor
-from clcomm.errors import ArgumentError
 
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "floor_divide": np.floor_divide, "remainder": np.remainder,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.ops.arrangement import meshgrid, pad
 from clcomm.engine.ops.blocks import concat, split, stack
 from clcomm.engine.ops.broadcasting import broadcast_shape
@@ -11,7 +12,6 @@ from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 
 
 def hstack(tensors: Sequence[Tensor]) -> Tensor:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor, whole_rows
-from clcomm.errors import ArgumentError
 
 #: Rows that one work unit sums; a constant, so that results do not depend on the device.
 _ROW_BLOCK = 64

@@ -9,6 +9,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
 from clcomm.engine.ops.product_blocks import Grid, chosen_block
@@ -16,7 +17,6 @@ from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.program import Kernel
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor
-from clcomm.errors import ArgumentError
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.ops.arrangement import outer, roll
 from clcomm.engine.ops.batched_matmul import matmul
 from clcomm.engine.ops.casts import moved
@@ -19,7 +20,6 @@ from clcomm.engine.ops.reduce import sum
 from clcomm.engine.ops.shape import reshape, transpose, unshared, unsqueeze
 from clcomm.engine.tensor import BOOL, Tensor, float_tensor
 from clcomm.engine.view import Block, block_of, viewed
-from clcomm.errors import ArgumentError
 
 ger = outer
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 
 Result = TypeVar("Result")
 PYTORCH_NAMES = {"dim": "axis", "keepdim": "keepdims", "input": "x"}

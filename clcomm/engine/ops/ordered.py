@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.blocks import split, take
 from clcomm.engine.ops.casts import to_float
@@ -21,7 +22,6 @@ from clcomm.engine.ops.reduce import mean, reduced, sum
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.ops.variance import var
 from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, whole_rows
-from clcomm.errors import ArgumentError
 
 #: MOST_FIRST of kernels/ordered.cl: so many elements are chosen without sorting the rest.
 _MOST_FIRST = 64

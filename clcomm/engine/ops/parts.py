@@ -8,10 +8,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.tensor import Shape, Tensor, empty
 from clcomm.engine.view import Block, whole
-from clcomm.errors import ArgumentError
 
 
 def part_from(shape: Shape, starts: Sequence[int], steps: Sequence[int] | None = None) -> Block:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.ops.arrangement import flip, repeat
 from clcomm.engine.ops.broadcasting import broadcast_shape
 from clcomm.engine.ops.casts import moved
@@ -17,7 +18,6 @@ from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.shape import reshape, swap_dimensions, transpose, unshared
 from clcomm.engine.tensor import Tensor, float_tensor
-from clcomm.errors import ArgumentError
 
 
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.arrangement import padded
 from clcomm.engine.ops.elementwise import mul
 from clcomm.engine.ops.reduce import mean
 from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, wrap
-from clcomm.errors import ArgumentError
 
 #: height, width, out_height, out_width, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w: as in pool.cl
 Window = tuple[int, int, int, int, int, int, int, int, int, int]

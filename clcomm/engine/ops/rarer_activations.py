@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.fusion import chained
 from clcomm.engine.ops.activation import tanh
 from clcomm.engine.ops.casts import to_float
@@ -22,7 +23,6 @@ from clcomm.engine.ops.shape import reshape, swap_dimensions
 from clcomm.engine.ops.softmax import softmax
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.tensor import Tensor, float_tensor
-from clcomm.errors import ArgumentError
 
 #: The two numbers of Klambauer et al., "Self-Normalizing Neural Networks", 2017.
 _ALPHA, _SCALE = 1.6732632423543772, 1.0507009873554805

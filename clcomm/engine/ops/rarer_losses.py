@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.fusion import chained
 from clcomm.engine.ops.activation import relu
 from clcomm.engine.ops.comparisons import one_hot, where
@@ -18,7 +19,6 @@ from clcomm.engine.ops.matrices import pairwise_distance
 from clcomm.engine.ops.reduce import mean, sum
 from clcomm.engine.ops.shape import reshape, unsqueeze
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 
 
 @chained

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.broadcasting import broadcast_axes, expand
 from clcomm.engine.ops.casts import cast, moved, to_float
@@ -15,7 +16,6 @@ from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.tensor import BOOL, FLOAT32, INT32, Shape, Tensor, empty, float_tensor, wrap
 from clcomm.engine.view import Block, block_of, viewed
-from clcomm.errors import ArgumentError
 
 #: Elements of a row, and of a column, that one work unit sums; constants, so that results do not depend on the device.
 ROW_BLOCK = 4096

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.indexing import index_select, kept
 from clcomm.engine.ops.parts import fill
 from clcomm.engine.ops.pool import max_pool2d, whole_pair
 from clcomm.engine.ops.shape import reshape, transpose, unshared
 from clcomm.engine.tensor import Tensor, empty, float_tensor
-from clcomm.errors import ArgumentError
 
 _MODES = {"nearest": (3, 4, 5), "nearest-exact": (3, 4, 5), "linear": (3,), "bilinear": (4,), "trilinear": (5,)}
 

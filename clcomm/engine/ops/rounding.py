@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from numbers import Real
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.ops.activation import Activation
 from clcomm.engine.ops.comparisons import where
 from clcomm.engine.ops.elementwise import div as quotient
@@ -12,7 +13,6 @@ from clcomm.engine.ops.elementwise import mul
 from clcomm.engine.ops.functions import OfTwo, abs, both
 from clcomm.engine.ops.integers import are_whole, floats, is_whole, of_integers
 from clcomm.engine.tensor import Tensor, constant, float_tensor
-from clcomm.errors import ArgumentError
 
 
 class _Rounding(Activation):

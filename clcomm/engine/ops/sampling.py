@@ -8,6 +8,7 @@ from functools import reduce
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.ops.activation import relu
 from clcomm.engine.ops.arrangement import pad
 from clcomm.engine.ops.batched_matmul import matmul
@@ -22,7 +23,6 @@ from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.rounding import floor, round, sign
 from clcomm.engine.ops.shape import reshape, transpose
 from clcomm.engine.tensor import Tensor, float_tensor
-from clcomm.errors import ArgumentError
 
 Pair = int | tuple[int, int]
 _SIDES = tuple(itertools.product((0, 1), repeat=2))

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.casts import moved
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.tensor import Shape, Tensor, copy_into, empty, float_tensor, wrap
 from clcomm.engine.view import NEVER, Block, View, block_of, reshaped, root_of, viewed
-from clcomm.errors import ArgumentError
 
 
 class Reshape(Op):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.shape import reshape, transpose
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor, whole_rows
-from clcomm.errors import ArgumentError
 
 
 class _RowOp(Op):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.ops.arrangement import padded, windows
 from clcomm.engine.ops.blocks import take
 from clcomm.engine.ops.conv2d import conv2d, conv_transpose2d
@@ -17,7 +18,6 @@ from clcomm.engine.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from clcomm.engine.ops.resampling import adaptive_max_pool2d
 from clcomm.engine.ops.shape import reshape, transpose
 from clcomm.engine.tensor import Tensor, float_tensor
-from clcomm.errors import ArgumentError
 
 Size = int | tuple[int, int, int]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.ops.elementwise import mul, sub
 from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.reduce import SumOp, mean, reduced
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 
 
 @pytorch_names

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from clcomm.elastic import is_lost_peer, survivors_of
 from clcomm.horovod import world
 from clcomm.horovod.lost_ranks import HorovodInternalError
+from clcomm.sync.elastic import is_lost_peer, survivors_of
 
 _log = logging.getLogger("clcomm")
 

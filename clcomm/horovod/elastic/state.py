@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from clcomm.elastic import newest
 from clcomm.horovod import world
 from clcomm.horovod.elastic.sampler import ElasticSampler
 from clcomm.horovod.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from clcomm.horovod.lost_ranks import raising_internal_errors
+from clcomm.sync.elastic import newest
 
 
 class State:

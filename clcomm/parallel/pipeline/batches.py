@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.communicator import Communicator
+from clcomm.base.errors import ArgumentError, MismatchError
+from clcomm.comm.communicator import Communicator
 from clcomm.engine.device import Device
 from clcomm.engine.tensor import Shape, Tensor
-from clcomm.errors import ArgumentError, MismatchError
 from clcomm.sync.agreement import CHECKS, digest
 
 #: Shape and dtype of a batch; None: this rank has none.

@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clcomm.communicator import Communicator
+from clcomm.base.errors import ClcommError
+from clcomm.base.schedules.pipeline import PipelineSchedule
+from clcomm.comm.communicator import Communicator
 from clcomm.engine.device import Device
 from clcomm.engine.modes import no_grad
 from clcomm.engine.nn.module import Module, evaluating
 from clcomm.engine.tensor import FLOAT32, Shape, Tensor
-from clcomm.errors import ClcommError
 from clcomm.parallel.pipeline.boundary import Inbox, Outbox
 from clcomm.parallel.pipeline.channels import ChannelPlan, open_channels
 from clcomm.parallel.pipeline.stage import Stage
-from clcomm.schedules.pipeline import PipelineSchedule
 
 #: The labels under which messages are counted.
 ACTIVATIONS, GRADIENTS = "activations", "activation gradients"

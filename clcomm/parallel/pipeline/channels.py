@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.errors import MismatchError
-from clcomm.host.arrays import aligned_zeros
-from clcomm.stats.events import Collective
-from clcomm.transport.mpi_messages import Messages
-from clcomm.transport.slots import ReceivedSlots, SentSlots, SharedSlots, shared_bytes
+from clcomm.base.errors import MismatchError
+from clcomm.base.host.arrays import aligned_zeros
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.stats.events import Collective
+from clcomm.comm.transport.mpi_messages import Messages
+from clcomm.comm.transport.slots import ReceivedSlots, SentSlots, SharedSlots, shared_bytes
 
 #: MPI's tag of the first channel; the others follow. Messages of two sets of channels never are on their way at once.
 _FIRST_TAG = 256

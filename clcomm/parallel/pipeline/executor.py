@@ -10,17 +10,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clcomm.communicator import Communicator
+from clcomm.base.errors import ClcommError
+from clcomm.base.schedules.pipeline import Action, PipelineSchedule
+from clcomm.comm.communicator import Communicator
+from clcomm.comm.stats.events import TimedPhase
 from clcomm.engine.device import Device
 from clcomm.engine.modes import no_grad
 from clcomm.engine.tensor import Tensor, copy_into, empty, wrap
-from clcomm.errors import ClcommError
 from clcomm.parallel.pipeline.batches import MicroBatches
 from clcomm.parallel.pipeline.boundaries import Boundaries
 from clcomm.parallel.pipeline.boundary import Arrived, Inbox
 from clcomm.parallel.pipeline.stage import Stage
-from clcomm.schedules.pipeline import Action, PipelineSchedule
-from clcomm.stats.events import TimedPhase
 
 #: The names of the phases.
 FORWARD, BACKWARD = "forward", "backward"

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
-from clcomm.flat_space.layout import FlatLayout
-from clcomm.flat_space.parameters import ParameterSpec
+from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.parameters import ParameterSpec
+from clcomm.comm.communicator import Communicator
 from clcomm.optim.flat_state import ITEM
 from clcomm.optim.order import NAMES, SIZES, order_of
 from clcomm.parallel.tensor_parallel.shards import divided_state, gathered_state

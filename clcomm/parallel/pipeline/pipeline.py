@@ -9,14 +9,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from clcomm.clipping import CLIPPING, check_max_norm, clip_averaged, clip_own
-from clcomm.communicator import Communicator
+from clcomm.base.errors import ArgumentError, no_copy
+from clcomm.base.schedules.pipeline import INTERLEAVED, ONE_F_ONE_B, PipelineSchedule
+from clcomm.comm.communicator import Communicator
 from clcomm.engine import functional as F
 from clcomm.engine.modes import no_grad
 from clcomm.engine.nn import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError, no_copy
 from clcomm.parallel.data_parallel import DistributedDataParallel
 from clcomm.parallel.mesh import Mesh
 from clcomm.parallel.pipeline.batches import BatchCheck, MicroBatches
@@ -26,7 +26,7 @@ from clcomm.parallel.pipeline.optimizer_state import own_state, whole_state
 from clcomm.parallel.pipeline.plan import LAYERS, agreed_plan
 from clcomm.parallel.pipeline.stage import ModelPart, Names, Stage, tied_parameters
 from clcomm.parallel.pipeline.tied import WHOLE, TiedParameters
-from clcomm.schedules.pipeline import INTERLEAVED, ONE_F_ONE_B, PipelineSchedule
+from clcomm.sync.clipping import CLIPPING, check_max_norm, clip_averaged, clip_own
 from clcomm.sync.model_sync import averaging_of
 
 #: The name of a mesh's axis of pipeline-parallel ranks, in any case of letters.

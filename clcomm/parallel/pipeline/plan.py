@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.communicator import Communicator
+from clcomm.base.errors import ArgumentError, ClcommError, MismatchError
+from clcomm.base.schedules.pipeline import PipelineSchedule, pipeline_schedule
+from clcomm.comm.communicator import Communicator
 from clcomm.engine.modes import no_grad
 from clcomm.engine.nn import Module, Sequential
 from clcomm.engine.nn.module import evaluating
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError, ClcommError, MismatchError
 from clcomm.parallel.pipeline.stage import Names
-from clcomm.schedules.pipeline import PipelineSchedule, pipeline_schedule
 from clcomm.sync.agreement import CHECKS
 
 COSTS = "costs"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.nn import Module
 from clcomm.engine.nn.sequential import fused
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError
 
 
 class ModelPart(Module):

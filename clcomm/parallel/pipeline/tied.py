@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from clcomm.communicator import Communicator
+from clcomm.comm.communicator import Communicator
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
 

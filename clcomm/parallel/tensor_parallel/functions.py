@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.tensor import Tensor, empty, float_tensor
-from clcomm.errors import ArgumentError
 from clcomm.parallel.exchange import ACTIVATIONS, INPUT_GRADIENTS, Exchange
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
-from clcomm.communicator import Communicator
+from clcomm.base.errors import ArgumentError, ClcommError
+from clcomm.base.host.launcher import launched_rank
+from clcomm.comm.communicator import Communicator
 from clcomm.engine.nn.layers import Dropout
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.random_stream import RandomStream
-from clcomm.errors import ArgumentError, ClcommError
-from clcomm.host.launcher import launched_rank
 from clcomm.parallel.exchange import Exchange
 from clcomm.parallel.tensor_parallel.shards import PARAMETERS, Cut, Shards
 from clcomm.parallel.tensor_parallel.styles import ColumnParallel, SequenceParallel, Style

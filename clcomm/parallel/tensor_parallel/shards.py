@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.communicator import Communicator
+from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.parameters import ParameterRange, ParameterSpec
+from clcomm.comm.communicator import Communicator
 from clcomm.engine.parameter import Parameter
-from clcomm.flat_space.layout import FlatLayout
-from clcomm.flat_space.parameters import ParameterRange, ParameterSpec
 from clcomm.optim.optimizer import Optimizer
 
 #: The label under which the Communicator's stats count gathered and broadcast parameters.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine.nn.attention import MultiheadAttention
 from clcomm.engine.nn.layers import Embedding, Linear
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
-from clcomm.errors import ArgumentError
 from clcomm.parallel.exchange import Exchange
 from clcomm.parallel.tensor_parallel.linear import ColumnParallelLinear, HeadParallelAttention, RowParallelLinear
 from clcomm.parallel.tensor_parallel.sequence import SequenceForward

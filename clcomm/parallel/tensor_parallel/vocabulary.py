@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.communicator import Communicator
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.communicator import Communicator
 from clcomm.engine import functional as F
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.nn.layers import Embedding
@@ -21,7 +22,6 @@ from clcomm.engine.ops.parts import fill
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.targets import note_of, require_below
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor
-from clcomm.errors import ArgumentError
 from clcomm.parallel.exchange import ACTIVATIONS, Exchange
 
 OUTSIDE = "expected 0 to {}, got {}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clcomm.errors import ArgumentError
+from clcomm.base.errors import ArgumentError
 from clcomm.optim import SGD, AdamW
 from clcomm.parallel.pipeline import Pipeline
 from tests.parallel.pipeline.cases import CASES, require_close, tensor

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, DistributedDataParallel, Mesh, Synchronizer
+from clcomm.base.errors import ArgumentError, MismatchError
 from clcomm.engine import Linear, Module, Parameter, ReLU, Sequential
-from clcomm.errors import ArgumentError, MismatchError
 from clcomm.parallel.pipeline import Pipeline, measured_costs
 from clcomm.parallel.pipeline.channels import ChannelPlan, open_channels
 from tests.helpers import cpu_device, one_line

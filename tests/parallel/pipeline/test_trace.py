@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from clcomm import Mesh
+from clcomm.base.schedules.pipeline import Action
+from clcomm.insight.trace import Trace
 from clcomm.parallel.pipeline import Pipeline
-from clcomm.schedules.pipeline import Action
-from clcomm.trace import Trace
 from tests.parallel.pipeline.cases import CASES
 from tests.trace import rules
 

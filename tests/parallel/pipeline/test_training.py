@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, DistributedDataParallel, Mesh
+from clcomm.base.errors import ArgumentError, ClcommError
+from clcomm.base.schedules.pipeline import INTERLEAVED, SCHEDULES
+from clcomm.comm.transport import mpi_communicators
 from clcomm.engine import CrossEntropyLoss, Dropout, Flatten, Generator, Linear, ReLU, Sequential
-from clcomm.errors import ArgumentError, ClcommError
 from clcomm.optim import SGD, Adam
 from clcomm.parallel.pipeline import Pipeline
-from clcomm.schedules.pipeline import INTERLEAVED, SCHEDULES
-from clcomm.transport import mpi_communicators
 from tests.helpers import cpu_device
 from tests.parallel.pipeline.cases import (
     CASES,

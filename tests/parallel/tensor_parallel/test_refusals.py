@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from clcomm import Mesh, Synchronizer
+from clcomm.base.errors import ArgumentError, MismatchError
 from clcomm.engine import LayerNorm, Linear, MultiheadAttention, Sequential, Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.nn import Module
-from clcomm.errors import ArgumentError, MismatchError
 from clcomm.parallel.tensor_parallel import (
     ColumnParallel,
     HeadsParallel,

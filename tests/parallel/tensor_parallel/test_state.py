@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from clcomm import DistributedDataParallel, Mesh
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor
-from clcomm.errors import ArgumentError
 from clcomm.optim import AdamW
 from clcomm.parallel.tensor_parallel import divided_state, gathered_state, parallelize_module
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from models.gpt import next_token_loss
 from tests.parallel.tensor_parallel.tasks import (
     VOCABULARY,

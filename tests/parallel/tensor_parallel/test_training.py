@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, DistributedDataParallel, Mesh
-from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Dropout, Linear, Replay, Sequential, Tensor
 from clcomm.engine.nn import manual_seed
 from clcomm.optim import SGD, AdamW
 from clcomm.parallel.tensor_parallel import ColumnParallel, SequenceParallel, parallelize_module
+from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from models.gpt import next_token_loss
 from tests.parallel.tensor_parallel.tasks import (
     STEPS,

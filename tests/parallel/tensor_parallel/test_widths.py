@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
+from clcomm.base.errors import ArgumentError, MismatchError
 from clcomm.engine import Linear, MultiheadAttention, Sequential, Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.modes import no_grad
@@ -15,7 +16,6 @@ from clcomm.engine.ops.broadcasting import launch_broadcast
 from clcomm.engine.ops.matmul import column_sums, multiply
 from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.tensor import copy_into
-from clcomm.errors import ArgumentError, MismatchError
 from clcomm.parallel.exchange import ACTIVATIONS, Exchange
 from clcomm.parallel.tensor_parallel import (
     ColumnParallel,

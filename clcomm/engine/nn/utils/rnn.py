@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import functional as F
 from clcomm.engine.tensor import Tensor, float_tensor
-from clcomm.errors import ArgumentError
 
 __all__ = ["PackedSequence", "Padded", "pack_padded_sequence", "pack_sequence", "pad_packed_sequence", "pad_sequence"]
 

@@ -1,0 +1,13 @@
+"""Transports, which move NumPy arrays between ranks: one interface, four implementations; only here is mpi4py imported.
+
+`solo` is a world of one, `mpi` moves bytes through MPI, `shared` reduces in a host's shared memory, and `hierarchical`
+combines both on several hosts. The order of summation does not depend on the length, so a result has the same bits
+however the data was split into calls: rank order, ((r0 + r1) + r2) + ..., and in `hierarchical` on several hosts,
+within each host first (docs/summation-order.md).
+"""
+
+from clcomm.comm.transport.base import Transport
+from clcomm.comm.transport.pending import Pending
+from clcomm.comm.transport.solo import SoloTransport
+
+__all__ = ["Pending", "SoloTransport", "Transport"]

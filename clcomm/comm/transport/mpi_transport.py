@@ -1,0 +1,246 @@
+"""The `mpi` transport: MPI's buffer calls move bytes, clcomm does the arithmetic.
+
+MPI's order of summation is unspecified and depends on the length, so a result would depend on the bucket size. This
+transport moves the parts and folds them in rank order instead: reduce-scatter by all-to-all, then all-gather. That
+moves as many bytes as MPI's own algorithm for long messages (Thakur, Rabenseifner and Gropp, 2005).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from clcomm.comm.transport import mpi_communicators, mpi_failures
+from clcomm.comm.transport.base import PreparedAllReduce, PreparedStart, Transport, require_aligned
+from clcomm.comm.transport.comparisons import Comparisons
+from clcomm.comm.transport.mpi_messages import exchange_arrays
+from clcomm.comm.transport.mpi_runtime import Intracomm, Request
+from clcomm.comm.transport.pending import Pending
+from clcomm.comm.transport.reduction import prepared_reduction
+from clcomm.comm.transport.rendezvous import NoRendezvous, Rendezvous
+from clcomm.comm.transport.same_arrays import places_elsewhere, require_alike
+from clcomm.comm.transport.shards import shards
+
+#: Up to this many bytes of all ranks' data, one all-gather and a local fold are faster than two phases.
+GATHER_LIMIT_BYTES = 64 << 10
+#: Where the rows of `start_gather_rows` begin, so that they can be read as any dtype.
+ROW_ALIGNMENT_BYTES = 64
+#: The lengths of the two arrays in a row of the comparisons, after its tag; see `places_elsewhere`.
+_LENGTHS = [3, 7]
+
+
+class MpiTransport(Transport):
+    """Collectives through a private mpi4py communicator.
+
+    Operations in the background compare length, dtype and the tag announced at `rendezvous` before data moves.
+
+    Args:
+        comm: the communicator, still owned by the caller.
+        pending: the queue of unfinished operations; the transports of one Communicator share it.
+        prepare_fold: `prepare_fold(rows, out, op)` returns a reduction of the ranks' rows; by default in rank order.
+
+    Attributes:
+        background: the communicator of pending operations' later phases.
+        byte: MPI's datatype of a byte.
+    """
+
+    name = "mpi"
+    rendezvous: Rendezvous = NoRendezvous()
+    #: The most bytes that one call moves: MPI before version 4 of the standard counts and addresses with 32 bits.
+    most_bytes = 1 << 30
+
+    def __init__(
+        self,
+        comm: Intracomm,
+        pending: deque[Pending] | None = None,
+        prepare_fold: Callable[[list[np.ndarray], np.ndarray, str], Callable[[], None]] = prepared_reduction,
+    ):
+        self.byte = mpi_communicators.byte()
+        self.comm, self.prepare_fold = comm, prepare_fold
+        self.rank, self.world_size = comm.Get_rank(), comm.Get_size()
+        # Later phases of pending operations start in another order than calls on `comm`, so they need their own.
+        self.background = comm.Dup()
+        self.comparisons = Comparisons(comm, self.background)
+        self.pending: deque[Pending] = deque() if pending is None else pending
+
+    def barrier(self) -> None:
+        self.comm.Barrier()
+
+    def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
+        self.prepare_all_reduce(source, out, op).run()
+
+    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedAllReduce:
+        if source.nbytes * self.world_size <= GATHER_LIMIT_BYTES:
+            return _GatheredAllReduce(self, source, out, op)
+        return _ExchangedAllReduce(self.comm, self._exchanges(source, out, op))
+
+    def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
+        return self.prepare_start(source, out, op).start()
+
+    def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedStart:
+        return _StartedExchange(self, source, out, op)
+
+    def later_phases(self, source: np.ndarray, out: np.ndarray, op: str) -> list[Callable[[], Request]]:
+        """Return the phases of an all-reduce that is part of another pending operation."""
+        exchanges = self._exchanges(source, out, op)
+        return [phase for exchange in exchanges for phase in (exchange.scatter, exchange.gather_shards)]
+
+    def count_phases(self, size: int, itemsize: int) -> int:
+        """Return the number of `later_phases` of an array of `size` elements."""
+        return 2 * len(self._pieces(size, itemsize))
+
+    def _exchanges(self, source: np.ndarray, out: np.ndarray, op: str) -> list[_ShardExchange]:
+        pieces = self._pieces(source.size, source.itemsize)
+        return [_ShardExchange(self, source[piece], out[piece], op) for piece in pieces]
+
+    def _pieces(self, size: int, itemsize: int) -> list[slice]:
+        """Return the slices, at least one, in which `size` elements are moved.
+
+        Args:
+            size: the number of elements.
+            itemsize: the bytes that a call moves for each element, those of all ranks.
+        """
+        step = max(1, self.most_bytes // itemsize)
+        return [slice(start, start + step) for start in range(0, max(size, 1), step)]
+
+    def broadcast(self, array: np.ndarray, root: int) -> None:
+        for piece in self._pieces(array.size, array.itemsize):
+            self.comm.Bcast([array[piece], self.byte], root)
+
+    def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
+        blocks = out.reshape(self.world_size, -1)
+        for piece in self._pieces(source.size, source.itemsize * self.world_size):
+            rows = np.require(blocks[:, piece], requirements="C")
+            self.comm.Allgather([source[piece], self.byte], [rows, self.byte])
+            _put(rows, blocks[:, piece])
+
+    def start_all_gather(self, source: np.ndarray, out: np.ndarray) -> Pending:
+        compared, everyone = self.comparisons.begin(self.rendezvous.tag, places_elsewhere(source, source))
+        return Pending(self.pending, compared, partial(self._begin_all_gather, source, out, everyone), meets=True)
+
+    def _begin_all_gather(self, source: np.ndarray, out: np.ndarray, everyone: np.ndarray) -> Request:
+        require_alike(everyone, arrays=2)
+        return self.background.Iallgather([source, self.byte], [out, self.byte])
+
+    def start_gather_rows(self, source: np.ndarray, rows: list[np.ndarray]) -> Pending:
+        compared, everyone = self.comparisons.begin(self.rendezvous.tag, places_elsewhere(source, source))
+        return Pending(self.pending, compared, partial(self._begin_gather_rows, source, rows, everyone), meets=True)
+
+    def _begin_gather_rows(self, source: np.ndarray, rows: list[np.ndarray], everyone: np.ndarray) -> Request:
+        counts = everyone[:, _LENGTHS[0]].tolist()
+        everyone[:, _LENGTHS] = 0  # these may differ
+        require_alike(everyone, arrays=2)
+        starts = np.cumsum([0, *(count + -count % ROW_ALIGNMENT_BYTES for count in counts)]).tolist()
+        whole = np.empty(starts.pop(), np.uint8)
+        rows.extend(whole[start : start + count] for start, count in zip(starts, counts, strict=True))
+        return self.background.Iallgatherv([source, self.byte], [whole, counts, starts, self.byte])
+
+    def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
+        blocks = source.reshape(self.world_size, -1)
+        for piece in self._pieces(out.size, out.itemsize * self.world_size):
+            sent = np.ascontiguousarray(blocks[:, piece])
+            rows = np.empty_like(sent)
+            self.comm.Alltoall([sent, self.byte], [rows, self.byte])
+            self.prepare_fold(list(rows), out[piece], op)()
+
+    def all_to_all(self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
+        exchange_arrays(self.comm, sends, receives)
+
+    def revoke(self) -> None:
+        mpi_failures.revoke(self.comm, self.background)
+
+    def close(self) -> None:
+        self.background.Free()
+
+
+def _put(rows: np.ndarray, target: np.ndarray) -> None:
+    """Copy rows to their target, unless they are in it already."""
+    if not np.may_share_memory(rows, target):
+        np.copyto(target, rows)
+
+
+class _GatheredAllReduce(PreparedAllReduce):
+    """An all-reduce of few bytes: every rank gets all arrays, and folds them."""
+
+    def __init__(self, transport: MpiTransport, source: np.ndarray, out: np.ndarray, op: str):
+        rows = np.empty((transport.world_size, source.size), source.dtype)
+        self._comm, self._result, self._out = transport.comm, rows[0], out
+        self._sent, self._received = [source, transport.byte], [rows, transport.byte]
+        self._fold = transport.prepare_fold(list(rows), rows[0], op)
+
+    def run(self) -> None:
+        self._comm.Allgather(self._sent, self._received)
+        self._fold()
+        np.copyto(self._out, self._result)  # `out` may be common to all ranks: it gets final values, no partial sums
+
+
+class _ExchangedAllReduce(PreparedAllReduce):
+    """An all-reduce in two phases for each piece of the array."""
+
+    def __init__(self, comm: Intracomm, exchanges: list[_ShardExchange]):
+        self._comm, self._exchanges = comm, exchanges
+
+    def run(self) -> None:
+        for exchange in self._exchanges:
+            self._comm.Alltoallv(exchange.sent, exchange.received)
+            exchange.fold()
+            exchange.gather()
+
+
+class _StartedExchange:
+    """The same in the background; ranks first compare their arrays."""
+
+    def __init__(self, transport: MpiTransport, source: np.ndarray, out: np.ndarray, op: str):
+        self._transport, self._source, self._out = transport, source, out
+        self._places = places_elsewhere(source, out)
+        self._first, *self._others = transport.later_phases(source, out, op)
+
+    def start(self) -> Pending:
+        """Start it, for the operation that was announced last."""
+        compared, everyone = self._transport.comparisons.begin(self._transport.rendezvous.tag, self._places)
+        begin = partial(self._compare_and_begin, everyone)
+        return Pending(self._transport.pending, compared, begin, *self._others, meets=True)
+
+    def _compare_and_begin(self, everyone: np.ndarray) -> Request:
+        require_alike(everyone, arrays=2)
+        require_aligned(self._source, self._out)
+        return self._first()
+
+
+class _ShardExchange:
+    """The buffers of one all-reduce: each rank receives its shard from all ranks, folds it, and sends it to all."""
+
+    def __init__(self, transport: MpiTransport, source: np.ndarray, out: np.ndarray, op: str):
+        world_size, rank, itemsize, byte = transport.world_size, transport.rank, source.itemsize, transport.byte
+        cuts = shards(source, world_size)
+        counts = [(cut.stop - cut.start) * itemsize for cut in cuts]
+        starts = [cut.start * itemsize for cut in cuts]
+        own = cuts[rank].stop - cuts[rank].start
+        rows = np.empty((world_size, own), source.dtype)
+        own_starts = [own * itemsize * each for each in range(world_size)]
+        self.sent = [source, counts, starts, byte]
+        self.received = [rows, [own * itemsize] * world_size, own_starts, byte]
+        self.fold = transport.prepare_fold(list(rows), rows[0], op)
+        self.shard = [rows[0], byte]
+        self.gathered = [out, counts, starts, byte]
+        self._background = transport.background
+        # MPICH's Allgatherv sends in pieces of 32 KiB and waits out the link's latency after each, these two do not.
+        to_all = [rows[0], [own * itemsize] * world_size, [0] * world_size, byte]
+        #: Sends this rank's shard, folded, to all.
+        self.gather = (
+            partial(transport.comm.Allgather, self.shard, [out, byte])
+            if len(set(counts)) == 1
+            else partial(transport.comm.Alltoallv, to_all, self.gathered)
+        )
+
+    def scatter(self) -> Request:
+        """Begin to receive this rank's shard from all ranks: the first phase in the background."""
+        return self._background.Ialltoallv(self.sent, self.received)
+
+    def gather_shards(self) -> Request:
+        """Fold this rank's shard, and begin to send it to all: the second phase."""
+        self.fold()
+        return self._background.Iallgatherv(self.shard, self.gathered)

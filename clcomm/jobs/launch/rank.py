@@ -1,0 +1,124 @@
+"""A rank of `clcomm run -n 4 train.py`: sets torchrun's variables and runs the script as Python would.
+
+`python -m clcomm.jobs.launch.rank ADDRESS PORT LOGS (SCRIPT | -m MODULE) ARGUMENTS`; "-" for an address or a port: rank 0's,
+for a directory of logs: none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import NoReturn
+
+from clcomm.base.host.signals import handle_signals, leave_to_python, say_ended
+from clcomm.comm.watch import restarts
+from clcomm.jobs.launch import rank_logs
+from clcomm.jobs.launch.threads import share_cores
+
+#: In place of an address, a port or a directory.
+CHOSEN = "-"
+
+
+def main() -> None:
+    """Run this process's command line; a failure ends the job."""
+    handle_signals(_end_at_once)
+    address, port, logs, *job = sys.argv[1:]
+    start(job, address, port, logs)
+
+
+def start(
+    job: list[str], address: str = CHOSEN, port: str = CHOSEN, logs: str = CHOSEN,
+    around: Callable[[Callable[[], None]], None] | None = None,
+) -> NoReturn:  # fmt: skip
+    """Run a script as a rank, and end the process.
+
+    around: calls the function that it is given, which runs the script; None: nothing is done around it.
+    """
+    if logs != CHOSEN:
+        rank_logs.redirect(logs)
+    share_cores()
+    from clcomm.comm.transport import mpi_runtime
+    from clcomm.comm.watch import endings, exits
+
+    for name in ("RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)  # of the shell: another program's
+    leave_to_python()
+    if mpi_runtime.launched_ranks() > 1:
+        exits.hook_job()
+
+    def run() -> None:
+        _set_variables(address, port)
+        with contextlib.suppress(AttributeError, ValueError):  # a stream of another kind, or closed
+            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        script = partial(_run_script, job)
+        script() if around is None else around(script)
+
+    endings.run(run, tidy=_without_own_frames)
+
+
+def _end_at_once(number: int, frame: object) -> None:
+    """End while modules are loaded: by the signal, as launchers ignore a rank that exits before MPI has started."""
+    restarts.ProgressFile().note(restarts.SIGNAL, number)
+    say_ended(number)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _set_variables(address: str, port: str) -> None:
+    """Set the variables that scripts for torchrun read; collective."""
+    from clcomm.comm.transport import mpi_runtime
+    from clcomm.comm.watch.startup_watchdog import StartWatch
+    from clcomm.comm.watch.time_limits import Limits
+    from clcomm.jobs.launch.variables import torch_variables
+
+    with StartWatch(Limits.of(10.0, 300.0)):
+        variables = torch_variables(mpi_runtime.world())
+    given = {"MASTER_ADDR": address, "MASTER_PORT": port}
+    os.environ.update({**variables, **{name: value for name, value in given.items() if value != CHOSEN}})
+
+
+def _run_script(job: list[str]) -> None:
+    """Run a script or a module as `python SCRIPT` and `python -m MODULE` do."""
+    from clcomm.base.errors import ArgumentError
+
+    if job[0] != "-m":
+        sys.argv = job
+        if not getattr(sys.flags, "safe_path", False) and os.path.isfile(job[0]):
+            sys.path[0] = os.path.dirname(os.path.realpath(job[0]))
+        runpy.run_path(job[0], run_name="__main__")
+        return
+    sys.argv = job[1:]
+    name = job[1]
+    try:
+        found = importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise  # the package before the dot is there, and imports something that is not
+        found = False
+    if not found:
+        raise ArgumentError(f"-m: expected a module that this Python finds, got {name!r}")
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _without_own_frames(error: BaseException) -> None:
+    """Cut the frames of this module, of runpy and of the import system before the script's first one."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and _is_own(trace):
+        trace = trace.tb_next
+    error.__traceback__ = trace
+
+
+def _is_own(trace: TracebackType) -> bool:
+    code, module = trace.tb_frame.f_code, trace.tb_frame.f_globals.get("__name__")
+    return code.co_filename == __file__ or module in ("runpy", "clcomm.comm.watch.endings")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,0 @@
-"""A model's layers, arithmetic and buckets: `summarize(model, (1, 3, 32, 32)).table()`."""
-
-from clcomm.summary.model_summary import Layer, ParameterPlace, Summary
-from clcomm.summary.summarize import summarize
-
-__all__ = ["Layer", "ParameterPlace", "Summary", "summarize"]

@@ -1,0 +1,87 @@
+"""The ranks that a scheme reduces over: a Communicator, or the first ranks of all hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from clcomm.base.host.arrays import aligned_zeros
+from clcomm.comm.transport import Transport
+
+
+class Ranks(Protocol):
+    """The collectives of a Communicator that schemes need; arrays are one-dimensional, except for rows."""
+
+    rank: int
+    size: int
+    hosts: int
+
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """Return zeroed bytes of this rank for data to send."""
+
+    def allocate_common(self, nbytes: int) -> np.ndarray:
+        """Return zeroed bytes for a common result; the ranks of a host may share them."""
+
+    def all_reduce(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
+        """Reduce an array over the ranks, "sum" or "mean", in place, and return it."""
+
+    def all_reduce_init(self, array: np.ndarray, *, out: np.ndarray) -> Callable[[], None]:
+        """Return a function that writes the ranks' sum to `out`, prepared once."""
+
+    def all_gather_in_place_init(self, array: np.ndarray) -> Callable[[], None]:
+        """Return a function that gathers rows, (size, length), each written by its rank; prepared once."""
+
+
+class FirstRanks:
+    """The first ranks of all hosts, with a count of the bytes sent by this one."""
+
+    hosts = 2  # or more: they share no memory
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+        self.rank, self.size = transport.rank, transport.world_size
+        self.handed_over = 0
+
+    def allocate(self, nbytes: int) -> np.ndarray:
+        return aligned_zeros(nbytes)
+
+    allocate_common = allocate
+
+    def all_reduce(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
+        self.handed_over += array.nbytes
+        self._transport.all_reduce(array, array, "sum")
+        if op == "mean":  # the transport's own divides by all ranks of the job
+            array /= array.dtype.type(self.size)
+        return array
+
+    def all_reduce_init(self, array: np.ndarray, *, out: np.ndarray) -> Callable[[], None]:
+        return _Counted(self, array.nbytes, self._transport.prepare_all_reduce(array, out, "sum").run).run
+
+    def all_gather_in_place_init(self, array: np.ndarray) -> Callable[[], None]:
+        gather = _RowGather(self._transport, array)
+        return _Counted(self, array[self.rank].nbytes, gather.run).run
+
+
+class _Counted:
+    """A prepared collective of the first ranks, each call of which sends `nbytes`."""
+
+    def __init__(self, ranks: FirstRanks, nbytes: int, move: Callable[[], object]):
+        self._ranks, self._nbytes, self._move = ranks, nbytes, move
+
+    def run(self) -> None:
+        self._ranks.handed_over += self._nbytes
+        self._move()
+
+
+class _RowGather:
+    """An all-gather of rows, each written by its rank."""
+
+    def __init__(self, transport: Transport, array: np.ndarray):
+        self._transport, self._row, self._whole = transport, array[transport.rank], array.reshape(-1)
+        self._source = self._row.copy()  # MPI requires separate source and target
+
+    def run(self) -> None:
+        self._source[...] = self._row
+        self._transport.all_gather(self._source, self._whole)

@@ -1,0 +1,159 @@
+"""What a policy is: settings that all ranks share, and for each model the rank's part in its outer steps.
+
+In a step of a policy ranks average no gradients. Every `h` steps comes an outer step, which makes the parameters of all
+ranks alike again, or of some, from how far each rank has moved since the last one: its outer gradient.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import numpy as np
+
+from clcomm.base.errors import ArgumentError
+from clcomm.comm.communicator import Communicator
+from clcomm.sync.policies.parameters import ModelParameters
+
+#: The label under which the Communicator's stats count what policies send.
+OUTER = "outer gradients"
+
+
+class LocalSteps(ABC):
+    """A rank's part in a policy for one model; making one is collective.
+
+    Attributes:
+        takes_means: whether it calls `mean`, for which there is memory from the start.
+
+    Args:
+        h: steps from one outer step to the next.
+        comm: the ranks.
+        model: its parameters, which are alike on all ranks.
+    """
+
+    takes_means: ClassVar[bool] = False
+
+    def __init__(self, h: int, comm: Communicator, model: ModelParameters):
+        self.h, self.comm, self.model = h, comm, model
+        self.steps = 0
+        self.aligned_at = -1
+        nbytes = model.size * model.dtype.itemsize if self.takes_means else 0
+        self._shared = comm.allocate(nbytes, purpose=OUTER).view(model.dtype) if nbytes else None
+
+    def step_finished(self) -> None:
+        """Note that this rank's optimizer has updated the parameters, and take the outer step that is due.
+
+        Where that fails, as a rank was lost, `state` and the steps stay those of before.
+        """
+        self.steps += 1
+        try:
+            self.after_step()
+        except BaseException:
+            self.steps -= 1
+            raise
+
+    def after_step(self) -> None:
+        """Take the outer step that is due after so many steps."""
+        if self.steps % self.h == 0:
+            self.outer_step()
+
+    @abstractmethod
+    def outer_step(self) -> None:
+        """Exchange how far the ranks have moved, and set the parameters; collective."""
+
+    def align(self) -> None:
+        """Give all ranks the same parameters, whichever step it is; collective. Again in the same step: do nothing."""
+        if self.steps != self.aligned_at:
+            self.bring_forward()
+            self.aligned_at = self.steps
+
+    def bring_forward(self) -> None:
+        """Take the next outer step now, unless all ranks have just taken one."""
+        if self.steps % self.h:
+            self.outer_step()
+
+    def mean(self, values: np.ndarray) -> np.ndarray:
+        """Return the mean over the ranks of an array like the parameters, which the next call writes over; collective.
+
+        It lies in memory that a host's ranks share, where there is some: a host then sends others as much as one rank.
+        """
+        assert self._shared is not None, "takes_means"
+        np.copyto(self._shared, values)
+        return self.comm.all_reduce(self._shared, "mean", label=OUTER)
+
+    @abstractmethod
+    def state(self) -> dict[str, np.ndarray]:
+        """Return what this rank keeps beside the parameters, as flat arrays that may be written to."""
+
+    def loaded(self, aligned_at: int) -> None:
+        """Go on from what was written to the arrays of `state`, last aligned after so many steps; collective."""
+        self.aligned_at = aligned_at
+
+
+@dataclass(frozen=True)
+class Policy(ABC):
+    """The settings of a policy, by the names that its text has; h: steps from one outer step to the next."""
+
+    name: ClassVar[str] = ""
+    h: int = 50
+
+    @abstractmethod
+    def start(self, comm: Communicator, model: ModelParameters) -> LocalSteps:
+        """Return the rank's part for a model, whose parameters are alike on all ranks."""
+
+    def __post_init__(self) -> None:
+        self.require("h", self.h >= 1, "a number of steps from 1 up")
+
+    def require(self, name: str, holds: bool, expected: str) -> None:
+        """Raise ArgumentError for a setting unless it `holds`."""
+        if not holds:
+            raise ArgumentError(f"policy: {self.name}: {name}: expected {expected}, got {getattr(self, name):g}")
+
+    def __str__(self) -> str:
+        settings = (f"{each.name}={getattr(self, each.name):g}" for each in fields(self))
+        return f"{self.name}:{','.join(settings)}"
+
+
+def parse_settings(kind: type[Policy], text: str) -> Policy:
+    """Return a policy of this kind with the settings of "h=50,lr=0.7"; ArgumentError for others."""
+    kinds = {each.name: int if each.type == "int" else float for each in fields(kind)}
+    found: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        try:
+            found[name] = kinds[name](value)
+        except (KeyError, ValueError):
+            wanted = ", ".join(f"{each}={value.__name__.upper()}" for each, value in kinds.items())
+            raise ArgumentError(f"policy: {kind.name}: expected settings of {wanted}, got {part!r}") from None
+    return kind(**found)  # type: ignore[arg-type]
+
+
+def load_state(part: LocalSteps, state: Mapping[str, np.ndarray]) -> None:
+    """Let a policy go on from `saved_state`; collective.
+
+    Raises ArgumentError, changing nothing, for that of another model or policy.
+    """
+    own = saved_state(part)
+    for name, array in own.items():
+        given = state.get(name)
+        if given is None or given.shape != array.shape or given.dtype != array.dtype:
+            found = "nothing" if given is None else f"{given.dtype} {given.shape}"
+            raise ArgumentError(f"state_dict[{name!r}]: expected {array.dtype} {array.shape}, got {found}")
+    unknown = sorted(set(state) - set(own))
+    if unknown:
+        raise ArgumentError(f"state_dict: expected the entries {sorted(own)}, got {unknown[0]!r} too")
+    part.steps = int(state["steps"])
+    for name, array in part.state().items():
+        array[...] = state[name]
+    part.model.read()
+    part.model.write(state["parameters"])
+    part.loaded(int(state["aligned"]))
+
+
+def saved_state(part: LocalSteps) -> dict[str, np.ndarray]:
+    """Return a rank's state for a checkpoint: its own parameters too, as between outer steps ranks differ."""
+    kept = {name: array.copy() for name, array in part.state().items()}
+    counts = {"steps": np.array(part.steps), "aligned": np.array(part.aligned_at)}
+    return kept | counts | {"parameters": part.model.read().copy()}
