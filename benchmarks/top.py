@@ -1,8 +1,9 @@
 """`python -m benchmarks.top`: what `clcomm top` costs a job, as a share of its step, on 8 ranks.
 
-A job pays whether somebody looks or not: a few assignments a step (`clcomm/comm/stats/now.py`), and about once a second, in
-the watchdog's thread, the figures on the rank's status page (`clcomm/comm/watch/figures.py`). Both are timed in the ranks of a
-job that has just trained, and compared with its step. Where ranks share cores, each core pays for all of its ranks.
+A job pays whether somebody looks or not: a few assignments a step (`clcomm/comm/stats/now.py`), and about once a
+second, in the watchdog's thread, the figures on the rank's status page (`clcomm/comm/watch/figures.py`). Both are timed
+in the ranks of a job that has just trained, and compared with its step. Where ranks share cores, each core pays for all
+of its ranks.
 """
 
 from __future__ import annotations

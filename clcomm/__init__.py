@@ -1,8 +1,10 @@
 """Data-parallel training for OpenCL devices over MPI."""
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from clcomm import _moved
 from clcomm._version import __version__
 
 if TYPE_CHECKING:
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
     from clcomm.comm.communicator import Communicator
     from clcomm.comm.stats import Collective, CommStats, Observer
     from clcomm.engine import Device
+    from clcomm.comm.watch import note_samples, note_saved, note_step, run
     from clcomm.parallel import DistributedDataParallel, Mesh
     from clcomm.parallel.loss_scaling import GradScaler
     from clcomm.sync.clipping import clip_grad_norm
@@ -34,15 +37,23 @@ __all__ = [
     "Synchronizer",
     "__version__",
     "clip_grad_norm",
+    "note_samples",
+    "note_saved",
+    "note_step",
+    "run",
 ]
 
 #: The module of each name, imported at the first access, so that `clcomm --help` does not load NumPy.
 _MODULES = {
-    "ClcommError": "errors", "Collective": "stats", "CommStats": "stats", "Communicator": "communicator",
-    "Device": "engine", "DistributedDataParallel": "parallel", "DistributedOptimizer": "distributed_optimizer",
-    "DistributedSampler": "sampler", "GradScaler": "parallel.loss_scaling", "Handle": "collectives.in_flight",
-    "Mesh": "parallel", "Observer": "stats", "Synchronizer": "synchronizer", "clip_grad_norm": "clipping",
+    "ClcommError": "base.errors", "Collective": "comm.stats", "CommStats": "comm.stats",
+    "Communicator": "comm.communicator", "Device": "engine", "DistributedDataParallel": "parallel",
+    "DistributedOptimizer": "sync.distributed_optimizer", "DistributedSampler": "sync.sampler",
+    "GradScaler": "parallel.loss_scaling", "Handle": "comm.collectives.in_flight", "Mesh": "parallel",
+    "Observer": "comm.stats", "Synchronizer": "sync.synchronizer", "clip_grad_norm": "sync.clipping",
+    "note_samples": "comm.watch", "note_saved": "comm.watch", "note_step": "comm.watch", "run": "comm.watch",
 }  # fmt: skip
+
+sys.meta_path.insert(0, _moved.Finder())
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The floors of the packages, and which imports breach them; works on sources alone, so it can be tested."""
+"""The wings of clcomm and what stands on it, and which imports breach their order; works on sources alone."""
 
 from __future__ import annotations
 
@@ -8,56 +8,30 @@ from dataclasses import dataclass
 
 PACKAGES = ("clcomm", "models", "training", "examples", "benchmarks")
 
-#: Packages by floor, the lowest first; a package imports only from lower floors. Modules that lie directly in clcomm/
-#: or training/ have no place of their own: each is as high as the highest package that it imports.
-FLOORS: tuple[tuple[str, ...], ...] = (
-    ("clcomm/base/host",),
-    ("clcomm/base/storage", "clcomm/base/console", "clcomm/base/flat_space", "clcomm/base/schedules"),
-    ("clcomm/comm/transport", "clcomm/engine", "clcomm/insight/drawing", "clcomm/insight/exporters"),
-    ("clcomm/comm/stats",),
-    ("clcomm/comm/watch",),
-    ("clcomm/comm/collectives",),
-    (
-        "clcomm/insight/trace",
-        "clcomm/comm/costs",
-        "clcomm/jobs/checkpoint",
-        "clcomm/sync/compression",
-        "clcomm/sync/policies",
-        "clcomm/comm/tensors",
+#: The nine wings and the packages that stand on clcomm, the lowest first: each imports from those before it only. The
+#: doors are the packages that users of other libraries type.
+WINGS: dict[str, tuple[str, ...]] = {
+    "base": ("clcomm/base",),
+    "engine": ("clcomm/engine", "clcomm/optim"),
+    "comm": ("clcomm/comm",),
+    "jobs": ("clcomm/jobs",),
+    "sync": ("clcomm/sync",),
+    "parallel": ("clcomm/parallel",),
+    "insight": ("clcomm/insight",),
+    "doors": (
+        *("clcomm/torch", "clcomm/horovod", "clcomm/jax", "clcomm/tinygrad", "clcomm/netcl", "clcomm/lizardist"),
+        "clcomm/as_torch",
     ),
-    ("clcomm/insight/measure", "clcomm/sync/adapters", "clcomm/engine/weights"),
-    ("clcomm/sync", "clcomm/insight/summary", "clcomm/optim"),
-    ("clcomm/sync/zero", "clcomm/jobs/launch", "clcomm/jobs/top"),
-    (
-        "clcomm/insight/report",
-        "clcomm/lizardist",
-        "clcomm/parallel",
-        "clcomm/parallel/devices",
-        "clcomm/tools/doctor",
-        "clcomm/tools/verify",
-    ),
-    (
-        *("clcomm/tools/commands", "clcomm/horovod", "clcomm/torch", "clcomm/netcl", "clcomm/tinygrad", "clcomm/jax"),
-        *("clcomm/as_torch", "models"),
-    ),
-    ("training/data", "training/engines"),
-    ("training/comparison",),
-    ("examples", "benchmarks"),
-)
-#: Where modules may lie beside packages.
-LOOSE = ("clcomm", "training")
-#: What knows nothing of the engine, which is on their floor or below.
-COMMUNICATION = (
-    "clcomm/comm/transport/",
-    "clcomm/comm/stats/",
-    "clcomm/comm/watch/",
-    "clcomm/comm/collectives/",
-    "clcomm/comm/communicator.py",
-)
-#: The exception, with which a Communicator sums on its rank's CPU: (importing file, imported file).
+    "tools": ("clcomm/tools",),
+    "models": ("models",),
+    "training": ("training",),
+    "examples": ("examples", "benchmarks"),
+}
+ORDER = list(WINGS)
+#: Modules of clcomm that belong to no wing: they hold names for users, and import at first use.
+LOOSE = ("clcomm/__init__.py", "clcomm/__main__.py", "clcomm/_moved.py", "clcomm/_version.py")
+#: The one file of communication that imports the engine, with which a Communicator sums on its rank's CPU.
 SUMS_ON_CPU = "clcomm/comm/communicator.py", "clcomm/engine/fold.py"
-#: How many modules may lie directly in clcomm/.
-MOST_LOOSE = 12
 
 ENGINE = "clcomm/engine/"
 #: benchmarks/ measures what uses mpi4py itself.
@@ -74,67 +48,37 @@ class Import:
     for_types: bool
 
 
-def package_of(path: str) -> str | None:
-    """Return the package of FLOORS that a file belongs to; None for a file that belongs to none."""
-    return next((name for floor in FLOORS for name in floor if path.startswith(name + "/")), None)
-
-
-def is_loose(path: str) -> bool:
-    """Return whether a file lies directly in a folder of LOOSE."""
-    return path.rpartition("/")[0] in LOOSE
-
-
-def floors_of(imports: Mapping[str, list[Import]]) -> dict[str, int]:
-    """Return each file's floor: its package's, or for a loose module the highest that it reaches; -1 if none."""
-    placed = {name: floor for floor, names in enumerate(FLOORS) for name in names}
-    floors: dict[str, int] = {}
-
-    def visit(path: str, trail: tuple[str, ...]) -> int:
-        package = package_of(path)
-        if package is not None:
-            return placed[package]
-        if path not in floors and path not in trail:
-            below = {each.file for each in imports[path] if each.file}
-            floors[path] = max((visit(file, (*trail, path)) for file in below), default=-1)
-        return floors.get(path, -1)
-
-    return {path: visit(path, ()) for path in imports}
+def wing_of(path: str) -> str | None:
+    """Return the wing that a file belongs to; None for one that belongs to none."""
+    return next((wing for wing, folders in WINGS.items() for each in folders if path.startswith(each + "/")), None)
 
 
 def breaches(sources: Mapping[str, str]) -> list[str]:
     """Return a line for each breach in the files, given as path: source."""
     imports = {path: list(imports_of(path, source, sources)) for path, source in sources.items()}
-    floors = floors_of(imports)
-    found = [
-        f"{path}: is in no package of FLOORS; add it to tests/floors.py"
-        for path in sources
-        if package_of(path) is None and not is_loose(path)
-    ]
+    found = []
     for path, its_imports in imports.items():
+        if wing_of(path) is None and path not in LOOSE:
+            found.append(f"{path}: is in no wing; tests/floors.py lists them")
         for each in its_imports:
-            found += (f"{path}:{each.line}: {problem}" for problem in _problems(path, each, floors))
-    return found + _too_many(sources) + _cycles(imports)
+            found += (f"{path}:{each.line}: {problem}" for problem in _problems(path, each))
+    return found + _cycles(imports)
 
 
-def _too_many(sources: Mapping[str, str]) -> list[str]:
-    loose = [path for path in sources if path.rpartition("/")[0] == "clcomm"]
-    return [f"clcomm/: holds {len(loose)} modules, {MOST_LOOSE} at most"] if len(loose) > MOST_LOOSE else []
-
-
-def _problems(path: str, imported: Import, floors: Mapping[str, int]) -> Iterator[str]:
+def _problems(path: str, imported: Import) -> Iterator[str]:
     if imported.module.split(".")[0] == "mpi4py" and not path.startswith(MAY_IMPORT_MPI4PY):
-        yield f"imports mpi4py; of clcomm only {MAY_IMPORT_MPI4PY[0].removeprefix('clcomm/')}*.py does"
+        yield "imports mpi4py; of clcomm only comm/transport/mpi_*.py does"
     target = imported.file
     if target is None:
         if imported.module.split(".")[0] in PACKAGES:
             yield f"imports {imported.module}, which is no file here"
         return
-    package = package_of(path)
-    if package is not None and package != package_of(target) and floors[target] >= floors[path]:
-        yield f"is on floor {floors[path]} and imports {target} of floor {floors[target]}"
-    if path.startswith(COMMUNICATION) and target.startswith(ENGINE) and (path, target) != SUMS_ON_CPU:
+    own, other = wing_of(path), wing_of(target)
+    if own and other and ORDER.index(other) > ORDER.index(own):
+        yield f"imports {target}: {own} comes before {other}"
+    if own == "comm" and target.startswith(ENGINE) and (path, target) != SUMS_ON_CPU:
         yield f"imports {target}: communication knows nothing of the engine"
-    if path.startswith("models/") and not target.startswith(("models/", ENGINE)):
+    if own == "models" and not target.startswith(("models/", ENGINE)):
         yield f"imports {target}: models know the engine alone"
 
 

@@ -94,7 +94,7 @@ def pip_install(extra: str) -> str:
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import unquote
 
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    root = os.path.abspath(os.path.join(__file__, *[os.pardir] * 3))
     if os.path.isfile(os.path.join(root, "pyproject.toml")):
         return f"pip install -e {shlex.quote(f'{root}[{extra}]')}"
     with suppress(PackageNotFoundError, ValueError):

@@ -1,4 +1,8 @@
-"""The native engine: tensors, automatic differentiation and modules on OpenCL devices."""
+"""The native engine: tensors, automatic differentiation and modules on OpenCL devices; it knows nothing of ranks.
+
+tensor.py is the face, autograd.py records and runs backward, kernels holds the OpenCL C that program.py builds, nn the
+modules, weights other projects' files. Its optimizers are clcomm.optim. Start with tensor.py, then autograd.py.
+"""
 
 from clcomm.base.errors import ArgumentError, DeviceError
 from clcomm.engine import creation, functional, nn

@@ -1,4 +1,8 @@
-"""Ranks laid out along axes, and models that are trained on them."""
+"""Parallelism beyond replicas: ranks on a mesh, layers divided between them, pipelines, and several devices a process.
+
+mesh.py lays ranks out along axes, tensor_parallel divides layers, pipeline divides a model into stages, devices trains
+replicas within one process. Start with mesh.py, then data_parallel.py.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

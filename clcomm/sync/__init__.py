@@ -1,1 +1,6 @@
-"""How a model's gradients are averaged: buckets, overlap, agreement between ranks."""
+"""Synchronisation: every rank gets rank 0's parameters, and gradients are averaged in buckets, overlapped with backward.
+
+synchronizer.py is the face, adapters read each library's models, bucket_plan.py reduces, zero divides updates and
+parameters between ranks, compression and policies send less, elastic.py goes on with the ranks that are left.
+Start with synchronizer.py, then model_sync.py.
+"""

@@ -35,7 +35,7 @@ __all__ = ["GRADIENTS", "PARAMETERS", "Synchronizer"]
 class Synchronizer:
     """Keeps the replicas of models alike, on the ranks of a Communicator.
 
-    Models are those of this package's engine, of PyTorch, tinygrad, JAX, netcl or NumPy arrays; see `clcomm.sync.adapters`.
+    Models are those of this package's engine, of PyTorch, tinygrad, JAX, netcl or NumPy arrays.
     Its parameters' names, shapes and dtypes, and the bucket plan, are compared over the ranks before the first
     traffic, and so are the settings; MismatchError with the same text is raised on every rank where they differ.
 
@@ -320,9 +320,9 @@ class Synchronizer:
     def register_comm_hook(self, hook: CommHook | None) -> None:
         """Let `hook(gradient, comm, out, bucket)` reduce each floating bucket from now on; None: a plain all-reduce.
 
-        `clcomm.sync.compression` describes what a hook is given and has to do. Every rank registers the same one. Raises
-        ArgumentError for one that cannot be called, and where a DistributedOptimizer reduces gradients, as it has no
-        buckets to give a hook.
+        `clcomm.sync.compression` describes what a hook is given and has to do. Every rank registers the same one.
+        Raises ArgumentError for one that cannot be called, and where a DistributedOptimizer reduces gradients, as it
+        has no buckets to give a hook.
         """
         self.models.use_hook(hook)
 

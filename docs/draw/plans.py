@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import pathlib
+import re
+import textwrap
+
 from clcomm.insight.drawing.scene import Mark, Path, Rect, Text, arrow
 from docs.extensions.svg import BLUE, GREEN, GREY, LINE, PURPLE, VERMILLION, svg
-from tests.floors import FLOORS
 
+#: The page whose table lists the wings.
+ARCHITECTURE = pathlib.Path(__file__).resolve().parent.parent / "architecture.md"
 _COLOURS = (BLUE, VERMILLION, GREEN, PURPLE)
 
 
 def all_drawings() -> dict[str, str]:
-    return {"shared-window": shared_window(), "floors": floors(), "life-of-a-gradient": life_of_a_gradient()}
+    return {"shared-window": shared_window(), "wings": wings(), "life-of-a-gradient": life_of_a_gradient()}
 
 
 def _arrow(x: float, begin: float, end: float) -> list[Mark]:
@@ -37,25 +42,19 @@ def shared_window() -> str:
     return svg(690, 246, parts)
 
 
-def floors() -> str:
-    """The packages by floor, the highest on top."""
-    rows: list[Mark] = []
-    y = 6.0
-    for number, packages in reversed([*enumerate(FLOORS)]):
-        x = 40.0
-        rows.append(Text(0, y + 18, str(number), bold=True))
-        for package in packages:
-            name = package.removeprefix("clcomm/")
-            width = 7.6 * len(name) + 18
-            inside = package.startswith("clcomm/")
-            rows.append(Rect(x, y, width, 26, BLUE if inside else GREY, package, opacity=0.25))
-            rows.append(Text(x + width / 2, y + 17, name, "middle"))
-            x += width + 8
-        y += 34
-    rows.append(
-        Text(0, y + 12, "A package imports from floors below its own only. Grey: built on the wheel, not in it.")
-    )
-    return svg(690, y + LINE, rows)
+def wings() -> str:
+    """The nine wings as the rooms of a house: each stands on those below it and before it."""
+    rows = re.findall(r"^\| \*\*(\w+)\*\* \| ([^|]+?) \| ([^|]+?) \|", ARCHITECTURE.read_text(), re.MULTILINE)
+    marks: list[Mark] = []
+    width, height = 224.0, 74.0
+    for number, (wing, purpose, holds) in enumerate(rows):
+        x, y = 4 + number % 3 * (width + 4), 6 + (2 - number // 3) * (height + 4)
+        marks.append(Rect(x, y, width, height, _COLOURS[number % len(_COLOURS)], wing, opacity=0.25))
+        marks.append(Text(x + 10, y + 20, f"{number + 1}  {wing}", bold=True))
+        lines = textwrap.wrap(holds.replace("`", ""), 34)[:3]
+        marks += [Text(x + 10, y + 36 + 15 * line, text) for line, text in enumerate(lines)]
+    marks.append(Text(4, 6 + 3 * (height + 4) + 14, "A wing imports from wings with smaller numbers only."))
+    return svg(690, 3 * (height + 4) + 8 + LINE, marks)
 
 
 def life_of_a_gradient() -> str:

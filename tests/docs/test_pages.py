@@ -93,8 +93,8 @@ def test_what_a_signature_is_does_not_depend_on_versions() -> None:
 
 #: Modules that an extra is needed for, by how their names start.
 NEEDS = {
-    "clcomm.torch": "torch", "clcomm.horovod": "torch", "clcomm.sync.adapters.netcl": "netcl", "clcomm.tinygrad": "tinygrad",
-    "clcomm.jax": "jax",
+    "clcomm.torch": "torch", "clcomm.horovod": "torch", "clcomm.sync.adapters.netcl": "netcl",
+    "clcomm.tinygrad": "tinygrad", "clcomm.jax": "jax",
 }  # fmt: skip
 
 

@@ -144,7 +144,8 @@ def test_the_doctor_leaves_nothing_below_an_empty_home(tmp_path) -> None:
 @pytest.mark.parametrize("as_json", [True, False])
 def test_an_output_that_cannot_be_written(as_json, tmp_path) -> None:
     """Files may have no size: what was found is said on standard error, without a traceback."""
-    code = "import sys, resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); from clcomm.tools.commands import doctor\n"
+    code = "import sys, resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+    code += "from clcomm.tools.commands import doctor\n"
     code += f"from clcomm.base.console.finding import ok; sys.exit(doctor._shown([ok('a', 'b')], {as_json}))"
     with (tmp_path / "out").open("w") as out:
         done = subprocess.run([sys.executable, "-c", code], stdout=out, stderr=subprocess.PIPE, text=True, timeout=60,

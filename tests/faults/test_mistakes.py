@@ -28,7 +28,7 @@ def test_a_mistake_on_all_ranks_is_one_line(tmp_path):
 )
 @pytest.mark.parametrize("traceback", ["", "1"])
 def test_what_another_start_may_cure_is_no_mistake(tmp_path, error, code, traceback):
-    raises = f"from clcomm import errors; raise errors.{error}Error('planted')"
+    raises = f"from clcomm.base import errors; raise errors.{error}Error('planted')"
     assert job(tmp_path, on_all(raises), CLCOMM_TRACEBACK=traceback).code == code
 
 

@@ -1,4 +1,4 @@
-"""What the all-reduces by `clcomm.base.schedules` send: the messages of all ranks and their bytes, as a line of JSON."""
+"""The messages of all ranks in all-reduces by `clcomm.base.schedules`, and their bytes, as a line of JSON."""
 
 from __future__ import annotations
 

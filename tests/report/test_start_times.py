@@ -16,7 +16,8 @@ from tests.report.runs import document, written
 
 
 def test_a_process_knows_its_age():
-    program = "import time; time.sleep(0.3); from clcomm.insight.report.start_times import process_age_s; print(process_age_s())"
+    program = "import time; time.sleep(0.3)\n"
+    program += "from clcomm.insight.report.start_times import process_age_s; print(process_age_s())"
     begin = time.perf_counter()
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert 0.29 <= float(told.stdout) <= time.perf_counter() - begin + 0.02

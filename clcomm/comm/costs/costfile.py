@@ -16,7 +16,9 @@ from clcomm.comm.costs.model import Cost, Fit, MeasuredFit
 
 FORMAT = 2  # of the file; files with another number are refused
 _MOST_BYTES = 1 << 20
-_TRANSPORTS, _SUMS = ("shared", "mpi", "hierarchical"), ("device", "numpy")
+_TRANSPORTS = ("shared", "mpi", "hierarchical")
+#: The summing unit in shared memory, in words.
+SUMMED_BY = {"device": "each rank's own device", "numpy": "NumPy"}
 
 
 def path_of_host(host: str | None = None) -> Path:
@@ -94,6 +96,6 @@ def _points(value: object, name: str) -> tuple[tuple[int, float], ...]:
 
 _FIELDS: dict[str, Check] = {
     "transport": _one_of(_TRANSPORTS, f"a transport of {', '.join(_TRANSPORTS)}"), "ranks": whole(2),
-    "hosts": whole(1), "sums": _one_of(_SUMS, f"sums {' or '.join(_SUMS)}"), "alpha_s": number,
+    "hosts": whole(1), "sums": _one_of(SUMMED_BY, f"sums {' or '.join(SUMMED_BY)}"), "alpha_s": number,
     "beta_s_per_byte": number, "median_error": number, "max_error": number, "points": _points,
 }  # fmt: skip

@@ -57,7 +57,7 @@ class Collective(NamedTuple):
     part: str = ""
     #: The number of that part's ranks; 0: all of the Communicator's.
     part_size: int = 0
-    #: How many messages this rank sent to others, and their bytes, in an all-reduce by `clcomm.base.schedules`; 0 in others.
+    #: How many messages this rank sent to others, and their bytes, in an all-reduce by a schedule; 0 in others.
     messages: int = 0
     message_nbytes: int = 0
     #: The shape and dtype of this rank's array; None and "" where there is none, or ranks may differ in it.

@@ -11,7 +11,7 @@ __all__ = ["note_samples", "note_saved", "note_step", "run"]
 
 #: The module of each name, imported at the first access: a Communicator of one rank needs none of them.
 _MODULES = {
-    "note_samples": "stats.now", "note_saved": "job.endings", "note_step": "job.endings", "run": "job.endings",
+    "note_samples": "stats.now", "note_saved": "watch.endings", "note_step": "watch.endings", "run": "watch.endings",
 }  # fmt: skip
 
 
@@ -19,5 +19,5 @@ def __getattr__(name: str) -> Any:
     """Import a name of `__all__` at its first access."""
     if name not in _MODULES:
         raise AttributeError(f"module 'clcomm.comm.watch' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"clcomm.{_MODULES[name]}"), name)
+    value = globals()[name] = getattr(import_module(f"clcomm.comm.{_MODULES[name]}"), name)
     return value

@@ -121,8 +121,7 @@ def note_wrapped(error: BaseException, text: str = "") -> None:
 def fail(error: BaseException) -> int:
     """Report an exception and return the exit code; end the other ranks unless all fail with the same message.
 
-    sys.exit(0) is not a failure: clcomm/comm/watch/exits.py ends the job if ranks wait for this one, as at a program's normal
-    end.
+    sys.exit(0) is not a failure: exits.py ends the job if ranks wait for this one, as at a program's normal end.
     """
     if isinstance(error, SystemExit) and (error.code is None or error.code == 0):
         return 0

@@ -35,7 +35,7 @@ RUNNING, FINALIZED, LEAVING, STOPPING, FAILING = range(5)
 JOINED = 9
 #: The kernel's request for information on a process, and its flag for the exit status (linux/pidfd.h).
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 0x8
-#: Identifies a job among those of one Open MPI daemon, as in clcomm.base.host.launcher, which this process cannot import.
+#: Identifies a job among those of one Open MPI daemon, as in base/host/launcher.py, which this process cannot import.
 JOB_VARIABLE = "PMIX_NAMESPACE"
 #: Whether MPICH's launcher has started ranks on other hosts too: their number here is less than that of all.
 OTHER_HOSTS = 0 < int(os.environ.get("MPI_LOCALNRANKS") or 0) < int(os.environ.get("PMI_SIZE") or 0)

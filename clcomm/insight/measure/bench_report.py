@@ -15,7 +15,7 @@ from clcomm.base.console.table import Layout, Line, TextColumn, TextTable, wrapp
 from clcomm.base.errors import DeviceError
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.transport.mpi_runtime import library
-from clcomm.insight.measure.summation import SUMMED_BY
+from clcomm.comm.costs.costfile import SUMMED_BY
 from clcomm.insight.measure.timing import BenchRow, TimingSchedule
 
 if TYPE_CHECKING:

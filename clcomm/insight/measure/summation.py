@@ -8,9 +8,6 @@ from clcomm.base.errors import ArgumentError, DeviceError
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.transport.reduction import Fold
 
-#: The summing unit in shared memory, in words.
-SUMMED_BY = {"device": "each rank's own device", "numpy": "NumPy"}
-
 
 def add_sums_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sums", choices=("device", "numpy"),

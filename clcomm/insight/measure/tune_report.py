@@ -12,7 +12,7 @@ from clcomm.base.console.table import TextColumn, TextTable
 from clcomm.base.units import format_size
 from clcomm.comm.costs.forecast import Candidate, Recommendation, ScalingRow, scaling
 from clcomm.comm.costs.model import Cluster, MeasuredFit
-from clcomm.insight.measure.summation import SUMMED_BY
+from clcomm.comm.costs.costfile import SUMMED_BY
 
 _DOUBTFUL = 0.3  # median error from which a fit is unreliable
 

@@ -14,7 +14,7 @@ from clcomm.base.errors import ArgumentError
 from clcomm.comm.costs.forecast import Candidate, Recommendation, recommend
 from clcomm.comm.costs.model import Bytes, Cost, Fit, fit
 from clcomm.comm.stats.events import Row
-from clcomm.insight.measure.summation import SUMMED_BY
+from clcomm.comm.costs.costfile import SUMMED_BY
 
 #: Requirements of a fit: different sizes, the ratio of the largest to the smallest, calls of each size.
 _LEAST_SIZES, _LEAST_SPREAD, _LEAST_CALLS = 4, 4, 10

@@ -1,7 +1,7 @@
 """Answers `clcomm run --min-ranks` on a host of its job, and does there what it cannot do from its own.
 
-`python -m clcomm.jobs.launch.host_agent DIRECTORY` keeps the directory of the job's copies in this host's memory, passes on
-what ranks tell, and obeys what comes through its standard input, a line each: a word and a number.
+`python -m clcomm.jobs.launch.host_agent DIRECTORY` keeps the directory of the job's copies in this host's memory. It
+passes on what ranks tell, and obeys what comes through its standard input, a line each: a word and a number.
 """
 
 from __future__ import annotations

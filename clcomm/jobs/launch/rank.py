@@ -1,7 +1,7 @@
 """A rank of `clcomm run -n 4 train.py`: sets torchrun's variables and runs the script as Python would.
 
-`python -m clcomm.jobs.launch.rank ADDRESS PORT LOGS (SCRIPT | -m MODULE) ARGUMENTS`; "-" for an address or a port: rank 0's,
-for a directory of logs: none.
+`python -m clcomm.jobs.launch.rank ADDRESS PORT LOGS (SCRIPT | -m MODULE) ARGUMENTS`; "-" for an address or a port:
+rank 0's, for a directory of logs: none.
 """
 
 from __future__ import annotations

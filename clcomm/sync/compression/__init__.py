@@ -12,8 +12,9 @@ background. It returns None, `out` or a handle; anything else is an ArgumentErro
 A hook that keeps state between steps is a `StatefulHook`, so that checkpoints can hold it. Attributes of a hook:
 
 - elementwise: it gives the same result for any buckets; `bucket_size="auto"` tries sizes only with such hooks.
-- between_hosts: it needs no more of a Communicator than `clcomm.sync.compression.ranks.Ranks`, and accepts the same memory
-  as gradient and out. Where hosts reduce in shared memory, it runs on each host's first rank only, on the host's sum.
+- between_hosts: it needs no more of a Communicator than `clcomm.sync.compression.ranks.Ranks`, and accepts the same
+  memory as gradient and out. Where hosts reduce in shared memory, it runs on each host's first rank only, on the host's
+  sum.
 
 - refuses_parts: why it does not reduce a model that tensor-parallel ranks divide, in words; without it, it does.
 

@@ -1,4 +1,4 @@
-"""`clcomm tune`: latency and bandwidth of all-reduces, and a recommended bucket size, with clcomm/insight/measure/tune.py."""
+"""`clcomm tune`: latency and bandwidth of all-reduces, and a recommended bucket size."""
 
 from __future__ import annotations
 
