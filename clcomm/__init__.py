@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from clcomm.comm.collectives.in_flight import Handle
     from clcomm.comm.communicator import Communicator
     from clcomm.comm.stats import Collective, CommStats, Observer
-    from clcomm.engine import Device
     from clcomm.comm.watch import note_samples, note_saved, note_step, run
+    from clcomm.engine.device import Device
     from clcomm.parallel import DistributedDataParallel, Mesh
     from clcomm.parallel.loss_scaling import GradScaler
     from clcomm.sync.clipping import clip_grad_norm
@@ -46,7 +46,7 @@ __all__ = [
 #: The module of each name, imported at the first access, so that `clcomm --help` does not load NumPy.
 _MODULES = {
     "ClcommError": "base.errors", "Collective": "comm.stats", "CommStats": "comm.stats",
-    "Communicator": "comm.communicator", "Device": "engine", "DistributedDataParallel": "parallel",
+    "Communicator": "comm.communicator", "Device": "engine.device", "DistributedDataParallel": "parallel",
     "DistributedOptimizer": "sync.distributed_optimizer", "DistributedSampler": "sync.sampler",
     "GradScaler": "parallel.loss_scaling", "Handle": "comm.collectives.in_flight", "Mesh": "parallel",
     "Observer": "comm.stats", "Synchronizer": "sync.synchronizer", "clip_grad_norm": "sync.clipping",

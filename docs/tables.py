@@ -7,15 +7,15 @@ import re
 from pathlib import Path
 
 from clcomm.base.host.variables import VARIABLES
-from tests.floors import FLOORS
+from tests.floors import WINGS
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = """# Packages by floor
+PACKAGES = """# Packages by wing
 
-A package imports only from [floors](../architecture.md#floors) below its own. What each is for is its docstring's
-first sentence.
+A [wing](../architecture.md#wings) imports only from those above it. What a package is for is its docstring's first
+sentence.
 
-| floor | package | |
+| wing | package | |
 |---|---|---|
 """
 OWN_VARIABLES = """# clcomm's environment variables
@@ -28,9 +28,15 @@ OWN_VARIABLES = """# clcomm's environment variables
 
 
 def packages() -> str:
-    """Return the page of packages, from tests/floors.py and the packages' docstrings."""
-    rows = [(floor, name, _purpose(name)) for floor, names in enumerate(FLOORS) for name in names]
-    return PACKAGES + "".join(f"| {floor} | `{name}` | {purpose} |\n" for floor, name, purpose in rows)
+    """Return the page of packages, from tests/floors.py and the docstrings of packages."""
+    rows = [(wing, folder) for wing, folders in WINGS.items() for each in folders for folder in _packages_in(each)]
+    return PACKAGES + "".join(f"| {wing} | `{folder}` | {_purpose(folder)} |\n" for wing, folder in rows)
+
+
+def _packages_in(folder: str) -> list[str]:
+    """Return a folder and the packages in it, those of the engine and of models' libraries as one."""
+    inside = sorted(path.parent.name for path in (ROOT / folder).glob("*/__init__.py"))
+    return [folder, *(f"{folder}/{name}" for name in inside if not folder.startswith("clcomm/engine"))]
 
 
 def _purpose(package: str) -> str:
@@ -40,7 +46,7 @@ def _purpose(package: str) -> str:
 
 def own_variables() -> str:
     """Return the page of clcomm's variables, from their table and the comment above each line of it."""
-    source = (ROOT / "clcomm" / "host" / "variables.py").read_text()
+    source = (ROOT / "clcomm" / "base" / "host" / "variables.py").read_text()
     comments = dict(re.findall(r'((?:^    # .*\n)+)    "(CLCOMM_\w+)": ', source, re.MULTILINE))
     meanings = {name: " ".join(comment.replace("    # ", "").split()) for comment, name in comments.items()}
     rows = [

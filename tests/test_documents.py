@@ -15,6 +15,7 @@ import pytest
 
 from docs import options
 from docs.extensions import public_names
+from tests.floors import WINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in path.parts]
@@ -174,7 +175,7 @@ SOURCES = [
     for path in sorted((ROOT / folder).rglob("*"))
     if path.suffix in (".py", ".cl", ".css", ".md")
 ]
-FOLDERS = ("", "clcomm", "clcomm/engine", "docs", "tests")
+FOLDERS = ("", "clcomm", *(f"clcomm/{wing}" for wing in WINGS), "docs", "tests")
 #: Files that pages name and that are not this repository's: a program in a sample message, nccl-tests' manual, NumPy.
 ELSEWHERE = {"demo/train.py", "doc/PERFORMANCE.md", "numpy/__init__.py"}
 

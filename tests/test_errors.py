@@ -119,10 +119,10 @@ def test_another_version_of_a_package_is_refused(monkeypatch, package, wanted, o
 )
 def test_what_installs_an_extra_fits_how_clcomm_was_installed(tmp_path, beside, record, expected):
     root, wheel = tmp_path / "site packages", tmp_path / "clcomm-0.1.0-py3-none-any.whl"
-    (root / "clcomm").mkdir(parents=True)
+    (root / "clcomm" / "base").mkdir(parents=True)
     wheel.touch()
     (root / "clcomm" / "__init__.py").touch()
-    (root / "clcomm" / "errors.py").write_text((ROOT / "clcomm" / "errors.py").read_text())
+    (root / "clcomm" / "base" / "errors.py").write_text((ROOT / "clcomm" / "base" / "errors.py").read_text())
     if beside:
         (root / beside).touch()
     about = root / "clcomm-0.1.0.dist-info"

@@ -1,8 +1,8 @@
 """netcl's names over this package's engine: a program has only to import `clcomm.netcl` instead of `netcl`.
 
 That is for its documented data-parallel training on several devices of a process (docs/several-devices.md); with
-netcl's own kernels, and ranks, see `clcomm.sync.adapters.netcl`. netcl's modules, such as `clcomm.netcl.distributed`, are
-this one by their own names.
+netcl's own kernels, and ranks, see `clcomm.sync.adapters.netcl`. netcl's modules, such as
+`clcomm.netcl.distributed`, are this one by their own names.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def data_parallel_step(
 def broadcast_params(
     src_params: Any, dst_param_groups: Sequence[Sequence[Parameter]] | None = None, root: int = 0
 ) -> None:
-    """Give all replicas the parameters of replica `root`; with two arguments as `clcomm.parallel.devices.broadcast_params`."""
+    """Give all replicas those of replica `root`; with two arguments as `clcomm.parallel.devices.broadcast_params`."""
     if dst_param_groups is None:
         on_devices.broadcast_params(None, Replicas.checked(src_params), root)
     else:

@@ -1,4 +1,4 @@
-"""Synchronisation: every rank gets rank 0's parameters, and gradients are averaged in buckets, overlapped with backward.
+"""Synchronisation: rank 0's parameters go to every rank, and gradients are averaged in buckets, during backward.
 
 synchronizer.py is the face, adapters read each library's models, bucket_plan.py reduces, zero divides updates and
 parameters between ranks, compression and policies send less, elastic.py goes on with the ranks that are left.

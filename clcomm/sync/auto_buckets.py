@@ -11,8 +11,8 @@ import numpy as np
 from clcomm.base.errors import DataError
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.costs import costfile
-from clcomm.comm.costs.model import MeasuredFit, cluster_of, fit
 from clcomm.comm.costs.costfile import SUMMED_BY
+from clcomm.comm.costs.model import MeasuredFit, cluster_of, fit
 from clcomm.sync.bucket_plan import GRADIENTS, BucketPlan
 from clcomm.sync.bucket_tuning import BucketTuner, candidates, elapsed
 from clcomm.sync.decision import Decision

@@ -7,7 +7,7 @@ import re
 import textwrap
 
 from clcomm.insight.drawing.scene import Mark, Path, Rect, Text, arrow
-from docs.extensions.svg import BLUE, GREEN, GREY, LINE, PURPLE, VERMILLION, svg
+from docs.extensions.svg import BLUE, GREEN, LINE, PURPLE, VERMILLION, svg
 
 #: The page whose table lists the wings.
 ARCHITECTURE = pathlib.Path(__file__).resolve().parent.parent / "architecture.md"
@@ -44,10 +44,10 @@ def shared_window() -> str:
 
 def wings() -> str:
     """The nine wings as the rooms of a house: each stands on those below it and before it."""
-    rows = re.findall(r"^\| \*\*(\w+)\*\* \| ([^|]+?) \| ([^|]+?) \|", ARCHITECTURE.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| \*\*(\w+)\*\* \| [^|]+ \| ([^|]+?) \|", ARCHITECTURE.read_text(), re.MULTILINE)
     marks: list[Mark] = []
     width, height = 224.0, 74.0
-    for number, (wing, purpose, holds) in enumerate(rows):
+    for number, (wing, holds) in enumerate(rows):
         x, y = 4 + number % 3 * (width + 4), 6 + (2 - number // 3) * (height + 4)
         marks.append(Rect(x, y, width, height, _COLOURS[number % len(_COLOURS)], wing, opacity=0.25))
         marks.append(Text(x + 10, y + 20, f"{number + 1}  {wing}", bold=True))

@@ -24,10 +24,10 @@ from clcomm.base.errors import ClcommError
 ROOT = Path(__file__).resolve().parent.parent.parent
 #: Public modules without `__all__`: each of their functions and classes is public.
 WITHOUT_ALL = (
-    "clcomm.comm.collectives.same_start", "clcomm.sync.compression", "clcomm.comm.costs.costfile", "clcomm.sync.distributed_optimizer",
-    "clcomm.sync.elastic", "clcomm.base.errors", "clcomm.sync.sampler", "clcomm.sync.balance", "clcomm.sync.decision",
-    "clcomm.sync.adapters.adapter", "clcomm.sync.adapters.netcl_optim", "clcomm.engine.fold", "clcomm.parallel.audit",
-    "clcomm.parallel.loss_scaling",
+    "clcomm.base.errors", "clcomm.comm.collectives.same_start", "clcomm.comm.costs.costfile", "clcomm.engine.fold",
+    "clcomm.parallel.audit", "clcomm.parallel.loss_scaling", "clcomm.sync.adapters.adapter",
+    "clcomm.sync.adapters.netcl_optim", "clcomm.sync.balance", "clcomm.sync.compression", "clcomm.sync.decision",
+    "clcomm.sync.distributed_optimizer", "clcomm.sync.elastic", "clcomm.sync.sampler",
 )  # fmt: skip
 #: Modules with an `__all__` for other modules of clcomm alone.
 INTERNAL = {"clcomm.comm.transport"}

@@ -84,7 +84,7 @@ def test_a_file_belongs_to_the_innermost_place() -> None:
 
 
 def test_a_message_without_a_list_is_reported() -> None:
-    page = PAGE.read_text().replace("clcomm/sync/sampler.py", "clcomm/gone.py")
+    page = PAGE.read_text().replace("clcomm/base/units.py", "clcomm/gone.py")
     wrong = troubleshooting.uncovered(page)
-    assert any(line.startswith("clcomm/sync/sampler.py: in no list") for line in wrong)
+    assert any(line.startswith("clcomm/base/units.py: in no list") for line in wrong)
     assert "clcomm/gone.py: no messages" in wrong

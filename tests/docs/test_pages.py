@@ -18,7 +18,6 @@ from clcomm.tools.commands.listing import COMMANDS
 from docs import listings, tables
 from docs.extensions import commands, llms, public_names, repository, results
 from tests.faults.launch import clean_environment
-from tests.floors import FLOORS
 from tests.release import newcomer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -212,8 +211,9 @@ def test_drawings_name_what_their_pages_name() -> None:
     page = (DOCS / "life-of-a-gradient.md").read_text() + (ROOT / "tests/proofs/gradient-path.md").read_text()
     drawn = re.findall(r"\b[A-Z]\w+\.\w+\b", (DOCS / "drawings" / "life-of-a-gradient.svg").read_text())
     assert len(drawn) > 3 and [name for name in drawn if name not in page] == []
-    floors = re.findall(r"<title>([\w/]+)</title>", (DOCS / "drawings" / "floors.svg").read_text())
-    assert sorted(floors) == sorted(sum(FLOORS, ())), "python -m docs.draw --redraw"
+    wings = re.findall(r"^\| \*\*(\w+)\*\* \|", (DOCS / "architecture.md").read_text(), re.MULTILINE)
+    rooms = re.findall(r"<title>(\w+)</title>", (DOCS / "drawings" / "wings.svg").read_text())
+    assert len(rooms) == 9 and rooms == wings, "python -m docs.draw --redraw"
 
 
 # --- the tutorial ---

@@ -96,6 +96,6 @@ def _points(value: object, name: str) -> tuple[tuple[int, float], ...]:
 
 _FIELDS: dict[str, Check] = {
     "transport": _one_of(_TRANSPORTS, f"a transport of {', '.join(_TRANSPORTS)}"), "ranks": whole(2),
-    "hosts": whole(1), "sums": _one_of(SUMMED_BY, f"sums {' or '.join(SUMMED_BY)}"), "alpha_s": number,
+    "hosts": whole(1), "sums": _one_of(tuple(SUMMED_BY), f"sums {' or '.join(SUMMED_BY)}"), "alpha_s": number,
     "beta_s_per_byte": number, "median_error": number, "max_error": number, "points": _points,
 }  # fmt: skip

@@ -14,8 +14,8 @@ from clcomm._version import __version__
 from clcomm.base.console.table import Layout, Line, TextColumn, TextTable, wrapped
 from clcomm.base.errors import DeviceError
 from clcomm.comm.communicator import Communicator
-from clcomm.comm.transport.mpi_runtime import library
 from clcomm.comm.costs.costfile import SUMMED_BY
+from clcomm.comm.transport.mpi_runtime import library
 from clcomm.insight.measure.timing import BenchRow, TimingSchedule
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from pathlib import Path
 from clcomm.base.console.output import make_console
 from clcomm.base.console.table import TextColumn, TextTable
 from clcomm.base.units import format_size
+from clcomm.comm.costs.costfile import SUMMED_BY
 from clcomm.comm.costs.forecast import Candidate, Recommendation, ScalingRow, scaling
 from clcomm.comm.costs.model import Cluster, MeasuredFit
-from clcomm.comm.costs.costfile import SUMMED_BY
 
 _DOUBTFUL = 0.3  # median error from which a fit is unreliable
 

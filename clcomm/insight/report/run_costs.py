@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from clcomm.base.errors import ArgumentError
+from clcomm.comm.costs.costfile import SUMMED_BY
 from clcomm.comm.costs.forecast import Candidate, Recommendation, recommend
 from clcomm.comm.costs.model import Bytes, Cost, Fit, fit
 from clcomm.comm.stats.events import Row
-from clcomm.comm.costs.costfile import SUMMED_BY
 
 #: Requirements of a fit: different sizes, the ratio of the largest to the smallest, calls of each size.
 _LEAST_SIZES, _LEAST_SPREAD, _LEAST_CALLS = 4, 4, 10

@@ -24,11 +24,11 @@ from clcomm.base.storage.field_checks import (
     text,
     whole,
 )
+from clcomm.comm.costs.costfile import SUMMED_BY
 from clcomm.comm.stats.comm_stats import Histogram
 from clcomm.comm.stats.cores import parse_cpus
 from clcomm.comm.stats.events import Row
 from clcomm.insight.measure.intervals import Estimate
-from clcomm.comm.costs.costfile import SUMMED_BY
 from clcomm.insight.report.documents import Document
 from clcomm.insight.report.last_steps import MOST_SPANS, STEPS, Span, parse_span
 from clcomm.insight.report.record import COMPARISON_SCHEMA, FORMAT, SCHEMA

@@ -1,4 +1,4 @@
-"""`clcomm run --chaos`: gives a job the faults that its ranks plant (comm/watch/chaos.py), and says how many there were."""
+"""`clcomm run --chaos`: gives a job the faults that its ranks plant (comm/watch/chaos.py), and counts them."""
 
 from __future__ import annotations
 
