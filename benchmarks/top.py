@@ -1,6 +1,6 @@
 """`python -m benchmarks.top`: what `clcomm top` costs a job, as a share of its step, on 8 ranks.
 
-A job pays whether somebody looks or not: a few assignments a step (`clcomm/comm/stats/now.py`), and about once a
+A job pays whether somebody looks or not: a few assignments a step (`clcomm/comm/stats/events.py`), and about once a
 second, in the watchdog's thread, the figures on the rank's status page (`clcomm/comm/watch/figures.py`). Both are timed
 in the ranks of a job that has just trained, and compared with its step. Where ranks share cores, each core pays for all
 of its ranks.
@@ -18,13 +18,13 @@ from benchmarks.harness import Bar, Grid, Report
 from benchmarks.on_ranks import relaunch
 from clcomm import Communicator
 from clcomm.base.host import usable_cores
-from clcomm.comm.stats import now
+from clcomm.comm.stats import events
 from clcomm.comm.stats.events import Collective
 from clcomm.comm.stats.flight_recorder import FlightRecorder
 from clcomm.comm.watch import run
 from clcomm.comm.watch.figures import Figures
-from clcomm.comm.watch.running_jobs import find_jobs
 from clcomm.comm.watch.status_page import StatusPage
+from clcomm.comm.watch.worlds import find_jobs
 from clcomm.jobs.top import view
 from clcomm.jobs.top.view import rows_of
 from training.options import TrainingOptions
@@ -74,15 +74,15 @@ def trained_step_s(steps: int) -> float:
 
 def note_a_step() -> None:
     """Do what a step's notes do."""
-    now.note_step(7)
-    now.note_samples(32)
-    now.count_step(1)
+    events.note_step(7)
+    events.note_samples(32)
+    events.count_step(1)
 
 
 def note_a_phase() -> None:
     """Do what a phase adds to its begin and its end."""
-    outer, now.NOW.phase = now.NOW.phase, "forward_backward"
-    now.NOW.phase = outer
+    outer, events.NOW.phase = events.NOW.phase, "forward_backward"
+    events.NOW.phase = outer
 
 
 def figures_of(comm: Communicator) -> Callable[[], None]:

@@ -19,8 +19,8 @@ from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from clcomm.base.errors import ArgumentError
 from clcomm.comm.watch import run
 from clcomm.engine import Device, Tensor
+from clcomm.engine.launch_queue import QueueMark
 from clcomm.engine.ops.matmul import multiply
-from clcomm.engine.queue_mark import QueueMark
 from clcomm.engine.tensor import empty
 
 PROGRAM = "benchmarks.transfers"

@@ -13,7 +13,7 @@ import pytest
 
 from clcomm import ClcommError
 from clcomm.engine import Device
-from clcomm.sync import auto_buckets, bucket_tuning
+from clcomm.sync import auto_buckets
 
 
 @cache
@@ -60,8 +60,8 @@ class Recorder:
 
 def try_sizes_at_once() -> None:
     """Let `bucket_size="auto"` of this process try another size in each step, and spend little on its first guess."""
-    bucket_tuning.WARM_UP_STEPS, bucket_tuning.TURN_STEPS = 0, 1
-    bucket_tuning._FIRST_ROUND_TURNS = bucket_tuning._LAST_ROUND_TURNS = 1
+    auto_buckets.WARM_UP_STEPS, auto_buckets.TURN_STEPS = 0, 1
+    auto_buckets._FIRST_ROUND_TURNS = auto_buckets._LAST_ROUND_TURNS = 1
     auto_buckets._BUDGET_S = 0.0
 
 

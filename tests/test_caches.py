@@ -28,7 +28,7 @@ def test_nothing_is_written_to_the_users_caches(tmp_path):
 
 def test_jobs_that_tests_start_use_them_too():
     script = (
-        "import sys; from clcomm.base.storage import cache; print(cache.cache_directory(), sys.dont_write_bytecode)"
+        "import sys; from clcomm.base.storage import private; print(private.cache_directory(), sys.dont_write_bytecode)"
     )
     ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == f"{CACHES / 'clcomm'} False"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clcomm import __version__
-from clcomm.base.host.deprecation import deprecated
+from clcomm.base.host.variables import deprecated
 
 ROOT = Path(__file__).resolve().parent.parent
 

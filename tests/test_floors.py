@@ -91,9 +91,9 @@ def test_sound_sources_pass():
     ("path", "source", "expected"),
     [
         (
-            "clcomm/comm/transport/solo.py",
+            "clcomm/comm/transport/hosts.py",
             "import os\nfrom clcomm.sync.adapters import torch",
-            "clcomm/comm/transport/solo.py:2: imports clcomm/sync/adapters/torch.py: comm comes before sync",
+            "clcomm/comm/transport/hosts.py:2: imports clcomm/sync/adapters/torch.py: comm comes before sync",
         ),
         (
             "clcomm/optim/__init__.py",
@@ -164,7 +164,7 @@ def test_sound_sources_pass():
     ],
 )
 def test_a_made_up_breach_is_found(path, source, expected):
-    more = {"clcomm/comm/stats/table.py": "import clcomm.comm.stats.events", "clcomm/base/storage/cache.py": ""}
+    more = {"clcomm/comm/stats/table.py": "import clcomm.comm.stats.events", "clcomm/base/storage/private.py": ""}
     assert expected in breaches({**SOUND, **more, path: source})
 
 

@@ -33,11 +33,11 @@ HEADINGS = ("The hot path", "Beside it", "With overlap", "Other cases")
 MOST_FILES = 12
 #: What a rank calls that waits for others, which depends on when they arrive.
 WAITING = {
-    "collectives/in_flight.py",
-    *(f"transport/{name}.py" for name in ("futex", "rendezvous", "fused", "work_queue")),
+    "comm/collectives/in_flight.py",
+    *(f"comm/transport/{name}.py" for name in ("futex", "rendezvous", "fused", "work_queue")),
 }
 #: What completes an all-reduce in which the rank waited in Python.
-COMPLETING = {"collectives/runner.py"}
+COMPLETING = {"comm/collectives/runner.py"}
 #: How many files docs/architecture.md says that other calls cross.
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 FILES = {call: int(count) for call, count in re.findall(r"^\| `([\w.]+)` \| (\d+) \|", ARCHITECTURE, re.MULTILINE)}
@@ -124,7 +124,7 @@ def traced(call: Callable[[], object], within: str = "") -> Traced:
         stack = [frame]
         while stack[-1].f_back is not None:
             stack.append(stack[-1].f_back)
-        if any(each.f_code.co_filename.endswith("transport/futex.py") for each in stack):
+        if any(each.f_code.co_filename.endswith("comm/transport/futex.py") for each in stack):
             return
         if within and all(name_of(each) != within for each in stack):
             return
@@ -195,10 +195,10 @@ def test_ranks_that_wait_for_a_late_one_run_the_functions_of_the_page(auto, devi
     auto.world.shared.rendezvous.polls = not shares_cores
     _, synchronisation, _ = steps_of(Synchronizer(auto), device, late_s=0.1 if auto.rank == 0 else 0.0)
     waiting = {hop.file: hop for hop in hops("Beside it")}
-    own = waiting["transport/work_queue.py" if shares_cores else "transport/fused.py"]
-    other = waiting["transport/fused.py" if shares_cores else "transport/work_queue.py"]
+    own = waiting["comm/transport/work_queue.py" if shares_cores else "comm/transport/fused.py"]
+    other = waiting["comm/transport/fused.py" if shares_cores else "comm/transport/work_queue.py"]
     if auto.rank:
-        assert synchronisation.misses([own, waiting["transport/rendezvous.py"]]) == []
+        assert synchronisation.misses([own, waiting["comm/transport/rendezvous.py"]]) == []
     assert synchronisation.misses([other]) != []
 
 

@@ -14,10 +14,10 @@ import pytest
 
 from clcomm.base import errors
 from clcomm.base.errors import ArgumentError, ClcommError
-from clcomm.base.host.signals import ENDED_BY
+from clcomm.base.host.rank_process import ENDED_BY
 from clcomm.comm.watch import endings
 from clcomm.jobs.launch import supervisor
-from clcomm.jobs.top import watch
+from clcomm.jobs.top import view
 from clcomm.tools import cli
 from clcomm.tools.commands import compare, completion, doctor
 from clcomm.tools.commands.listing import whole_parser
@@ -128,7 +128,7 @@ def test_completion_without_shtab_says_what_to_install(monkeypatch):
 def test_every_exit_code_of_the_code_is_on_the_page():
     used = {
         endings.USER_ERROR, endings.FAILURE, endings.INTERRUPTED, endings.TERMINATED, endings.TIMED_OUT,
-        supervisor.NOT_FOUND, compare.SLOWER, end_of_run.TARGET_MISSED, doctor.FOUND, watch.NoJobError.exit_code,
+        supervisor.NOT_FOUND, compare.SLOWER, end_of_run.TARGET_MISSED, doctor.FOUND, view.NoJobError.exit_code,
         *(128 + number for number in ENDED_BY),
     }  # fmt: skip
     page = (ROOT / "docs" / "exit-codes.md").read_text()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clcomm.base.console.table import TextColumn, TextTable
-from clcomm.insight.report.analysis import Analysis
 from clcomm.insight.report.documents import Document
 from clcomm.insight.report.elements import written
-from clcomm.insight.report.reading import Run
 from clcomm.insight.report.record import write_document
+from clcomm.insight.report.recording import Run
+from clcomm.insight.report.run_costs import Analysis
 from clcomm.insight.report.tables import step_table
 from clcomm.sync.synchronizer import GRADIENTS, PARAMETERS
 from training.result import missed_target

@@ -8,8 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from clcomm.base.storage.files import FilePath, open_locked, open_regular
-from clcomm.insight.exporters.energy import EnergyMeter
-from clcomm.insight.exporters.figures import EPOCH, EVALUATION, STEPS, Exporter, Point
+from clcomm.insight.exporters.figures import EPOCH, EVALUATION, STEPS, EnergyMeter, Exporter, Point
 from training.communication_clock import CommunicationClock, Lap
 from training.evaluate import Evaluation
 from training.metrics import StepRecord

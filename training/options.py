@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from clcomm.base.console.option_types import number, place, whole_number
 from clcomm.base.errors import ArgumentError, pip_install
-from clcomm.base.flat_space.precision import PRECISIONS
+from clcomm.base.flat_space.parameters import PRECISIONS
 from clcomm.base.units import parse_size
 from clcomm.insight.trace.part_file import DEFAULT_LIMIT
 from clcomm.sync.compression import parse_compression
-from clcomm.sync.compression.decoupled import DeMo
+from clcomm.sync.compression.powersgd import DeMo
 from clcomm.sync.divergence import ON_DIVERGENCE
 from training.data.choose import CHOICES as DATA_CHOICES
 from training.option_conflicts import refuse_conflicts, refuse_other_sums

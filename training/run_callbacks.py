@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from clcomm.base.errors import ArgumentError, ClcommError
 from clcomm.base.storage.files import unwritable
 from clcomm.comm.communicator import Communicator
-from clcomm.insight.exporters.energy import EnergyMeter
-from clcomm.insight.exporters.figures import Exporter, Labels
+from clcomm.insight.exporters.figures import EnergyMeter, Exporter, Labels
 from training.communication_clock import CommunicationClock
 from training.evaluate import Evaluation
 from training.loggers import CsvLogger, PointLogger
@@ -125,15 +124,15 @@ def _exporters(
         name, where = ("--metrics-port", port) if port else ("--metrics-textfile", options.metrics_textfile)
         add(name, where, Prometheus(labels, port, options.metrics_textfile, address))
     if options.otlp:
-        from clcomm.insight.exporters.otlp import Otlp
+        from clcomm.insight.exporters.figures import Otlp
 
         add("--otlp", options.otlp, Otlp(labels, options.otlp))
     if comm.rank == 0 and options.tensorboard:
-        from clcomm.insight.exporters.tensorboard import TensorBoard
+        from clcomm.insight.exporters.prometheus import TensorBoard
 
         add("--tensorboard", options.tensorboard, TensorBoard(options.tensorboard))
     if comm.rank == 0 and options.wandb:
-        from clcomm.insight.exporters.wandb import WeightsAndBiases
+        from clcomm.insight.exporters.prometheus import WeightsAndBiases
 
         add("--wandb", options.wandb, WeightsAndBiases(options.wandb, options.settings()))
     return opened

@@ -8,7 +8,7 @@ from typing import Any
 
 from clcomm.base.console.option_types import whole_number
 from clcomm.base.errors import ArgumentError
-from clcomm.base.flat_space.precision import PRECISIONS
+from clcomm.base.flat_space.parameters import PRECISIONS
 from clcomm.sync.compression import parse_compression
 from training.option_fields import Options, option_group, size
 from training.options import MODELS

@@ -10,7 +10,7 @@ from clcomm.base.errors import ArgumentError
 from clcomm.comm.communicator import Communicator
 from clcomm.engine import RandomStream
 from clcomm.parallel import Mesh
-from clcomm.parallel.grid import in_words
+from clcomm.parallel.mesh import in_words
 from training.data.datasets import Splits
 from training.data.text import TextDataset, open_text
 from training.engines.gpt import Stages, gpt_parts

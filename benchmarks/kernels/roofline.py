@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.kernels.cases import Case
-from clcomm.insight.drawing.axes import Scale, log_ticks
-from clcomm.insight.drawing.scene import BLUE, GREEN, VERMILLION, Dot, Mark, Path, Rect, Text, level
+from clcomm.insight.drawing.scene import BLUE, GREEN, VERMILLION, Dot, Mark, Path, Rect, Scale, Text, level, log_ticks
 from clcomm.insight.drawing.svg import as_file
 
 _WIDTH, _HEIGHT, _BESIDE, _TOP, _BOTTOM = 760, 420, 60, 40, 372

@@ -21,9 +21,8 @@ from clcomm.comm.collectives.messages import StartedMessages
 from clcomm.comm.collectives.other_names import OtherNames
 from clcomm.comm.collectives.runner import CollectiveRunner
 from clcomm.comm.collectives.world import World
-from clcomm.comm.stats.call import Call
 from clcomm.comm.stats.comm_stats import CommStats
-from clcomm.comm.stats.events import Observer, Phase, TimedPhase
+from clcomm.comm.stats.events import Call, Observer, Phase, TimedPhase
 from clcomm.comm.transport import mpi_runtime
 from clcomm.comm.transport.mpi_runtime import Intracomm
 from clcomm.comm.transport.reduction import Fold
@@ -90,7 +89,7 @@ class Communicator(OtherNames):
     ):
         from clcomm.comm.collectives.lifetime import Lifetime  # here, as an import hooks nothing
         from clcomm.comm.watch.exits import hook_job
-        from clcomm.comm.watch.time_limits import Limits
+        from clcomm.comm.watch.job import Limits
 
         hook_job()
         comm, bucket_size = bucket_size_by_position(comm, bucket_size, _DEFAULT_BUCKET_SIZE)

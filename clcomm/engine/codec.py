@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from clcomm.base.host.arrays import WORD
 from clcomm.engine.device import Device
 from clcomm.engine.host_kernels import HostKernels, HostLaunch
 from clcomm.engine.program import Kernel
@@ -118,3 +119,17 @@ def rehearse(device: Device, scheme: str) -> None:
     file = "factors" if scheme.startswith("powersgd") else "codec"
     for name, arguments in kernels.get(scheme.partition(":")[0], []):
         device.launch(_kernel(device, file, name), *device.grid(1), *arguments, 1)
+
+
+# --- The hash of clcomm/base/host/arrays.py, computed on a device by hash.cl. ---
+
+
+def hash_buffer(device: Device, buffer: object, nbytes: int) -> int:
+    """Return the hash of the first `nbytes` of a buffer, a multiple of WORD; waits for the device."""
+    grid = device.grid(nbytes // WORD)
+    (units,) = grid[0]
+    partials = device.allocate(units * WORD)
+    device.launch(device.kernel("hash", "hash_words"), *grid, partials, buffer, units, nbytes // WORD)
+    sums = np.empty(units, np.uint64)
+    device.read(partials, sums)
+    return int(np.add.reduce(sums))

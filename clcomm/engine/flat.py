@@ -14,19 +14,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from clcomm.base.errors import ArgumentError
-from clcomm.base.flat_space.layout import FlatLayout
-from clcomm.base.flat_space.parameters import ParameterRange, ParameterSpec
-from clcomm.base.flat_space.precision import FLOAT32, Precision
-from clcomm.base.flat_space.shards import Unit
-from clcomm.engine.flat_buffers import FlatBuffers
-from clcomm.engine.gathered_parameters import GatheredParameter, GatheredUnits
-from clcomm.engine.grad_blocks import GradBlocks
-from clcomm.engine.grad_moves import GradMoves
-from clcomm.engine.grad_slot import LOCAL, NONE, REDUCED, SENT, GradSlot
-from clcomm.engine.parameter import Parameter
-from clcomm.engine.stored_parameters import Storage, StoredParameter
-from clcomm.engine.targets import require_none_noted
+from clcomm.base.flat_space.layout import FlatLayout, Unit
+from clcomm.base.flat_space.parameters import FLOAT32, ParameterRange, ParameterSpec, Precision
+from clcomm.engine.flat_buffers import FlatBuffers, GradMoves
+from clcomm.engine.grad_slot import LOCAL, NONE, REDUCED, SENT, GradBlocks, GradSlot
+from clcomm.engine.parameter import GatheredParameter, GatheredUnits, Parameter, Storage, StoredParameter
 from clcomm.engine.tensor import Tensor, copy_into, empty, wrap
+from clcomm.engine.tensor_methods import require_none_noted
 
 if TYPE_CHECKING:
     import pyopencl as cl

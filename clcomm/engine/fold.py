@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from clcomm.base.errors import ClcommError
-from clcomm.base.host.arrays import aligned_empty
-from clcomm.base.host.bfloat16 import BFLOAT16
-from clcomm.engine import called, selection
+from clcomm.base.host.arrays import BFLOAT16, aligned_empty
+from clcomm.engine import host_kernels, selection
 from clcomm.engine.device import Device
 from clcomm.engine.host_kernels import ONE_ITEM, HostKernels, HostLaunch
 from clcomm.engine.program import Kernel
@@ -83,7 +82,7 @@ class DeviceFold:
         call[ROW_0 : ROW_0 + len(rows)] = [row.ctypes.data for row in rows]
         used = [call, cells, *arrays]
         found = self._addresses(len(rows), divisor)
-        direct = None if found is None else called.function(found[shares], call, used)
+        direct = None if found is None else host_kernels.function(found[shares], call, used)
         if direct is not None:
             return direct
         name = WITH_RENDEZVOUS[shares]
@@ -182,7 +181,7 @@ def _cuts(rows: int, divisor: int) -> list[tuple[int, int]]:
 
 
 def _calls(device: Device) -> bool:
-    return device.takes_addresses and device.runs_in_caller and called.is_supported()
+    return device.takes_addresses and device.runs_in_caller and host_kernels.is_supported()
 
 
 def _factor(divisor: int) -> float:
@@ -193,6 +192,6 @@ def _factor(divisor: int) -> float:
 def _kernel(device: Device, rows: int, divisor: int, name: str = "fold", file: str = "fold") -> tuple[Kernel, float]:
     """Return a kernel for this number of rows, and its factor or divisor."""
     options: dict[str, Any] = {"ROWS": rows} | ({"IN_CALLER": 1} if device.runs_in_caller else {})
-    options |= {"DATA": called.DATA} if file == "fold_called" else {}
+    options |= {"DATA": host_kernels.DATA} if file == "fold_called" else {}
     options |= {"DIVIDES": 1} if divisor & (divisor - 1) else {}
     return device.kernel(file, name, **options), _factor(divisor)

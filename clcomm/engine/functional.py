@@ -9,7 +9,6 @@ from types import FunctionType
 from typing import Any
 
 from clcomm.engine.ops.activation import gelu, leaky_relu, relu, sigmoid, silu, tanh
-from clcomm.engine.ops.argument_types import typed
 from clcomm.engine.ops.arrangement import dot, flip, meshgrid, narrow, outer, pad, repeat, roll, unbind, unfold, windows
 from clcomm.engine.ops.attention import (
     attention_weights,
@@ -20,8 +19,7 @@ from clcomm.engine.ops.attention import (
 from clcomm.engine.ops.batch_norm import batch_norm
 from clcomm.engine.ops.batched_matmul import matmul
 from clcomm.engine.ops.blocks import concat, split, stack
-from clcomm.engine.ops.casts import to_float
-from clcomm.engine.ops.class_losses import cross_entropy, nll_loss
+from clcomm.engine.ops.class_losses import cross_entropy, ctc_loss, nll_loss
 from clcomm.engine.ops.comparisons import (
     equal_to,
     greater_or_equal,
@@ -62,9 +60,6 @@ from clcomm.engine.ops.composed import (
     threshold,
 )
 from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool, conv_transpose2d
-from clcomm.engine.ops.ctc import ctc_loss
-from clcomm.engine.ops.dropout import dropout
-from clcomm.engine.ops.einsum import einsum
 from clcomm.engine.ops.elementwise import add, mul, sub
 from clcomm.engine.ops.formulas import (
     addcdiv,
@@ -121,11 +116,9 @@ from clcomm.engine.ops.functions import (
     square,
     xlogy,
 )
-from clcomm.engine.ops.group_norm import group_norm
 from clcomm.engine.ops.in_place import assign, overwrite, scatter
 from clcomm.engine.ops.in_place import write as write
 from clcomm.engine.ops.indexing import embedding, gather, index_select, scatter_add, spread, take
-from clcomm.engine.ops.integers import shifted  # noqa: F401 - an operator's
 from clcomm.engine.ops.joining import (
     atleast_1d,
     atleast_2d,
@@ -141,7 +134,6 @@ from clcomm.engine.ops.joining import (
     vsplit,
     vstack,
 )
-from clcomm.engine.ops.layer_norm import layer_norm
 from clcomm.engine.ops.loss import binary_cross_entropy_with_logits, mse_loss, smooth_l1_loss
 from clcomm.engine.ops.matmul import linear
 from clcomm.engine.ops.matrices import (
@@ -154,6 +146,7 @@ from clcomm.engine.ops.matrices import (
     diag_embed,
     diagonal,
     dist,
+    einsum,
     ger,
     inner,
     kron,
@@ -164,6 +157,7 @@ from clcomm.engine.ops.matrices import (
     trace,
     vector_norm,
 )
+from clcomm.engine.ops.norms import group_norm, layer_norm, var
 from clcomm.engine.ops.one_dimension import (
     adaptive_avg_pool1d,
     adaptive_max_pool1d,
@@ -191,7 +185,6 @@ from clcomm.engine.ops.ordered import (
     topk,
     var_mean,
 )
-from clcomm.engine.ops.parts import taken_again as taken_again
 from clcomm.engine.ops.picking import (
     argwhere,
     bincount,
@@ -214,40 +207,48 @@ from clcomm.engine.ops.picking import (
     unique,
 )
 from clcomm.engine.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
-from clcomm.engine.ops.rarer_activations import (
+from clcomm.engine.ops.rarer import (
     alpha_dropout,
     celu,
     channel_shuffle,
+    cosine_embedding_loss,
     dropout1d,
     dropout2d,
     dropout3d,
+    gaussian_nll_loss,
     gumbel_softmax,
     hardshrink,
-    instance_norm,
-    selu,
-    softmin,
-    softshrink,
-    softsign,
-    tanhshrink,
-)
-from clcomm.engine.ops.rarer_losses import (
-    cosine_embedding_loss,
-    gaussian_nll_loss,
     hinge_embedding_loss,
+    instance_norm,
     margin_ranking_loss,
     multi_margin_loss,
     multilabel_soft_margin_loss,
     poisson_nll_loss,
+    selu,
     soft_margin_loss,
+    softmin,
+    softshrink,
+    softsign,
+    tanhshrink,
     triplet_margin_loss,
 )
 from clcomm.engine.ops.reduce import broadcast_to, mean, sum
-from clcomm.engine.ops.resampling import adaptive_max_pool2d, interpolate, pixel_shuffle, pixel_unshuffle
 from clcomm.engine.ops.rounding import ceil, div, floor, floor_divide, fmod, log1p, remainder, round, sign, trunc
-from clcomm.engine.ops.sampling import affine_grid, fold, grid_sample, local_response_norm, lp_pool2d
+from clcomm.engine.ops.sampling import (
+    adaptive_max_pool2d,
+    affine_grid,
+    fold,
+    grid_sample,
+    interpolate,
+    local_response_norm,
+    lp_pool2d,
+    pixel_shuffle,
+    pixel_unshuffle,
+)
 from clcomm.engine.ops.shape import clone, flatten, reshape, squeeze, swap_dimensions, transpose, unsqueeze
 from clcomm.engine.ops.shape import contiguous as contiguous
-from clcomm.engine.ops.softmax import log_softmax, logsumexp, softmax
+from clcomm.engine.ops.shape import taken_again as taken_again
+from clcomm.engine.ops.softmax import dropout, log_softmax, logsumexp, softmax
 from clcomm.engine.ops.three_dimensions import (
     adaptive_avg_pool3d,
     adaptive_max_pool3d,
@@ -256,12 +257,15 @@ from clcomm.engine.ops.three_dimensions import (
     conv_transpose3d,
     max_pool3d,
 )
-from clcomm.engine.ops.variance import var
+from clcomm.engine.ops.types import (
+    shifted,  # noqa: F401 - an operator's
+    to_float,
+    typed,
+)
 from clcomm.engine.tensor import Tensor
-from clcomm.engine.tensor_functions import FunctionMethods
+from clcomm.engine.tensor_functions import FunctionMethods, ShapeMethods
 from clcomm.engine.tensor_in_place import InPlaceMethods
 from clcomm.engine.tensor_methods import TensorMethods
-from clcomm.engine.tensor_shapes import ShapeMethods
 from clcomm.engine.view import following as following
 
 __all__ = [

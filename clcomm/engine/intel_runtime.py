@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clcomm.base.errors import ClcommError
-from clcomm.base.storage.cache import cache_directory
 from clcomm.base.storage.files import read_regular, write_whole
-from clcomm.base.storage.private import first_private
+from clcomm.base.storage.private import cache_directory, first_private
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -12,11 +12,14 @@ from sys import is_finalizing
 from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from clcomm.base.errors import DeviceError, ShortageError
-from clcomm.engine import host_addresses, pocl_cache, program
+from clcomm.engine import host_addresses, program
+from clcomm.engine import pocl as sealed_programs
+from clcomm.engine.memory import Transfers
 from clcomm.engine.program import Kernel, Size
 from clcomm.engine.recorder import Recorder
-from clcomm.engine.transfers import Transfers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +45,7 @@ class LaunchQueue:
     """
 
     #: Where kernels note targets that are no classes, once one does, and whether gradients may be of such ones, see
-    #: targets.py.
+    #: tensor_methods.py.
     outside: Any = None
     in_doubt = False
 
@@ -110,7 +113,7 @@ class LaunchQueue:
 
     def _failed(self, kernel: Kernel, error: BaseException) -> DeviceError:
         text = " | ".join(line.strip() for line in str(error).splitlines() if line.strip())
-        shortage = pocl_cache.shortage()  # PoCL compiles a kernel for its sizes when it is first queued
+        shortage = sealed_programs.shortage()  # PoCL compiles a kernel for its sizes when it is first queued
         if shortage:
             return ShortageError(f"kernel {kernel.function_name} on {self.name}, {shortage}: {text}")
         return DeviceError(f"kernel {kernel.function_name} on {self.name}: {text}")
@@ -244,3 +247,37 @@ class RepeatedLaunch:
                     self._bound.set_arg_types(program.argument_types(kernel))
             self._kernel, self._args = kernel, args  # a kernel does not keep its arguments alive
             device.launch_all(((self._bound, global_size, local_size),))
+
+
+# --- Marks in a device's queue, for which the host can wait while the device continues. ---
+
+
+class QueueMark:
+    """A position in a queue, after everything queued so far.
+
+    Attributes:
+        leaves_cores: whether the device computes without the host's cores.
+    """
+
+    def __init__(self, device: LaunchQueue):
+        import pyopencl as cl
+
+        self.leaves_cores = not device.is_cpu
+        self._device = device
+        self._event: cl.Event = cl.enqueue_marker(device.queue)
+        self._complete = cl.command_execution_status.COMPLETE
+        device.queue.flush()
+
+    @property
+    def is_reached(self) -> bool:
+        return bool(self._event.command_execution_status == self._complete)
+
+    def wait(self) -> None:
+        self._event.wait()
+
+    def read(self, buffer: cl.Buffer, array: np.ndarray, offset: int) -> None:
+        """Fill a C-contiguous host array from a buffer, from byte `offset` on, once the mark is reached; waits.
+
+        The copy is in another queue: kernels queued after the mark continue, and must not write to that range.
+        """
+        self._device.transfers.read(buffer, array, offset, [self._event])

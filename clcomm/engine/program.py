@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import tempfile
 import threading
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
+from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from clcomm.base.errors import DeviceError, ShortageError
-from clcomm.engine import enqueue_code, pocl_cache, program_cache, sealed_programs
+from clcomm.base.errors import ClcommError, DeviceError, ShortageError
+from clcomm.base.storage.files import read_regular, replacing
+from clcomm.base.storage.private import cache_directory, first_private
+from clcomm.engine import intel_runtime, memory
+from clcomm.engine import pocl as sealed_programs
+from clcomm.engine.pocl import processor_features
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -70,7 +77,7 @@ def build(context: cl.Context, file: str, options: list[str]) -> cl.Program:
             quickly: cl.Program = cl.Program(context, _text_of("builtins") + source).build([*options, "-D_OPENCL_H_"])
             return quickly
     try:
-        if program_cache.serves(context.devices[0]):
+        if serves(context.devices[0]):
             return _built_once(context, source, options)
         program: cl.Program = cl.Program(context, source).build(options)
     except cl.Error as error:
@@ -85,7 +92,7 @@ def _built_once(context: cl.Context, source: str, options: list[str]) -> cl.Prog
     import pyopencl as cl
 
     (cl_device,) = context.devices
-    stored = program_cache.CachedProgram(cl_device, source, options)
+    stored = CachedProgram(cl_device, source, options)
     with _making, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Intel's compiler says at each build that it has built
         types, _, binary = (stored.read() or b"").partition(b"\n")
@@ -122,7 +129,7 @@ def _can_skip_header(device: cl.Device) -> bool:
 def _build_failure(file: str, options: list[str], source: str, log: str) -> DeviceError:
     lines = " | ".join(line.strip() for line in log.splitlines() if line.strip())
     shown = lines if len(lines) <= _LOG_LIMIT else lines[:_LOG_LIMIT] + "..."
-    shortage = pocl_cache.shortage()
+    shortage = sealed_programs.shortage()
     if shortage:
         return ShortageError(f"kernels/{file}.cl did not build, {shortage}: {shown}")
     saved = _save(file, f"{source}\n/* options: {' '.join(options)}\n{log.replace('*/', '* /')}\n*/\n")
@@ -152,7 +159,7 @@ def typed_kernel(program: cl.Program, name: str) -> Kernel:
     import pyopencl as cl
 
     with _making:
-        enqueue_code.share()
+        memory.share()
         kernel = cl.Kernel(program, name)
         known = getattr(program, "scalar_types", None)  # of a stored program: binaries have no argument information
         if known is not None:
@@ -233,3 +240,88 @@ def _as_argument(arg: object) -> object:
     import numpy as np
 
     return np.int32(arg) if type(arg) is int else np.float32(arg) if type(arg) is float else arg
+
+
+# --- A private cache of built programs (OpenCL binaries), for drivers without a cache of their own. ---
+# A binary has its digest before it; one that is damaged is built again.
+
+_MOST_BYTES = 1 << 26  # of a file
+_DIGEST_BYTES = 32
+#: The starts of the names of features for which compilers make other code.
+_CODE_FEATURES = ("adx", "aes", "amx", "avx", "bmi", "f16c", "fma", "popcnt", "sha", "sse", "ssse", "vaes")
+#: Variables of the driver and of PyOpenCL that change code start so.
+_VARIABLES = ("CL_CONFIG_", "PYOPENCL_BUILD_OPTIONS")
+
+
+def serves(cl_device: cl.Device) -> bool:
+    """Return whether this cache holds a device's programs: Intel's runtime has no cache of its own."""
+    return intel_runtime.is_intel(cl_device)
+
+
+def directory() -> Path | None:
+    """Return the directory of programs; None where no directory is this user's alone."""
+    with suppress(ClcommError, OSError):
+        return _directory_in(Path(os.path.realpath(cache_directory())))
+    return None
+
+
+@cache
+def _directory_in(caches: Path) -> Path:
+    return first_private([caches / "programs"], "programs")
+
+
+class CachedProgram:
+    """A program's place in the cache, keyed by all inputs of its build."""
+
+    def __init__(self, cl_device: cl.Device, source: str, options: list[str]):
+        self._folder: Path | None = None
+        found = directory()
+        if found is not None:
+            key = sha256("\0".join([*_identity(cl_device), source, *options]).encode()).hexdigest()[:40]
+            self._folder = found / key[:2] / key[2:]
+
+    def read(self) -> bytes | None:
+        """Return the stored binary; None if there is none, or if it is damaged."""
+        if self._folder is None:
+            return None
+        with suppress(OSError):
+            content = read_regular(self._folder / "program", _MOST_BYTES)
+            digest, binary = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+            if binary and _digest(binary) == digest:
+                return binary
+        return None
+
+    def write(self, binary: bytes) -> None:
+        """Store a binary atomically; nothing is stored on a full disk."""
+        if self._folder is None or not binary:
+            return
+        with suppress(OSError), replacing(self._folder / "program") as file:
+            file.write(_digest(binary) + binary)
+
+
+def damaged() -> list[Path]:
+    """Return the folders of programs whose binary differs from the stored one."""
+    found = directory()
+    return [] if found is None else [path.parent for path in sorted(found.glob("*/*/program")) if not _is_whole(path)]
+
+
+def _is_whole(path: Path) -> bool:
+    with suppress(OSError):
+        content = read_regular(path, _MOST_BYTES)
+        return _digest(content[_DIGEST_BYTES:]) == content[:_DIGEST_BYTES]
+    return False
+
+
+def _digest(binary: bytes) -> bytes:
+    return blake2b(binary, digest_size=_DIGEST_BYTES).digest()
+
+
+def _identity(cl_device: cl.Device) -> list[str]:
+    """Return the inputs of the build besides source and options: driver, processor, and the driver's variables."""
+    platform = cl_device.platform
+    set_here = sorted(item for item in os.environ.items() if item[0].startswith(_VARIABLES))
+    features = sorted(each for each in processor_features() if each.startswith(_CODE_FEATURES))
+    return [
+        platform.name, platform.version, cl_device.name, cl_device.version, cl_device.driver_version,
+        repr(features), repr(set_here),
+    ]  # fmt: skip

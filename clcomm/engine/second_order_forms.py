@@ -8,7 +8,8 @@ from clcomm.engine import functional as F
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.creation import zeros
 from clcomm.engine.fusion.function import FusedOp
-from clcomm.engine.ops import batch_norm, conv2d, group_norm, layer_norm, loss, recurrent
+from clcomm.engine.ops import batch_norm, conv2d, loss, softmax
+from clcomm.engine.ops import norms as layer_norm
 from clcomm.engine.tensor import Tensor
 
 
@@ -90,12 +91,12 @@ def _recurrent(
     return F.stack([*[results[number] for number in range(steps)], *states])
 
 
-def _step(cell: recurrent.Cell, gates: Tensor, hidden: Tensor, states: list[Tensor]) -> list[Tensor]:
+def _step(cell: softmax.Cell, gates: Tensor, hidden: Tensor, states: list[Tensor]) -> list[Tensor]:
     """Return the states after a step, of the gates' parts of x and of h [N, gates * H]."""
     if cell.gates == 1:
-        activation = F.relu if cell is recurrent.CELLS["relu"] else F.tanh
+        activation = F.relu if cell is softmax.CELLS["relu"] else F.tanh
         return [activation(gates + hidden)]
-    if cell is recurrent.CELLS["lstm"]:
+    if cell is softmax.CELLS["lstm"]:
         into, forget, new, out = F.chunk(gates + hidden, 4, 1)
         c = F.sigmoid(forget) * states[1] + F.sigmoid(into) * F.tanh(new)
         return [F.sigmoid(out) * F.tanh(c), c]
@@ -109,9 +110,9 @@ FORMS: dict[type[Op], Callable[..., Tensor]] = {
     FusedOp: lambda node, *inputs: node.plan.call(inputs),
     layer_norm.LayerNormOp: _layer_norm,
     batch_norm.BatchNormOp: _batch_norm,
-    group_norm.GroupNormOp: _group_norm,
+    layer_norm.GroupNormOp: _group_norm,
     conv2d.ConvReluPoolOp: _conv_relu_pool,
-    recurrent.RecurrentOp: _recurrent,
+    softmax.RecurrentOp: _recurrent,
     loss.SquaredError: _squared_error,
     loss.SmoothL1: _smooth_l1,
     loss.LogitsBinaryCrossEntropy: _logits_binary_cross_entropy,

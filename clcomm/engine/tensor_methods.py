@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import operator as op
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from clcomm.base.errors import ArgumentError
-from clcomm.engine.tensor_functions import FunctionMethods
+from clcomm.engine.tensor_functions import AnyTensor, FunctionMethods
 from clcomm.engine.tensor_in_place import InPlaceMethods
-from clcomm.engine.tensor_shapes import AnyTensor
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+    from clcomm.engine.device import Device
 
 
 class Removable(NamedTuple):
@@ -93,3 +101,221 @@ class TensorMethods(InPlaceMethods[AnyTensor], FunctionMethods[AnyTensor]):
     def isfinite(self) -> AnyTensor:
         """Return whether each element is neither infinite nor NaN."""
         return self._functional.less_than(self._functional.abs(self), math.inf)
+
+
+# --- A tensor's operators, as NumPy's and PyTorch's; each calls a function of `functional`. ---
+
+
+class _Comparing(threading.local):
+    """Whether this thread compares tensors as objects, as those who look for a changed one do."""
+
+    by_identity = False
+
+
+comparing = _Comparing()
+
+
+def _in_place(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda x, other: x._functional.overwrite(x, lambda old: operation(old, other))
+
+
+class TensorOperators(TensorMethods[AnyTensor]):
+    """The operators of Tensor, which derives from this class."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def item(self) -> float | int: ...
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        if self.dtype.kind not in "ib":
+            raise TypeError(f"index: expected a tensor of one whole number, got {self.dtype}")
+        return int(self.item())
+
+    def __format__(self, text: str) -> str:
+        return format(self.item(), text) if not self.shape else object.__format__(self, text)
+
+    def __add__(self, other: AnyTensor | float) -> AnyTensor:
+        return self._functional.add(self, other)
+
+    def __sub__(self, other: AnyTensor | float) -> AnyTensor:
+        return self._functional.sub(self, other)
+
+    def __mul__(self, other: AnyTensor | float) -> AnyTensor:
+        return self._functional.mul(self, other)
+
+    def __truediv__(self, other: AnyTensor | float) -> AnyTensor:
+        return self._functional.div(self, other)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __rsub__(self, other: float) -> AnyTensor:
+        return self._functional.sub(other, self)
+
+    def __rtruediv__(self, other: float) -> AnyTensor:
+        return self._functional.div(other, self)
+
+    # In place: all names and views of the tensor see it, as in PyTorch.
+    __iadd__, __isub__, __imul__, __itruediv__, __ifloordiv__, __imod__, __ipow__ = map(
+        _in_place, (op.add, op.sub, op.mul, op.truediv, op.floordiv, op.mod, op.pow)
+    )
+    __iand__, __ior__, __ixor__, __ilshift__, __irshift__ = map(
+        _in_place, (op.and_, op.or_, op.xor, op.lshift, op.rshift)
+    )
+
+    def __neg__(self) -> AnyTensor:
+        return self._functional.mul(self, -1)
+
+    def __floordiv__(self, other: AnyTensor | float) -> AnyTensor:
+        return self._functional.floor_divide(self, other)
+
+    def __rfloordiv__(self, other: float) -> AnyTensor:
+        return self._functional.floor_divide(other, self)
+
+    def __rmod__(self, other: float) -> AnyTensor:
+        return self._functional.remainder(other, self)
+
+    def __mod__(self, other: AnyTensor | float) -> AnyTensor:
+        """Return the rest of a division, with the divisor's sign. See `functional.remainder`."""
+        return self._functional.remainder(self, other)
+
+    def __matmul__(self, other: AnyTensor) -> AnyTensor:
+        return self._functional.matmul(self, other)
+
+    def __eq__(self, other: object) -> Any:
+        """Return whether each element is equal, as booleans; False for None. Raises ArgumentError for other types."""
+        if other is None or comparing.by_identity:
+            return self is other
+        return self._functional.equal_to(self, other)
+
+    def __ne__(self, other: object) -> Any:
+        if other is None or comparing.by_identity:
+            return self is not other
+        return self._functional.not_equal_to(self, other)
+
+    def __lt__(self, other: AnyTensor | float) -> AnyTensor:
+        return self._functional.less_than(self, other)
+
+    def __le__(self, other: AnyTensor | float) -> AnyTensor:
+        return self._functional.less_or_equal(self, other)
+
+    def __gt__(self, other: AnyTensor | float) -> AnyTensor:
+        return self._functional.greater_than(self, other)
+
+    def __ge__(self, other: AnyTensor | float) -> AnyTensor:
+        return self._functional.greater_or_equal(self, other)
+
+    def __and__(self, other: AnyTensor) -> AnyTensor:
+        return self._functional.logical_and(self, other)
+
+    def __or__(self, other: AnyTensor) -> AnyTensor:
+        return self._functional.logical_or(self, other)
+
+    def __xor__(self, other: AnyTensor) -> AnyTensor:
+        return self._functional.logical_xor(self, other)
+
+    def __lshift__(self, bits: AnyTensor | int) -> AnyTensor:
+        return self._functional.shifted("<<", self, bits)
+
+    def __rshift__(self, bits: AnyTensor | int) -> AnyTensor:
+        return self._functional.shifted(">>", self, bits)
+
+    def __invert__(self) -> AnyTensor:
+        return self._functional.logical_not(self)
+
+    def __pow__(self, exponent: AnyTensor | float) -> AnyTensor:
+        return self._functional.pow(self, exponent)
+
+    def __rpow__(self, base: float) -> AnyTensor:
+        return self._functional.pow(base, self)
+
+    def __abs__(self) -> AnyTensor:
+        return self._functional.abs(self)
+
+    __hash__ = object.__hash__
+
+    def __getitem__(self, index: object) -> AnyTensor:
+        """Return a part of the tensor as NumPy does, as a copy. See `functional.take`."""
+        return self._functional.take(self, index)
+
+    def __reversed__(self) -> AnyTensor:
+        return self._functional.flip(self, 0)
+
+    def __iter__(self) -> Iterator[AnyTensor]:
+        """Yield the parts along the first dimension; raises TypeError for a tensor without dimensions."""
+        return (self[number] for number in range(len(self)))  # type: ignore[arg-type]
+
+    #: With a NumPy array on the left, Python calls the methods above, which raise an error.
+    __array_ufunc__ = None
+
+
+# --- Invalid class indices: rejected in host arrays before a kernel runs, else when the loss or its gradients are
+# used.
+# Kernels do not read outside a row for such an index: the loss and the row's gradient are NaN, and the first one is
+# noted
+# in the device's memory.
+
+#: The end of the message about a target outside the classes.
+OUTSIDE = "targets must be 0 to {}, got {}"
+
+
+def note_of(device: Device) -> cl.Buffer:
+    """Return the buffer of invalid indices seen by a device's kernels: their number, one of them, and the classes,
+    negative where they are of a table's rows or a dimension's elements."""
+    if device.outside is None:
+        device.outside = device.keep("outside", lambda: np.zeros(3, np.int32))
+    buffer: cl.Buffer = device.outside
+    return buffer
+
+
+def require_below(said: str, given: Any, count: int, ignored: int | None = None, *, scores: Any = None) -> bool:
+    """Raise ArgumentError unless all integers are from 0 to `count` - 1, or `ignored`.
+
+    Args:
+        said: the message, with places for the largest allowed one and the one that came.
+        given: an array, or a tensor, of which the host may know the smallest and the largest.
+        scores: what the integers are targets of; its gradients are not used before it is known that they are classes.
+
+    Returns whether it is known that there are no others.
+    """
+
+    def rule(values: Sequence[int]) -> bool:
+        for value in values:
+            if not 0 <= value < count and value != ignored:
+                raise ArgumentError(said.format(count - 1, value))
+        return len(values) > 0 and values[-1] < count  # else it is ignored, and others may be below it
+
+    if not isinstance(given, np.ndarray):
+        is_known: bool = given.decided(rule)
+        if not is_known and scores is not None and scores.requires_grad:
+            given.device.in_doubt = True
+            if given.device.recorder is not None:
+                given.device.recorder.in_doubt = True
+        return is_known
+    outside = given[(given < 0) | (given >= count)]
+    rule((outside if ignored is None else outside[outside != ignored])[:1].tolist())
+    return True
+
+
+def require_none_noted(device: Device) -> None:
+    """Raise ArgumentError where a kernel has noted an index since the last call; waits for the queue."""
+    device.in_doubt = False
+    if device.outside is None:
+        return
+    noted = np.zeros(3, np.int32)
+    device.read(device.outside, noted)
+    if noted[0]:
+        device.write(device.outside, np.zeros(3, np.int32))
+        if not noted[2]:
+            raise ArgumentError("int: expected floats within int32 to convert, got others, or NaN")
+        if noted[2] < 0:
+            raise ArgumentError(f"index: expected 0 to {-noted[2] - 1}, got {noted[1]}")
+        raise ArgumentError(f"loss: {OUTSIDE.format(noted[2] - 1, noted[1])}")

@@ -23,7 +23,6 @@ from clcomm.horovod.all_reduces import (
     sparse_allreduce_async,
 )
 from clcomm.horovod.calls import Adasum, Average, Max, Min, Product, Sum, barrier
-from clcomm.horovod.compression import Compression, Compressor
 from clcomm.horovod.copies import (
     allgather,
     allgather_async,
@@ -35,26 +34,24 @@ from clcomm.horovod.copies import (
     broadcast_async_,
     grouped_allgather,
     grouped_allgather_async,
-)
-from clcomm.horovod.elastic import HorovodInternalError
-from clcomm.horovod.functions import (
-    allgather_object,
-    broadcast_object,
-    broadcast_object_fn,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
-from clcomm.horovod.handles import poll, synchronize
-from clcomm.horovod.join import join
-from clcomm.horovod.operations import ReduceOp
-from clcomm.horovod.optimizer import DistributedOptimizer
-from clcomm.horovod.reduce_scatters import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,
     reducescatter_async,
 )
-from clcomm.horovod.sync_batch_norm import SyncBatchNorm
+from clcomm.horovod.elastic import HorovodInternalError
+from clcomm.horovod.functions import (
+    SyncBatchNorm,
+    allgather_object,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    join,
+)
+from clcomm.horovod.handles import poll, synchronize
+from clcomm.horovod.operations import Compression, Compressor, ReduceOp
+from clcomm.horovod.optimizer import DistributedOptimizer
 from clcomm.horovod.world import (
     ProcessSet,
     add_process_set,

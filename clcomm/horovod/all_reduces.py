@@ -9,9 +9,8 @@ import torch
 
 from clcomm.base.errors import ArgumentError
 from clcomm.horovod.calls import Average, OperationCall, Sum, chosen_op, like, listed, refused_in_set, sources
-from clcomm.horovod.compression import Compression
 from clcomm.horovod.handles import Handle
-from clcomm.horovod.operations import AllReduce, ReduceOp, SparseAllReduce
+from clcomm.horovod.operations import AllReduce, Compression, ReduceOp, SparseAllReduce
 from clcomm.horovod.world import ProcessSet, global_process_set
 
 

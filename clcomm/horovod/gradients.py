@@ -20,11 +20,10 @@ from clcomm.base.flat_space.parameters import ParameterSpec
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.stats.events import Collective, Phase
 from clcomm.comm.tensors.arrays import HostCopies
-from clcomm.horovod.lost_ranks import raising_internal_errors
+from clcomm.horovod.handles import raising_internal_errors
 from clcomm.sync.adapters.adapter import CopyingAdapter, FlatArrays
 from clcomm.sync.agreement import CHECKS, require_agreement
-from clcomm.sync.bucket_plan import BucketPlan
-from clcomm.sync.bucket_run import BucketRun
+from clcomm.sync.bucket_plan import BucketPlan, BucketRun
 from clcomm.sync.divergence import describe, hashes_of_arrays
 
 #: Half precision has too few bits for a sum over ranks; `Compression.fp16` asks for it all the same.

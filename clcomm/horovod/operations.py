@@ -17,10 +17,10 @@ import torch
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.tensors import background
 from clcomm.comm.tensors.arrays import adaptive_dtype, array_of, as_tensor, by_dtype, described, flat, scaled
+from clcomm.comm.tensors.background import Started
 from clcomm.comm.tensors.collectives import TensorCollectives, rows_of
-from clcomm.comm.tensors.started import Started
-from clcomm.sync.adasum import adasum, of_rows
 from clcomm.sync.agreement import require_agreement
+from clcomm.sync.hooks import adasum, of_rows
 
 
 class ReduceOp(Enum):
@@ -290,3 +290,51 @@ class AllGatherObject(Operation):
 
     def run(self, ranks: TensorCollectives) -> list[Any]:
         return ranks.comm.all_gather_object(self.obj, label=self.label)
+
+
+# --- Compression of tensors for the way between ranks, as Horovod has it; a program may bring its own. ---
+
+
+class Compressor:
+    """A way to compress a tensor before a collective and to decompress the result."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Return what travels, and what `decompress` needs to know."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        """Return the tensor that the program gets."""
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Tensors travel as they are."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor
+
+
+class FP16Compressor(Compressor):
+    """Floating-point tensors travel, and are summed, as float16."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return (tensor.to(torch.float16) if tensor.dtype.is_floating_point else tensor), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor.to(ctx)
+
+
+class Compression:
+    """The compressors that an argument `compression` takes."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor

@@ -12,8 +12,7 @@ import torch
 
 from clcomm.base.errors import ArgumentError
 from clcomm.horovod.calls import Adasum, Average, Sum, refused_in_set
-from clcomm.horovod.compression import Compression
-from clcomm.horovod.operations import ReduceOp
+from clcomm.horovod.operations import Compression, ReduceOp
 from clcomm.horovod.reduction import Reduction, UsageError
 from clcomm.horovod.world import ProcessSet, global_process_set
 

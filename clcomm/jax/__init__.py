@@ -45,11 +45,14 @@ def _prepare() -> None:
 
 _prepare()
 
-from clcomm.jax.collectives import AllGather, AllReduce, Broadcast, ReduceScatter  # noqa: E402
+from clcomm.jax.collectives import AllGather, AllReduce, Broadcast, Collective, ReduceScatter, run  # noqa: E402  # noqa: E402
 from clcomm.jax.ffi import SUPPORTED  # noqa: E402
-from clcomm.jax.in_flight import AllReduced, Start, Wait  # noqa: E402
-from clcomm.jax.mean import GradientMean  # noqa: E402
-from clcomm.jax.primitive import Collective, run  # noqa: E402
+from clcomm.jax.in_flight import (  # noqa: E402
+    AllReduced,
+    GradientMean,
+    Start,
+    Wait,
+)
 
 
 def all_reduce(tree: Tree, op: str = "sum", *, comm: Communicator | None = None) -> Tree:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from clcomm.base.errors import ClcommError
-from clcomm.base.host.bfloat16 import BFLOAT16
+from clcomm.base.host.arrays import BFLOAT16
 from clcomm.comm.watch.endings import note_wrapped
 
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int

@@ -14,27 +14,26 @@ from weakref import ref
 import numpy as np
 
 from clcomm.base.errors import ArgumentError
-from clcomm.base.flat_space.layout import FlatLayout
-from clcomm.base.flat_space.shards import ShardPart
-from clcomm.base.flat_space.trainable import require_same_parameters
+from clcomm.base.flat_space.layout import FlatLayout, ShardPart, require_same_parameters
 from clcomm.engine.flat import FlatSpace
 from clcomm.engine.grad_slot import NONE
-from clcomm.engine.modes import enable_grad
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
-from clcomm.optim.checks import (
+from clcomm.engine.view import enable_grad
+from clcomm.optim.flat_state import ITEM, MASTER, FlatState, StateRun, in_order_of, order_of, runs_of
+from clcomm.optim.groups import (
     GROUPS,
     MISSED,
+    PARAMS,
     checked,
+    group_of,
+    groups_of,
+    members_of,
     missed_steps_of,
     numbers_of_groups,
     require_numbers,
     steps_of,
 )
-from clcomm.optim.flat_state import ITEM, MASTER, FlatState
-from clcomm.optim.groups import PARAMS, group_of, groups_of, members_of
-from clcomm.optim.order import in_order_of, order_of
-from clcomm.optim.runs import StateRun, runs_of
 
 #: What an optimizer trains: a dict has "params", and hyper-parameters of these parameters' own.
 Params: TypeAlias = Module | Iterable[Parameter] | Iterable[Mapping[str, Any]]

@@ -20,8 +20,8 @@ from clcomm.comm.communicator import Communicator
 from clcomm.engine.device import Device
 from clcomm.engine.fold import DeviceFold
 from clcomm.engine.host_buffer import HostBuffer, sees_writes
-from clcomm.engine.ops.broadcasting import launch_broadcast
-from clcomm.engine.ops.parts import copy_part
+from clcomm.engine.ops.shape import copy_part
+from clcomm.engine.ops.types import launch_broadcast
 from clcomm.engine.tensor import Shape, Tensor, copy_into, empty
 from clcomm.engine.view import Block
 from clcomm.sync.agreement import CHECKS

@@ -13,7 +13,7 @@ from clcomm.engine import Device, Tensor
 from clcomm.engine.nn.module import Module
 from clcomm.engine.nn.norms import BatchNorm
 from clcomm.parallel.exchange import Exchange
-from clcomm.sync.shard_turns import ShardTurns
+from clcomm.sync.sharded_steps import ShardTurns
 
 M = TypeVar("M", bound=Module)
 

@@ -16,8 +16,7 @@ from clcomm.comm.communicator import Communicator
 from clcomm.comm.transport import Transport
 from clcomm.sync.adapters.adapter import FlatArrays
 from clcomm.sync.compression.coding import Codec
-from clcomm.sync.compression.ranks import FirstRanks
-from clcomm.sync.compression.task import PreparedHook, Task
+from clcomm.sync.compression.ranks import FirstRanks, PreparedHook, Task
 
 
 def is_for(comm: Communicator, hook: object, own: np.ndarray, mean: np.ndarray) -> bool:

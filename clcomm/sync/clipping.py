@@ -15,14 +15,14 @@ import numpy as np
 from clcomm.base.errors import ArgumentError
 from clcomm.base.flat_space.buckets import Bucket
 from clcomm.base.flat_space.layout import FlatLayout, shard_bounds
-from clcomm.base.host.hashing import hash_words
+from clcomm.base.host.arrays import hash_words
 from clcomm.comm.communicator import Communicator
 from clcomm.sync.model_ranks import ModelRanks
 
 if TYPE_CHECKING:
     from clcomm.engine.parameter import Parameter, Stages
     from clcomm.sync.logical_shards import LogicalShards
-    from clcomm.sync.sharded_update import ShardedUpdate
+    from clcomm.sync.model_ranks import ShardedUpdate
     from clcomm.sync.shared_space import SharedSpace
     from clcomm.sync.synchronizer import Synchronizer
 

@@ -14,18 +14,14 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.base.flat_space.buckets import Bucket
-from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.layout import FlatLayout, ShardPart, ShardPlan
 from clcomm.base.flat_space.memory import MemoryUse
-from clcomm.base.flat_space.shards import ShardPart, ShardPlan
 from clcomm.optim import Optimizer
-from clcomm.optim.checks import MISSED
-from clcomm.optim.groups import ParamGroup
+from clcomm.optim.groups import MISSED, ParamGroup
 from clcomm.sync.agreement import require_agreement
 from clcomm.sync.shared_space import SharedSpace
 from clcomm.sync.synchronizer import Synchronizer
-from clcomm.sync.zero.range_update import RangeUpdate
-from clcomm.sync.zero.unit_update import UnitUpdate
-from clcomm.sync.zero.update import Update
+from clcomm.sync.zero.update import RangeUpdate, UnitUpdate, Update
 
 _ITEM = 4  # bytes of a float32
 

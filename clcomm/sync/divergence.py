@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from clcomm.base.errors import ArgumentError, DivergenceError, MismatchError, name_ranks
-from clcomm.base.host.hashing import WORD, hash_words
+from clcomm.base.errors import ArgumentError, DivergenceError, MismatchError, NonFiniteError, name_ranks
+from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.parameters import ParameterRange
+from clcomm.base.host.arrays import WORD, hash_words
 from clcomm.comm.communicator import Communicator
 from clcomm.sync.agreement import CHECKS, all_alike
 from clcomm.sync.shared_space import SharedSpace
@@ -206,3 +208,108 @@ def _sides(values: np.ndarray, name_of: Callable[[Sequence[int]], str]) -> str:
     if 2 * len(majority) > len(values):
         return f"on {name_of(others)} differs from {name_of(majority)}"
     return f"differs between {name_of(range(len(values)))}"
+
+
+# --- The origin of NaN and Inf in the ranks' gradients. ---
+
+#: (parameter, NaNs, Infs)
+NonFinite = tuple[str, int, int]
+
+
+def raise_non_finite(
+    comm: Communicator, layout: FlatLayout, ranges: Sequence[ParameterRange], own: np.ndarray, mean: np.ndarray
+) -> NoReturn:
+    """Raise the same NonFiniteError on every rank, naming parameter and ranks; collective.
+
+    own, mean: flat arrays of this rank's gradients and of the mean, of which some rank's holds NaN or Inf in `ranges`.
+    """
+    first = [first_non_finite(ranges, [layout.view(flat, place.name) for place in ranges]) for flat in (own, mean)]
+    raise_found(comm, *first)
+
+
+def raise_found(comm: Communicator, own: NonFinite | None, mean: NonFinite | None) -> NoReturn:
+    """Raise the same NonFiniteError on every rank, from what each found in its own and in the mean; collective."""
+    found = comm.all_gather_object((own, mean), label=CHECKS)
+    in_mean = next((theirs for _, theirs in found if theirs is not None), None)
+    raise NonFiniteError(_describe([theirs for theirs, _ in found], in_mean, comm.name_ranks))
+
+
+def first_non_finite(ranges: Sequence[ParameterRange], gradients: Iterable[np.ndarray]) -> NonFinite | None:
+    """Return the first parameter whose array, all of its gradient or a part, holds NaN or Inf, with their numbers."""
+    for place, gradient in zip(ranges, gradients, strict=True):
+        nans, infs = int(np.isnan(gradient).sum()), int(np.isinf(gradient).sum())
+        if nans or infs:
+            return place.name, nans, infs
+    return None
+
+
+def _describe(origins: list[NonFinite | None], mean: NonFinite | None, name_of: Callable[[Sequence[int]], str]) -> str:
+    found = [
+        f"{name!r} has {nans} NaN and {infs} Inf on {name_of([rank])}"
+        for rank, origin in enumerate(origins)
+        if origin is not None
+        for name, nans, infs in [origin]
+    ]
+    if not found and mean is not None:
+        found = [f"{mean[0]!r} overflows when the ranks' finite gradients are compressed or added"]
+    return (
+        f"gradient: expected finite numbers, but {', '.join(found)}; "
+        "lower the learning rate or look at that rank's batch"
+    )
+
+
+# --- One flipped bit in a model's memory, as faulty memory would flip it: for `clcomm run --chaos` and the tests. ---
+
+#: The places of a flip in an averaging.
+OWN, MEAN = "own gradient", "mean"
+
+
+def flip_bit(array: np.ndarray, where: int) -> None:
+    """Flip a bit of a contiguous array."""
+    words = array.reshape(-1).view(np.uint8)
+    words[where // 8 % words.size] ^= 1 << where % 8
+
+
+def _chosen(space: SharedSpace, where: int) -> ParameterRange:
+    return space.layout.ranges[where // 1009 % len(space.layout.ranges)]
+
+
+def flip_in_space(flat: np.ndarray, space: SharedSpace, where: int, nbytes: Callable[[int], int] = int) -> str:
+    """Flip a bit of one parameter's part of a flat array, and return the parameter's name.
+
+    nbytes: returns how many bytes of the array so many of float32 take.
+    """
+    chosen = _chosen(space, where)
+    start = nbytes(chosen.start)
+    flip_bit(flat[start : start + nbytes(chosen.nbytes)], where)
+    return chosen.name
+
+
+class PlannedFlip:
+    """A bit to flip in a model's next averaging, or in its parameters at once.
+
+    Args:
+        space: the model's flat space.
+        where: chooses the place and the bit.
+
+    Attributes:
+        place: MEAN, or OWN, this rank's gradients, of models whose flat space kernels read; else "".
+        said: which memory has the bit, in words; "": this rank keeps only a shard of the parameters.
+    """
+
+    def __init__(self, space: SharedSpace, where: int):
+        self._space, self._where = space, where // 3
+        flat = space.flat_space
+        self.place = "" if flat is None or flat.is_staged or space.shards is not None else (MEAN, OWN, "")[where % 3]
+        name = _chosen(space, self._where).name
+        self.said = f"the {self.place} of {name!r}" if self.place else f"parameter {name!r}" * space.has_parameters
+        if not self.place and space.has_parameters:
+            space.adapter.pull_parameters()
+            flip_in_space(space.arrays.params, space, self._where, space.precision.nbytes)
+            space.adapter.push_parameters()
+
+    def flip(self, flat: np.ndarray) -> None:
+        """Flip it in the gradients, which kernels may still be writing."""
+        if self._space.flat_space is not None:
+            self._space.flat_space.device.finish()
+        flip_in_space(flat, self._space, self._where)

@@ -8,17 +8,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.layout import ShardPlan
 from clcomm.base.flat_space.memory import MemoryUse
-from clcomm.base.flat_space.shards import ShardPlan
 from clcomm.comm.communicator import Communicator
 from clcomm.sync.agreement import refused, require_agreement
 from clcomm.sync.bucket_plan import GRADIENTS, hook_name
 from clcomm.sync.compression import CommHook
 from clcomm.sync.decision import DecisionLog
 from clcomm.sync.logical_shards import LogicalShards
+from clcomm.sync.model_ranks import ShardedUpdate
 from clcomm.sync.model_sync import ModelSync
 from clcomm.sync.settings import SyncSettings
-from clcomm.sync.sharded_update import ShardedUpdate
 from clcomm.sync.shared_space import SharedSpace
 
 if TYPE_CHECKING:

@@ -19,16 +19,15 @@ from clcomm.comm.communicator import AUTO, Communicator
 from clcomm.comm.watch.job import this_job
 from clcomm.sync.agreement import SettingsAgreement
 from clcomm.sync.auto_buckets import AutoBuckets
-from clcomm.sync.bit_flip import MEAN, OWN, PlannedFlip
 from clcomm.sync.bucket_plan import GRADIENTS, BucketPlan, PlanSettings
-from clcomm.sync.completion_order import CompletionOrder
 from clcomm.sync.decision import Decision, DecisionLog
-from clcomm.sync.overlap_choice import OverlapChoice
+from clcomm.sync.divergence import MEAN, OWN, PlannedFlip
+from clcomm.sync.logical_shards import ShardMean
+from clcomm.sync.model_ranks import ShardedUpdate
+from clcomm.sync.overlap import CompletionOrder, OverlapChoice
 from clcomm.sync.policies.policy import LocalSteps
 from clcomm.sync.settings import SyncSettings
-from clcomm.sync.shard_mean import ShardMean
 from clcomm.sync.sharded_steps import ShardedSteps
-from clcomm.sync.sharded_update import ShardedUpdate
 from clcomm.sync.shared_space import SharedSpace
 
 #: Averages a model's gradients, given the weight of this rank's.

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+from collections.abc import Mapping
 
 import numpy as np
 
 from clcomm.base.errors import ArgumentError
+from clcomm.base.flat_space.parameters import BF16, FP16
+from clcomm.base.host.arrays import BFLOAT16, from_bfloat16, to_bfloat16
 from clcomm.comm.communicator import Communicator
-from clcomm.comm.stats.now import count_step
-from clcomm.sync.agreement import CHECKS, refused
+from clcomm.comm.stats.events import count_step
+from clcomm.sync.agreement import CHECKS, refused, require_agreement
 from clcomm.sync.divergence import ReplicaGuard
 from clcomm.sync.known_models import KnownModels
-from clcomm.sync.model_ranks import refuse_mixing
+from clcomm.sync.model_ranks import ModelRanks, is_divided, refuse_mixing
 from clcomm.sync.model_sync import ModelSync
-from clcomm.sync.parameter_broadcast import average_parameters, broadcast_buffers, broadcast_parameters
+from clcomm.sync.policies.policy import LocalSteps, ModelParameters, Policy, load_state, saved_state
 from clcomm.sync.sample_weights import SampleWeights
+from clcomm.sync.shared_space import SharedSpace
 
 #: Ranks of several libraries or kinds of device compare their replicas after the first step, and so often.
 _MIXED_EVERY = 100
@@ -120,3 +125,161 @@ class Replicas:
         every = self._guard.every or (_MIXED_EVERY if is_mixed else 0)
         if (every and done % every == 0) or (is_mixed and done == 2):
             self.check(ours.space.model, repairs=not self._guard.every)
+
+
+# --- Parameters, buffers and frozen parameters of one rank sent to all, and the mean of all ranks' parameters. ---
+
+#: The labels under which the Communicator's stats count parameters and buffers.
+PARAMETERS, BUFFERS = "parameters", "buffers"
+#: Bytes of an array up to which it is copied to travel with others.
+_SMALL = 1 << 20
+#: What parameters stored in 16 bits are.
+_STORED = {BF16: BFLOAT16, FP16: np.dtype(np.float16)}
+
+
+def broadcast_parameters(comm: Communicator, space: SharedSpace, root: int) -> None:
+    """Give every rank root's parameters in one broadcast, and then what else its model keeps; collective.
+
+    Parameters of which each rank has a shard exist once, and stay as they are.
+
+    MismatchError is raised on every rank where buffers or frozen parameters differ in name, shape or dtype.
+    """
+    if space.has_parameters:
+        space.adapter.pull_parameters()
+        comm.broadcast(space.arrays.params, root, label=PARAMETERS, nbytes=space.params_nbytes)
+        space.adapter.push_parameters()
+    state = dict(sorted(space.adapter.extra_state().items()))  # libraries list them in other orders
+    lines = [f"{name} {array.shape} {array.dtype}" for name, array in state.items()]
+    require_agreement(comm, "buffers and frozen parameters", lines, "build the same model on every rank")
+    received = _broadcast(comm, state, root, PARAMETERS)
+    if received and comm.rank != root:
+        space.adapter.load_extra_state(received)
+
+
+def average_parameters(comm: Communicator, space: SharedSpace) -> None:
+    """Give every rank the mean of all ranks' parameters, in one all-reduce for each run of equal dtypes; collective.
+
+    Parameters stored in 16 bits are averaged in float32 and rounded once.
+    """
+    space.adapter.pull_parameters()
+    nbytes = space.precision.nbytes
+    for bucket in space.layout.buckets(space.layout.span):
+        dtype = np.dtype(_STORED.get(space.precision, bucket.dtype))
+        values = space.arrays.params[nbytes(bucket.start) : nbytes(bucket.stop)].view(dtype)
+        mean = values
+        if dtype.itemsize == 2:  # whose sums, or a host's of bfloat16, would be rounded to 16 bits
+            mean = from_bfloat16(values) if dtype == BFLOAT16 else values.astype(np.float32)
+        comm.all_reduce(mean, "mean", label=PARAMETERS, nbytes=nbytes(bucket.nbytes))
+        if mean is not values:
+            values[:] = to_bfloat16(mean) if dtype == BFLOAT16 else mean
+    space.adapter.push_parameters()
+
+
+def broadcast_buffers(comm: Communicator, space: SharedSpace, root: int) -> None:
+    """Give every rank root's buffers; collective where the model has any."""
+    received = _broadcast(comm, dict(sorted(space.adapter.buffers().items())), root, BUFFERS)
+    if received and comm.rank != root:
+        space.adapter.load_buffers(received)
+
+
+def _broadcast(comm: Communicator, state: dict[str, np.ndarray], root: int, label: str) -> dict[str, np.ndarray]:
+    """Return root's arrays, of the same names, shapes and dtypes on every rank: small ones travel in one broadcast."""
+    small = {name: array for name, array in state.items() if array.nbytes <= _SMALL}
+    received = {name: comm.broadcast(array, root, label=label) for name, array in state.items() if name not in small}
+    if not small:
+        return received
+    packed = np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in small.values()])
+    comm.broadcast(packed, root, label=label)
+    parts = np.split(packed, list(itertools.accumulate(array.nbytes for array in small.values()))[:-1])
+    for (name, array), part in zip(small.items(), parts, strict=True):
+        received[name] = part.copy().view(array.dtype).reshape(array.shape)  # aligned
+    return received
+
+
+# --- Steps of a policy: ranks average no gradients, and exchange parameters after the optimizer's steps that are due.
+
+
+class PolicySteps:
+    """The policy of a Synchronizer's models; every method does nothing without one.
+
+    Args:
+        comm: the ranks.
+        models: finds a model's averaging.
+        replicas: compares the ranks' models before the first step.
+    """
+
+    def __init__(self, comm: Communicator, models: KnownModels, replicas: Replicas):
+        self._comm, self._models, self._replicas = comm, models, replicas
+
+    @property
+    def policy(self) -> Policy | None:
+        """The policy; None: gradients are averaged in each step."""
+        return self._models.settings.policy
+
+    @refused
+    def gradients_ready(self, model: object) -> None:
+        """Note that a step's gradients are complete, which this rank's optimizer uses as they are.
+
+        Raises ArgumentError where `finish_step` has not followed the step before.
+        """
+        ours = self._models.of(model)
+        ours.require_unchanged()
+        if ours.local_steps is None:
+            refuse_mixing(ours.space, "policy", "whose backward adds up gradients of ranks that differ")
+            if is_divided(ours.space) or ModelRanks.of(ours.space).stages is not None:
+                raise ArgumentError(
+                    "policy: expected a model that each rank has whole, as codes and clipping look at a rank's numbers "
+                    "alone, got one that tensor-parallel ranks or stages divide"
+                )
+            if not ours.has_started:
+                self._replicas.check_start(ours)
+            self._start(ours)
+        elif ours.is_in_step:
+            raise ArgumentError(
+                "sync_gradients: expected finish_step(model) after the optimizer's step, which the policy counts, got "
+                "two steps without it"
+            )
+        ours.is_in_step = True
+
+    @refused
+    def finish_step(self, model: object) -> None:
+        """Take the outer step that is due after the optimizer's; collective then. Raises ArgumentError before any."""
+        if self.policy is not None:
+            steps, ours = self._steps_of(model, "finish_step"), self._models.of(model)
+            ours.is_in_step = False
+            steps.step_finished()
+            if count_step(id(ours)):
+                self._comm.stats.steps.averaged(self._comm.communicated(), self._comm.stats.state)
+
+    def align(self, model: object) -> None:
+        """Give all ranks the same parameters; collective."""
+        if self.policy is not None and self._models.of(model).local_steps is not None:
+            self._steps_of(model, "align_parameters").align()
+
+    def state_of(self, model: object) -> dict[str, np.ndarray]:
+        """Return what this rank keeps for a model, its parameters too; empty before the first step."""
+        steps = self._models.of(model).local_steps
+        return {} if steps is None else saved_state(steps)
+
+    @refused
+    def load_state(self, model: object, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from a `state_of`; collective. Raises ArgumentError, changing nothing, for another model's."""
+        ours = self._models.of(model)
+        if state:
+            load_state(ours.local_steps or self._start(ours), state)
+
+    def _start(self, ours: ModelSync) -> LocalSteps:
+        space = ours.space
+        assert self.policy is not None
+        parameters = ModelParameters(
+            space.layout, lambda: space.arrays.params, space.adapter.pull_parameters, space.adapter.push_parameters
+        )
+        ours.local_steps = steps = self.policy.start(self._comm, parameters)
+        return steps
+
+    def _steps_of(self, model: object, call: str) -> LocalSteps:
+        ours = self._models.of(model)
+        if ours.local_steps is None:
+            raise ArgumentError(f"{call}: expected sync_gradients(model) before it, as in every step, got none")
+        ours.require_unchanged()
+        return ours.local_steps

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clcomm.base.errors import ArgumentError
-from clcomm.base.flat_space.precision import FLOAT32, Precision, parse_precision
+from clcomm.base.flat_space.parameters import FLOAT32, Precision, parse_precision
 from clcomm.base.units import parse_size
 from clcomm.comm.communicator import AUTO, Communicator
 from clcomm.sync.compression import CommHook

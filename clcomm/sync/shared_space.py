@@ -8,7 +8,7 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError, ClcommError
 from clcomm.base.flat_space.layout import FlatLayout
-from clcomm.base.flat_space.precision import FLOAT32, Precision
+from clcomm.base.flat_space.parameters import FLOAT32, Precision
 from clcomm.comm.communicator import Communicator
 from clcomm.sync.adapters import adapter_of
 from clcomm.sync.adapters.adapter import FlatArrays, ModelAdapter

@@ -12,20 +12,18 @@ import numpy as np
 
 from clcomm.base.errors import no_copy
 from clcomm.base.flat_space.buckets import Bucket
-from clcomm.base.flat_space.precision import Precision
+from clcomm.base.flat_space.parameters import Precision
 from clcomm.base.units import parse_size
 from clcomm.comm.communicator import Communicator
-from clcomm.sync import compression_state
+from clcomm.sync import sample_weights
 from clcomm.sync.bucket_plan import GRADIENTS, hook_name
 from clcomm.sync.compression import CommHook
 from clcomm.sync.decision import Decision
 from clcomm.sync.divergence import ReplicaGuard
-from clcomm.sync.hook_choice import hook_of, refuse_hook
+from clcomm.sync.hooks import hook_of, refuse_hook
 from clcomm.sync.known_models import KnownModels
-from clcomm.sync.local_steps import PolicySteps
 from clcomm.sync.logical_shards import LogicalShards
-from clcomm.sync.parameter_broadcast import PARAMETERS
-from clcomm.sync.replicas import Replicas
+from clcomm.sync.replicas import PARAMETERS, PolicySteps, Replicas
 from clcomm.sync.sample_weights import SampleWeights
 from clcomm.sync.settings import SyncSettings
 
@@ -367,7 +365,7 @@ class Synchronizer:
         """
         if self.models.settings.policy is not None:
             return self._local.state_of(model)
-        return compression_state.state_of(self.comm, self.models, model)
+        return sample_weights.state_of(self.comm, self.models, model)
 
     def load_state_dict(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
         """Continue from this rank's `state_dict`; empty: from the start. Collective for a model not seen yet.
@@ -377,4 +375,4 @@ class Synchronizer:
         if self.models.settings.policy is not None:
             self._local.load_state(model, state)
             return
-        compression_state.load_state(self.comm, self.models, model, state)
+        sample_weights.load_state(self.comm, self.models, model, state)

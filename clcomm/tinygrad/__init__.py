@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from clcomm.base.errors import ArgumentError
 from clcomm.comm.communicator import Communicator
-from clcomm.engine.pocl_target import name_processor
+from clcomm.engine.pocl import name_processor
 from clcomm.engine.selection import candidates, core_share, local_place, prepare_environment
 from clcomm.sync.synchronizer import Synchronizer
 

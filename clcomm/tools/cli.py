@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from clcomm._version import __version__
 from clcomm.base.console.option_types import OneLineParser
 from clcomm.base.host.launcher import launched_rank, without_job
-from clcomm.base.host.rank_process import rank_above
-from clcomm.base.host.signals import ENDED_BY, handle_signals, say_ended
+from clcomm.base.host.rank_process import ENDED_BY, handle_signals, rank_above, say_ended
 from clcomm.tools.commands.listing import COMMANDS, DESCRIPTION, EPILOG, Listed, add
 
 if TYPE_CHECKING:

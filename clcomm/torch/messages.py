@@ -17,10 +17,9 @@ from clcomm.comm.collectives.messages import MessageHandle
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.stats.events import Collective, Phase
 from clcomm.comm.tensors.arrays import HostCopies, bytes_of, described
-from clcomm.comm.transport.described_messages import DescribedMessages, Received, Sent
+from clcomm.comm.transport.mpi_messages import DescribedMessages, Received, Sent
 from clcomm.comm.transport.pending import wait_until
-from clcomm.torch.interruptions import Interruptions
-from clcomm.torch.work import OwnWork, untraced
+from clcomm.torch.work import Interruptions, OwnWork, untraced
 
 
 class GroupMessages:

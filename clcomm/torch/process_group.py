@@ -19,15 +19,24 @@ from torch.distributed import ProcessGroup, ReduceOp, Work
 
 from clcomm.base.errors import ArgumentError
 from clcomm.comm.communicator import Communicator
-from clcomm.comm.stats.now import count_step
+from clcomm.comm.stats.events import count_step
 from clcomm.comm.tensors.collectives import TensorCollectives
 from clcomm.comm.tensors.private_torch import current_backward, register_device, set_default_backend
 from clcomm.comm.transport import mpi_communicators
-from clcomm.torch.callers import COMPARES, HAS_JOINED, NOTIFIES, locals_of_caller, require_same_parameters
-from clcomm.torch.interruptions import Interruptions
 from clcomm.torch.launch import require_same_world
 from clcomm.torch.messages import GroupMessages
-from clcomm.torch.work import CollectiveWork, WorkQueue, in_stream_of, untraced
+from clcomm.torch.work import (
+    COMPARES,
+    HAS_JOINED,
+    NOTIFIES,
+    CollectiveWork,
+    Interruptions,
+    WorkQueue,
+    in_stream_of,
+    locals_of_caller,
+    require_same_parameters,
+    untraced,
+)
 
 if TYPE_CHECKING:
     from clcomm.torch.recording import JobRecording

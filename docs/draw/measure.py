@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.recording import read_runs
 from clcomm.insight.report.report import build
 from clcomm.insight.trace.events import FIRST_PID
 from clcomm.jobs.launch.mpiexec import find_mpiexec

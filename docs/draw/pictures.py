@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from clcomm.base.units import format_size
-from clcomm.insight.drawing.axes import Scale, even_ticks
-from clcomm.insight.drawing.scene import CHARACTER, Mark, Path, Rect, Text
+from clcomm.insight.drawing.scene import CHARACTER, Mark, Path, Rect, Scale, Text, even_ticks
 from docs.draw.measure import ranks_of
 from docs.extensions.svg import BLUE, FONT, GREEN, GREY, LINE, PURPLE, VERMILLION, legend, line, svg
 

@@ -11,8 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clcomm.insight.drawing.axes import Scale
-from clcomm.insight.drawing.scene import CHARACTER, Rect, Text, level
+from clcomm.insight.drawing.scene import CHARACTER, Rect, Scale, Text, level
 from docs.extensions import drawings
 from docs.extensions.svg import BLUE, FONT, GREEN, LINE, PURPLE, VERMILLION, legend, line, svg
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clcomm.base.host.bfloat16 import from_bfloat16, to_bfloat16
+from clcomm.base.host.arrays import from_bfloat16, to_bfloat16
 from tests import numpy_models
 
 #: Names and shapes of a model's parameters.

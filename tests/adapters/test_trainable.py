@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clcomm.base.errors import ArgumentError
-from clcomm.base.flat_space.trainable import require_same_parameters, require_same_trainable
+from clcomm.base.flat_space.layout import require_same_parameters, require_same_trainable
 from tests.helpers import one_line
 
 NAMES = [f"layer{number}.weight" for number in range(6)]

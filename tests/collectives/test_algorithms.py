@@ -7,9 +7,9 @@ import pytest
 
 from clcomm import Synchronizer
 from clcomm.base.errors import ArgumentError, MismatchError
-from clcomm.base.host.bfloat16 import BFLOAT16
+from clcomm.base.host.arrays import BFLOAT16
 from clcomm.base.schedules import ALGORITHMS, schedule_of
-from clcomm.comm.costs.traffic import traffic
+from clcomm.comm.costs.forecast import traffic
 from tests.helpers import Recorder, one_line
 from tests.numpy_models import Model
 from tests.transport.references import FOLDS, drawn, same_bits

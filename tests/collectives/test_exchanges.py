@@ -9,7 +9,7 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.base.errors import ArgumentError, MismatchError
-from clcomm.base.host.bfloat16 import to_bfloat16
+from clcomm.base.host.arrays import to_bfloat16
 from tests.helpers import one_line
 from tests.transport.references import same_bits
 

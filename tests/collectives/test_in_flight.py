@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from clcomm.comm.collectives.in_flight import InFlightTimes
-from clcomm.comm.stats.call import Call
-from clcomm.comm.stats.events import Collective
+from clcomm.comm.stats.events import Call, Collective
 
 TICK_S = 2.0**-10
 

@@ -7,7 +7,7 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.base.errors import ArgumentError, MismatchError
-from clcomm.base.host.bfloat16 import BFLOAT16, to_bfloat16
+from clcomm.base.host.arrays import BFLOAT16, to_bfloat16
 from tests.helpers import Recorder, one_line
 
 DTYPES = ("bool", "int8", "uint16", "int64", "float16", "float32", ">f4", "complex128")

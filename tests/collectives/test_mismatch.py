@@ -9,7 +9,7 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.base.errors import MismatchError, name_ranks
-from clcomm.comm.stats.call import Call
+from clcomm.comm.stats.events import Call
 from tests.helpers import Recorder, one_line
 
 

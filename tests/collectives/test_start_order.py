@@ -13,7 +13,7 @@ import pytest
 from clcomm import Communicator
 from clcomm.base.errors import MismatchError
 from clcomm.comm.transport.host_memory import HostMemory
-from clcomm.comm.transport.start_order import StartOrder
+from clcomm.comm.transport.pending import StartOrder
 from tests.helpers import one_line
 
 LENGTH = 3000

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from clcomm.base.host.bfloat16 import BFLOAT16, from_bfloat16
+from clcomm.base.host.arrays import BFLOAT16, from_bfloat16
 from clcomm.sync.compression.coding import BLOCK, Coding, chars_nbytes, largest_nbytes
 
 CODING = Coding(None)

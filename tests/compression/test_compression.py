@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from clcomm import Communicator, Synchronizer
-from clcomm.base.host.bfloat16 import from_bfloat16, to_bfloat16
+from clcomm.base.host.arrays import from_bfloat16, to_bfloat16
 from clcomm.engine import Generator, Linear, Tensor
 from clcomm.engine.codec import DeviceCodec
 from clcomm.sync.compression import parse_compression
 from clcomm.sync.compression.coding import BLOCK, Coding, chars_nbytes, unpack
-from clcomm.sync.compression.task import Task
-from clcomm.sync.compression.topk import TopK
+from clcomm.sync.compression.quantized import TopK
+from clcomm.sync.compression.ranks import Task
 from tests.compressed_gradients import BUCKET, FEEDBACK, LAYOUT, SCHEMES, SIZE, gradient_of
 from tests.numpy_models import set_gradients, small_model
 from tests.training.trainers import make_trainer

@@ -9,7 +9,7 @@ from clcomm import Communicator, Synchronizer
 from clcomm.base.errors import ArgumentError, CheckpointError
 from clcomm.jobs import checkpoint
 from clcomm.jobs.checkpoint.series import CheckpointSeries
-from clcomm.sync.compression.feedback import FlatMemory
+from clcomm.sync.compression.quantized import FlatMemory
 from tests.compressed_gradients import FEEDBACK, LAYOUT, SCHEMES
 from tests.helpers import one_line
 from tests.numpy_models import set_gradients, small_model

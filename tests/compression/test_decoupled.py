@@ -7,7 +7,7 @@ import pytest
 from scipy.fft import dctn, idctn
 
 from clcomm import Synchronizer
-from clcomm.base.host.bfloat16 import from_bfloat16, to_bfloat16
+from clcomm.base.host.arrays import from_bfloat16, to_bfloat16
 from clcomm.optim import SGD
 from tests.helpers import Recorder
 from tests.sync.test_local_sgd import backward, network

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from clcomm.sync.compression.exchange import prepare_exchange
+from clcomm.sync.compression.ranks import prepare_exchange
 from tests.helpers import Recorder
 
 CALLS = 12

@@ -22,12 +22,12 @@ from clcomm.base.console.table import TextTable
 from clcomm.comm.costs.forecast import Candidate, ScalingRow
 from clcomm.comm.costs.model import Cost, Fit, MeasuredFit
 from clcomm.comm.stats.comm_stats import CommStats
-from clcomm.insight.measure.bench_report import Printer
+from clcomm.insight.measure.bench import Printer
 from clcomm.insight.measure.timing import BenchRow
 from clcomm.insight.measure.tune_report import candidates_table, fits_table, scaling_table
 from clcomm.insight.report.elements import Column as ReportColumn
 from clcomm.insight.report.elements import Table
-from clcomm.insight.report.terminal import show
+from clcomm.insight.report.report import show
 from clcomm.insight.summary import Layer, ParameterPlace, Summary
 from clcomm.tools.commands import devices
 from tests.stats_events import event

@@ -131,7 +131,7 @@ def test_what_others_say_moves_no_cursor_and_rings_no_bell(planted, capfd, tmp_p
     job = SimpleNamespace(program=said, pid=1, size=2, about={}, started_s=0.0)
     rows = [view.RankRow(0, "running", said, (), 1, 1.0, 1, 1.0, 0.1, 0.1, 1, 1.0, 1, 0.1, said)]
     table = TextTable([TextColumn("what", right=False)], [[said]], title=said, note=said)
-    texts = [str(table), str(view.table(job, rows)), view.as_json(job, rows), view.title(job, rows), escaped(said)]
+    texts = [str(table), str(view.table(job, rows)), view.json_line(job, rows), view.title(job, rows), escaped(said)]
     print_line(said)
     print_notice(said)
     rank_logs.tell(str(tmp_path), 1)

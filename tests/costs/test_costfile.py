@@ -7,8 +7,8 @@ import json
 import pytest
 
 from clcomm.base.errors import ArgumentError, DataError, OutputError
-from clcomm.base.storage.cache import cache_directory
 from clcomm.base.storage.files import write_whole
+from clcomm.base.storage.private import cache_directory
 from clcomm.comm.costs import costfile
 from clcomm.comm.costs.model import Cost, Fit, MeasuredFit
 from tests.helpers import one_line

@@ -6,8 +6,8 @@ import pytest
 
 from clcomm.base.errors import ArgumentError
 from clcomm.base.schedules import schedule_of
+from clcomm.comm.costs.jobs import flat_s, rounds_of
 from clcomm.comm.costs.model import Cost, terms
-from clcomm.comm.costs.rounds import flat_s, rounds_of
 
 WITHIN, LINK = Cost(1e-6, 1e-10), Cost(2e-6, 8e-11)
 #: What SimGrid 3.32 gave for SMPI's rdb, rab_rdb and lr with these links, as tests/proofs/forecast.py runs it: the

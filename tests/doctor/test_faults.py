@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from clcomm import Communicator
-from clcomm.base.console.finding import NOTE, OK, PROBLEM, Finding
-from clcomm.base.storage.writer_lock import WriterLocks
-from clcomm.engine import sealed_programs
+from clcomm.base.console.option_types import NOTE, OK, PROBLEM, Finding
+from clcomm.base.storage.scratch import WriterLocks
+from clcomm.engine import pocl as sealed_programs
 from clcomm.jobs.launch.mpiexec import MPICH, OPEN_MPI
 from clcomm.tools.doctor import (
     caches,
@@ -34,7 +34,7 @@ from clcomm.tools.doctor import (
     opencl,
     place,
 )  # fmt: skip
-from clcomm.tools.doctor.job import JobFacts
+from clcomm.tools.doctor.cores import JobFacts
 from tests.doctor import planted
 from tests.faults.launch import ROOT, clean_environment, mpiexec
 from tests.launch.test_mpiexec import launcher_at
@@ -151,7 +151,7 @@ def test_6_two_wheels_of_mpi_in_one_environment(tmp_path, monkeypatch):
 
 
 def test_7_a_stale_lock_and_one_that_is_held(tmp_path):
-    code = "import sys; from pathlib import Path; from clcomm.base.storage.writer_lock import WriterLocks\n"
+    code = "import sys; from pathlib import Path; from clcomm.base.storage.scratch import WriterLocks\n"
     code += "WriterLocks().acquire(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, str(tmp_path / "run.npz")]
     with subprocess.Popen(command, stdin=-1, stdout=-1, env=clean_environment()) as holder:

@@ -11,7 +11,7 @@ import pytest
 
 from clcomm.base.host.arrays import aligned_empty
 from clcomm.comm.transport.fused import POLLS, RANK, STATE, STRIDE, TAG
-from clcomm.engine import called
+from clcomm.engine import host_kernels
 from clcomm.engine.fold import COUNT, DeviceFold
 from tests.calling_thread import pass_in_the_calling_thread
 from tests.helpers import cpu_device
@@ -46,7 +46,7 @@ def test_in_the_calling_thread():
 @pytest.fixture
 def is_called():
     device = cpu_device("cpu")
-    if not (device.takes_addresses and device.runs_in_caller and called.is_supported()):
+    if not (device.takes_addresses and device.runs_in_caller and host_kernels.is_supported()):
         pytest.skip("this device launches its kernels; see test_in_the_calling_thread")
 
 
@@ -81,11 +81,11 @@ def test_memory_lives_as_long_as_the_function_and_no_longer():
 @pytest.mark.parametrize("refusal", ["interpreter", "layout", "library"])
 def test_what_cannot_be_called_is_launched(monkeypatch, refusal):
     if refusal == "interpreter":
-        monkeypatch.setattr(called.platform, "python_implementation", lambda: "another")
+        monkeypatch.setattr(host_kernels.platform, "python_implementation", lambda: "another")
     elif refusal == "layout":
-        monkeypatch.setattr(called, "DATA", 24)
+        monkeypatch.setattr(host_kernels, "DATA", 24)
     else:
-        monkeypatch.setattr(called, "_definition_of", lambda address: None)
+        monkeypatch.setattr(host_kernels, "_definition_of", lambda address: None)
     run, call, out = prepared()
     assert hasattr(run, "__code__")
     run()
@@ -93,4 +93,4 @@ def test_what_cannot_be_called_is_launched(monkeypatch, refusal):
 
 
 def test_an_address_outside_a_library_is_refused():
-    assert called.function(aligned_empty((1,), np.int64).ctypes.data, aligned_empty((32,), np.int64), []) is None
+    assert host_kernels.function(aligned_empty((1,), np.int64).ctypes.data, aligned_empty((32,), np.int64), []) is None

@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clcomm.base.host.arrays import aligned_empty, aligned_zeros
-from clcomm.base.host.bfloat16 import BFLOAT16, from_bfloat16
+from clcomm.base.host.arrays import BFLOAT16, aligned_empty, aligned_zeros, from_bfloat16
 from clcomm.engine import Device
 from clcomm.engine import codec as device_codec
 from clcomm.engine import fold as device_fold
 from clcomm.engine.codec import DeviceCodec
 from clcomm.engine.fold import DeviceFold
-from clcomm.engine.rehearsal import Rehearsal
+from clcomm.engine.recording_diff import Rehearsal
 from clcomm.sync.compression.coding import BLOCK, Coding, chars_nbytes, largest_nbytes
 
 #: Where rounding, overflow and underflow of either half show, beside ordinary numbers.

@@ -7,7 +7,7 @@ import pyopencl as cl
 import pytest
 from pyopencl import invoker
 
-from clcomm.engine import enqueue_code
+from clcomm.engine import memory
 
 
 def test_code_is_generated_once_and_only_when_it_is_called(device, monkeypatch):
@@ -27,7 +27,7 @@ def test_code_is_generated_once_and_only_when_it_is_called(device, monkeypatch):
 
 def test_other_ways_of_generating_it_are_left_alone(monkeypatch):
     monkeypatch.delattr(invoker, "generate_enqueue_and_set_args")
-    enqueue_code.share.__wrapped__()
+    memory.share.__wrapped__()
     assert not hasattr(invoker, "generate_enqueue_and_set_args")
 
 
@@ -35,7 +35,7 @@ def test_other_ways_of_generating_it_are_left_alone(monkeypatch):
 def test_arguments_that_cannot_be_compared_are_generated_each_time(monkeypatch, named):
     calls = []
     monkeypatch.setattr(invoker, "generate_enqueue_and_set_args", lambda *args, **named: calls.append((args, named)))
-    enqueue_code.share.__wrapped__()
+    memory.share.__wrapped__()
     for _ in range(2):
         invoker.generate_enqueue_and_set_args(*() if named else ({},), **{"arg_types": {}} if named else {})
     assert len(calls) == 2

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clcomm.base.errors import DeviceError
-from clcomm.base.host.arrays import aligned_empty
-from clcomm.base.host.bfloat16 import BFLOAT16, from_bfloat16, to_bfloat16
+from clcomm.base.host.arrays import BFLOAT16, aligned_empty, from_bfloat16, to_bfloat16
 from clcomm.comm.transport.reduction import prepared_reduction, reduce_in_rank_order
 from clcomm.engine.fold import MOST_ROWS, DeviceFold
 from tests.helpers import cpus_own

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clcomm.base.host.hashing import hash_words
+from clcomm.base.host.arrays import hash_words
 from clcomm.engine import Linear
-from clcomm.engine.hashing import hash_buffer
+from clcomm.engine.codec import hash_buffer
 
 
 @pytest.mark.parametrize("words", [1, 2, 63, 64, 4097, 100_003])

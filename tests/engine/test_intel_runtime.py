@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm.base.errors import DeviceError
-from clcomm.engine import intel_runtime, program_cache, selection
+from clcomm.engine import intel_runtime, program, selection
 
 CPU = cl.device_type.CPU
 installed = pytest.mark.skipif(intel_runtime.library() is None, reason="Intel's runtime: pip install -e '.[intel]'")
@@ -130,7 +130,7 @@ def test_cores_are_shared(monkeypatch: pytest.MonkeyPatch, cores: int, given: st
 # -- the cache of programs
 
 
-def cached(**changed: str) -> program_cache.CachedProgram:
+def cached(**changed: str) -> program.CachedProgram:
     """Return the place of a program of a pretended device, of which some words are changed."""
     words = {"platform": "1.0", "name": "EPYC", "version": "3.1", "driver": "7", "source": "void", "option": "-DA=1"}
     words |= changed
@@ -138,7 +138,7 @@ def cached(**changed: str) -> program_cache.CachedProgram:
     device: Any = SimpleNamespace(
         platform=platform, name=words["name"], version=words["version"], driver_version=words["driver"]
     )
-    return program_cache.CachedProgram(device, words["source"], [words["option"]])
+    return program.CachedProgram(device, words["source"], [words["option"]])
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_a_program_is_found_by_all_that_its_code_depends_on(cache: Path, monkeyp
     cached().write(b"older code")
     monkeypatch.delenv("CL_CONFIG_CPU_TARGET_ARCH")
     assert cached().read() == b"code" and len(list(cache.glob("*/*/program"))) == 2
-    monkeypatch.setattr(program_cache, "processor_features", lambda: ["sse2"])
+    monkeypatch.setattr(program, "processor_features", lambda: ["sse2"])
     assert cached().read() is None
 
 
@@ -179,7 +179,7 @@ def test_what_is_damaged_is_not_read(tmp_path_factory: pytest.TempPathFactory, a
 
 
 def test_where_nothing_can_be_kept_each_process_builds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_cache, "directory", lambda: None)
+    monkeypatch.setattr(program, "directory", lambda: None)
     place = cached()
     place.write(b"code")
     assert place.read() is None
@@ -189,7 +189,7 @@ def test_a_cache_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatc
     (tmp_path / "programs").mkdir()
     (tmp_path / "programs").chmod(0o777)
     monkeypatch.setenv("CLCOMM_CACHE_DIR", str(tmp_path))
-    assert program_cache.directory() != tmp_path / "programs"
+    assert program.directory() != tmp_path / "programs"
 
 
 # -- the runtime itself

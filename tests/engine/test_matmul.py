@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.device import Device
 from clcomm.engine.ops.batched_matmul import matmul
+from clcomm.engine.ops.convolution_products import chosen_block
 from clcomm.engine.ops.matmul import linear, multiply, transposed_copy
-from clcomm.engine.ops.product_blocks import chosen_block
 from clcomm.engine.tensor import Tensor, empty
 from clcomm.engine.tuning import Tuning, choices
 from tests.engine.slopes import assert_gradients_are_slopes

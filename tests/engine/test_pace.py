@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from clcomm.engine import pace
+from clcomm.engine import autotune
 from clcomm.engine.device import Device
 from clcomm.engine.selection import DeviceCandidate
 from clcomm.tools.commands.devices import comparison
@@ -15,7 +15,7 @@ from clcomm.tools.commands.devices import comparison
 def test_every_device_has_its_own_rate(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that runs by the steps made tells which device was timed."""
     now, cost = [0.0], {0: 0.01, 1: 0.04}
-    make = pace._make_step
+    make = autotune._make_step
 
     def slowed(chosen: Device, made: list[int] = []) -> object:  # noqa: B006 - counts the devices
         number, step = len(made), make(chosen)
@@ -27,9 +27,9 @@ def test_every_device_has_its_own_rate(device: Device, monkeypatch: pytest.Monke
 
         return run
 
-    monkeypatch.setattr(pace, "_make_step", slowed)
-    monkeypatch.setattr(pace, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    assert pace.training_rates([device, device]) == pytest.approx([6400, 1600])
+    monkeypatch.setattr(autotune, "_make_step", slowed)
+    monkeypatch.setattr(autotune, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    assert autotune.training_rates([device, device]) == pytest.approx([6400, 1600])
 
 
 @pytest.mark.parametrize(("rates", "fastest", "gain"), [((900, 600), 0, "1.50"), ((50, 100, 80), 1, "1.25")])

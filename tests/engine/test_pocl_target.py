@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pyopencl as cl
 import pytest
 
-from clcomm.engine import pocl_target
-from clcomm.engine.pocl_target import PROCESSORS, name_processor, nearest_processor
+from clcomm.engine import pocl
+from clcomm.engine.pocl import PROCESSORS, name_processor, nearest_processor
 from tests.faults.launch import ROOT, clean_environment
 
 DISTRO = "OpenCL 3.0 PoCL 3.0-rc2  Linux, Release, RELOC, LLVM 14.0.6, SLEEF, DISTRO, POCL_DEBUG"
@@ -39,8 +39,8 @@ class FakeDevice:
 
 @pytest.fixture(autouse=True)
 def the_wheel_on_x86(monkeypatch):
-    monkeypatch.setattr(pocl_target, "find_spec", lambda name: name == "pocl_binary_distribution")
-    monkeypatch.setattr(pocl_target.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(pocl, "find_spec", lambda name: name == "pocl_binary_distribution")
+    monkeypatch.setattr(pocl.platform, "machine", lambda: "x86_64")
 
 
 def test_a_part_of_a_device_names_the_whole_ones_processor():
@@ -60,7 +60,7 @@ def test_every_set_of_features_has_the_best_processor_that_fits():
 
 
 def test_a_processor_without_a_name_gets_one(monkeypatch):
-    monkeypatch.setattr(pocl_target, "processor_features", lambda: list(PROCESSORS[0][1]))
+    monkeypatch.setattr(pocl, "processor_features", lambda: list(PROCESSORS[0][1]))
     device = FakeDevice(b"generic")
     assert name_processor(device)
     assert device.processor == b"znver3"
@@ -83,7 +83,7 @@ def test_other_devices_are_left_alone(processor, other):
 
 
 def test_other_architectures_are_left_alone(monkeypatch):
-    monkeypatch.setattr(pocl_target.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(pocl.platform, "machine", lambda: "aarch64")
     assert not name_processor(FakeDevice(b"generic"))
 
 
@@ -97,8 +97,8 @@ def test_kernels_build_where_llvm_does_not_know_the_processor(tmp_path):
         "named = not found.version.endswith('generic')\n"
         "if named:\n"  # elsewhere this machine's own processor is without a name
         "    ctypes.memmove(ctypes.c_void_p.from_address(found.int_ptr + 640).value, b'generic\\0', 8)\n"
-        "from clcomm.engine import Device, Tensor, pocl_target\n"
-        "pocl_target._is_unnamed = lambda device: True\n"
+        "from clcomm.engine import Device, Tensor, pocl\n"
+        "pocl._is_unnamed = lambda device: True\n"
         "device = Device(found)\n"
         "assert (Tensor([1.0, 2.0], device) + 1).numpy().tolist() == [2, 3]\n"
     )

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from clcomm.base.errors import ArgumentError
-from clcomm.engine import Tensor, transfers
+from clcomm.engine import Tensor
+from clcomm.engine import memory as transfers
 from clcomm.engine.device import Device
-from clcomm.engine.queue_mark import QueueMark
+from clcomm.engine.launch_queue import QueueMark
 from clcomm.engine.tensor import empty
 
 PIECE = 4096

@@ -15,8 +15,8 @@ from http import HTTPStatus
 import pytest
 
 from clcomm.base.errors import ArgumentError
-from clcomm.insight.exporters import server as module
-from clcomm.insight.exporters.server import MOST_CONNECTIONS, TextServer
+from clcomm.insight.exporters import prometheus as module
+from clcomm.insight.exporters.prometheus import MOST_CONNECTIONS, TextServer
 from tests.faults.launch import clean_environment
 from tests.helpers import one_line
 
@@ -26,7 +26,7 @@ import resource, sys
 from clcomm.insight.exporters.figures import STEPS, Labels, Point
 
 if sys.argv[1] == "page":
-    from clcomm.insight.report.serving import PageServer
+    from clcomm.insight.report.live import PageServer
     server = PageServer(0)
     server.page, address = "clcomm_step", server.address
     server.serve()

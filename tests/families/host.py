@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clcomm.base.host.arrays import aligned_empty
-from clcomm.base.host.bfloat16 import BFLOAT16, to_bfloat16
-from clcomm.base.host.hashing import hash_words
+from clcomm.base.host.arrays import BFLOAT16, aligned_empty, hash_words, to_bfloat16
 from clcomm.comm.transport.fused import (
     ARRIVED_NS,
     CLAIMS,
@@ -36,12 +34,11 @@ from clcomm.comm.transport.fused import (
     WAITED_NS,
 )
 from clcomm.comm.transport.rendezvous import last_of
-from clcomm.engine import called
-from clcomm.engine.codec import DeviceCodec
+from clcomm.engine import host_kernels
+from clcomm.engine.codec import DeviceCodec, hash_buffer
 from clcomm.engine.device import Device
 from clcomm.engine.fold import MOST_ROWS, DeviceFold
 from clcomm.engine.gather import DeviceGather
-from clcomm.engine.hashing import hash_buffer
 from clcomm.sync.compression.coding import Coding, chars_nbytes, largest_nbytes
 from tests.families.family import Family, assert_equal, assert_near, drawn, whole_numbers
 
@@ -112,12 +109,12 @@ def check_fold(device: Device, case: Case) -> None:
 @contextmanager
 def _some_launched(case: Case) -> Iterator[None]:
     """Let every second case launch its kernel where Python could call the kernel's function."""
-    is_supported = called.is_supported
-    called.is_supported = lambda: case.seed % 2 == 0 and is_supported()
+    is_supported = host_kernels.is_supported
+    host_kernels.is_supported = lambda: case.seed % 2 == 0 and is_supported()
     try:
         yield
     finally:
-        called.is_supported = is_supported
+        host_kernels.is_supported = is_supported
 
 
 def check_rendezvous(device: Device, case: Case) -> None:

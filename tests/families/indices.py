@@ -11,7 +11,7 @@ from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
-from clcomm.engine.targets import require_none_noted
+from clcomm.engine.tensor_methods import require_none_noted
 from tests.families.family import Family, assert_equal, assert_near, drawn, leaf, whole_numbers
 
 

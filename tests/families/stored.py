@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clcomm.base.flat_space.precision import BF16, FP16, Precision
-from clcomm.base.host.bfloat16 import from_bfloat16, to_bfloat16
+from clcomm.base.flat_space.parameters import BF16, FP16, Precision
+from clcomm.base.host.arrays import from_bfloat16, to_bfloat16
 from clcomm.engine.device import Device
-from clcomm.engine.stored_parameters import Storage
+from clcomm.engine.parameter import Storage
 from tests.families.family import Family, drawn
 
 _AROUND = 0xABCD  # what is stored around the range

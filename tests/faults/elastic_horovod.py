@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import clcomm.horovod as hvd
-from clcomm.horovod.elastic import running
+from clcomm.horovod.elastic import state as running
 from tests.faults import elastic_log
 from tests.faults.elastic_log import at, stamp
 

@@ -50,7 +50,7 @@ clcomm/jobs/launch/supervisor.py Supervisor._forward
     the launcher: this process's child
 clcomm/jobs/launch/trial.py try_job
     the ranks of a trial: the process group of this process's child
-clcomm/jobs/launch/world.py World.end
+clcomm/jobs/launch/world_supervisor.py World.end
     the launcher: this process's child
 clcomm/jobs/launch/world_supervisor.py WorldSupervisor._start
     the launcher: this process's child

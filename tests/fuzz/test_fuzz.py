@@ -20,7 +20,8 @@ import pytest
 from clcomm.base.errors import ClcommError
 from clcomm.comm.costs import costfile
 from clcomm.comm.costs.model import Cost, Fit, MeasuredFit
-from clcomm.engine import Device, sealed_programs, tuning
+from clcomm.engine import Device, tuning
+from clcomm.engine import pocl as sealed_programs
 from clcomm.insight.report import build, read_runs
 from clcomm.insight.report.formats import as_html
 from clcomm.jobs import checkpoint

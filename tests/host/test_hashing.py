@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.base.host.hashing import hash_words
+from clcomm.base.host.arrays import hash_words
 
 MASK = (1 << 64) - 1
 

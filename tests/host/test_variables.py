@@ -112,7 +112,8 @@ def test_a_misspelt_name_gets_one_warning(monkeypatch, caplog) -> None:
 
 def test_the_arguments_are_those_of_the_classes() -> None:
     for name, where in variables.ARGUMENTS.items():
-        source = ast.parse((ROOT / "clcomm" / f"{where.lower()}.py").read_text())
+        (path,) = (ROOT / "clcomm").rglob(f"{where.lower()}.py")
+        source = ast.parse(path.read_text())
         made = next(node for node in ast.walk(source) if isinstance(node, ast.FunctionDef) and node.name == "__init__")
         assert name in [argument.arg for argument in (*made.args.args, *made.args.kwonlyargs)]
 

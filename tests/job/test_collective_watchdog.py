@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.comm.stats.call import Call
+from clcomm.comm.stats.events import Call
 from clcomm.comm.stats.flight_recorder import FlightRecorder
 from clcomm.comm.watch import collective_watchdog
 from clcomm.comm.watch.collective_watchdog import Watchdog
+from clcomm.comm.watch.job import Limits
 from clcomm.comm.watch.stall_message import describe
 from clcomm.comm.watch.status_page import StatusPage
-from clcomm.comm.watch.time_limits import Limits
 
 CALL = Call("all_reduce", "gradients", "shared", 4000, op="mean", count=1000, dtype=np.dtype("float32"), bucket=3)
 NO_LOOKING = Limits(1000.0, math.inf)  # the tests look by themselves
@@ -49,9 +49,9 @@ def test_ranks_elsewhere_in_the_program_are_named_with_their_place(dogs) -> None
     message = describe(0, dogs[0]._page.read(), 7.04)
     assert message.startswith(
         "rank 0 has waited 7.0 s in all_reduce 'gradients' #12 (mean of 1,000 float32, bucket 3), called at "
-        "comm/watch/test_collective_watchdog.py:"
+        "job/test_collective_watchdog.py:"
     )
-    assert "; missing: rank 1 (in no collective but at comm/watch/test_collective_watchdog.py:" in message
+    assert "; missing: rank 1 (in no collective but at job/test_collective_watchdog.py:" in message
     assert "rank 2" not in message
 
 
@@ -104,7 +104,7 @@ def test_a_rank_that_comes_late_is_named(transport, capfd) -> None:
         lines = [line for line in capfd.readouterr().err.splitlines() if "in all_reduce 'late' #1" in line]
         lines = [line for part in comm.all_gather_object(lines) for line in part]
         assert lines, "no rank has reported"
-        here = rf"\brank {comm.size - 1} \(in no collective but at comm/watch/test_collective_watchdog.py:"
+        here = rf"\brank {comm.size - 1} \(in no collective but at job/test_collective_watchdog.py:"
         for line in lines:  # whichever of the others comes first
             assert re.match(r"clcomm: rank \d has waited [\d.]+ s in ", line) and re.search(
                 f"; missing: .*{here}", line

@@ -6,7 +6,7 @@ import gc
 import sys
 import threading
 
-from clcomm.comm.watch.source_location import place_of_frame, place_of_thread, stack_of_thread
+from clcomm.comm.watch.stall_message import place_of_frame, place_of_thread, stack_of_thread
 
 
 def test_the_place_is_the_programs_not_a_librarys() -> None:
@@ -20,14 +20,14 @@ def test_the_place_is_the_programs_not_a_librarys() -> None:
     element = Sorted()
     min([Sorted(), element])
     line = f"test_source_location.py:{frame.f_lineno - 1}"
-    assert line in element.place and element.place.startswith("comm/watch/test_source_location.py:")
+    assert line in element.place and element.place.startswith("job/test_source_location.py:")
     assert place_of_frame(None) == ""
 
 
 def test_no_garbage_is_collected_while_another_threads_frames_are_looked_at(monkeypatch) -> None:
     seen = []
     monkeypatch.setattr(
-        "clcomm.comm.watch.source_location.place_of_frame", lambda frame: seen.append((frame, gc.isenabled())) or "here"
+        "clcomm.comm.watch.stall_message.place_of_frame", lambda frame: seen.append((frame, gc.isenabled())) or "here"
     )
     assert place_of_thread(threading.get_ident()) == "here"
     ((frame, was_collecting),) = seen

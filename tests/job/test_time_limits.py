@@ -8,7 +8,7 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.base.errors import ArgumentError
-from clcomm.comm.watch.time_limits import Limits
+from clcomm.comm.watch.job import Limits
 from tests.helpers import one_line
 
 

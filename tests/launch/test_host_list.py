@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clcomm.base.errors import ArgumentError
-from clcomm.jobs.launch.host_list import HostList
+from clcomm.jobs.launch.mpiexec import HostList
 
 FILE = "# two\na:2   # the first\n\nb slots=3 max_slots=4\na\n"
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.comm.watch import restarts, worlds
+from clcomm.comm.watch import job, worlds
 from clcomm.jobs.launch import hosts as module
-from clcomm.jobs.launch.host_list import HostList
 from clcomm.jobs.launch.hosts import Hosts
+from clcomm.jobs.launch.mpiexec import HostList
 from tests.faults.replaced_ranks import until
 
 #: In place of a host's name: how a launcher reaches it; a file that says so is asked at each start.
@@ -43,7 +43,7 @@ def agent_of(hosts: Hosts) -> int:
 
 def rank(folder: Path, world: str) -> subprocess.Popen[bytes]:
     """Start a process that looks like a rank of a world."""
-    told = {worlds.MEMORY: str(folder), restarts.RESTART: world}
+    told = {worlds.MEMORY: str(folder), job.RESTART: world}
     sleeps = [sys.executable, "-c", "import time; time.sleep(99)", "clcomm.jobs.launch.rank"]
     return subprocess.Popen(sleeps, env={**os.environ, **told})
 

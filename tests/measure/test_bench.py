@@ -12,7 +12,7 @@ from rich.console import Console
 from clcomm import Communicator, __version__
 from clcomm.base.errors import ArgumentError
 from clcomm.insight.measure import bench
-from clcomm.insight.measure.bench_report import average_busbw
+from clcomm.insight.measure.bench import average_busbw
 from clcomm.insight.measure.collective_cases import CASES
 from clcomm.insight.measure.timing import BenchRow
 from tests.helpers import one_line

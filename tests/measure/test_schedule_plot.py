@@ -8,7 +8,7 @@ import pytest
 
 from clcomm.base.errors import ArgumentError
 from clcomm.base.schedules import ALGORITHMS, schedule_of
-from clcomm.comm.costs.traffic import traffic
+from clcomm.comm.costs.forecast import traffic
 from clcomm.insight.drawing.scene import Path
 from clcomm.insight.measure.plot import scene_of
 from clcomm.tools import cli

@@ -9,9 +9,9 @@ import os
 import numpy as np
 import pytest
 
+from clcomm.comm.costs.costfile import sign_test
 from clcomm.comm.costs.forecast import Candidate
-from clcomm.comm.costs.sign_test import sign_test
-from clcomm.sync.bucket_tuning import BucketTuner, elapsed
+from clcomm.sync.auto_buckets import BucketTuner, elapsed
 
 #: Courses drawn for each kind of noise and difference; `make courses` draws more.
 SEEDS = int(os.environ.get("CLCOMM_TEST_TUNING_SEEDS", "100"))

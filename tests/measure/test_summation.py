@@ -7,7 +7,7 @@ import pytest
 from clcomm.base.errors import ArgumentError, DeviceError
 from clcomm.engine import Device
 from clcomm.engine.fold import DeviceFold
-from clcomm.insight.measure.summation import agreed_fold
+from clcomm.insight.measure.timing import agreed_fold
 from tests.helpers import cpu_device, one_line
 
 

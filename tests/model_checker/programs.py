@@ -15,13 +15,12 @@ from clcomm.comm.collectives.in_flight import StartGuard
 from clcomm.comm.transport import fused, work_queue
 from clcomm.comm.transport.base import PreparedAllReduce
 from clcomm.comm.transport.fused import OwnPart, words_of
-from clcomm.comm.transport.pending import Pending, _started
+from clcomm.comm.transport.pending import Pending, StartOrder, _started
 from clcomm.comm.transport.reduction import prepared_reduction
 from clcomm.comm.transport.rendezvous import DifferentOperations, HostRendezvous
 from clcomm.comm.transport.shared import _ShardAllReduce
-from clcomm.comm.transport.slot_reduction import SlotReduction
 from clcomm.comm.transport.slots import SharedSlots, shared_bytes
-from clcomm.comm.transport.start_order import StartOrder
+from clcomm.comm.transport.staged import SlotReduction
 from clcomm.comm.transport.started import StartedReduction
 from clcomm.comm.transport.work_queue import WorkQueueReduction
 from tests.model_checker import kernel

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clcomm import optim
-from clcomm.base.flat_space.precision import PRECISIONS
+from clcomm.base.flat_space.parameters import PRECISIONS
 from clcomm.engine import Module, no_grad
 from clcomm.engine.random_stream import RandomStream
 from clcomm.sync.clipping import clip_coefficient
@@ -326,7 +326,7 @@ def pieces_of(setting: Setting, rows: tuple[int, int]) -> list[tuple[tuple[int, 
 
 
 def _adasum(vectors: list[np.ndarray]) -> np.ndarray:
-    """Return the adaptive sum in float64; see clcomm.sync.adasum for its order."""
+    """Return the adaptive sum in float64; see clcomm.sync.hooks for its order."""
     vectors = [each.astype(np.float64) for each in vectors]
     paired = 1 << (len(vectors).bit_length() - 1)
     for place in range(len(vectors) - paired):

@@ -36,7 +36,8 @@ pytestmark = pytest.mark.mpi(min_size=1)
 
 @pytest.fixture(autouse=True)
 def sizes(monkeypatch):
-    from clcomm.sync import auto_buckets, bucket_tuning
+    from clcomm.sync import auto_buckets
+    from clcomm.sync import auto_buckets as bucket_tuning
 
     for module, name in ((bucket_tuning, "WARM_UP_STEPS"), (bucket_tuning, "TURN_STEPS"), (auto_buckets, "_BUDGET_S")):
         monkeypatch.setattr(module, name, getattr(module, name))

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from clcomm.base.errors import ArgumentError
-from clcomm.parallel.grid import checked_sizes, innermost, layout, picture, spread_groups
+from clcomm.parallel.mesh import checked_sizes, innermost, layout, picture, spread_groups
 
 NAMES = ("dp", "tp", "pp", "ep")
 axes_drawn = st.permutations(NAMES).flatmap(

@@ -13,8 +13,7 @@ from clcomm import Communicator, Mesh
 from clcomm.base.errors import ArgumentError, MismatchError
 from clcomm.comm.transport import mpi_communicators
 from clcomm.parallel import DeviceMesh
-from clcomm.parallel.grid import layout
-from clcomm.parallel.mesh import _say_type_is_unused
+from clcomm.parallel.mesh import _say_type_is_unused, layout
 from tests.helpers import one_line
 from tests.transport.references import layout_hosts, pretended_host
 

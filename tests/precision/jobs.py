@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from clcomm.base.host.bfloat16 import from_bfloat16, to_bfloat16
+from clcomm.base.host.arrays import from_bfloat16, to_bfloat16
 from clcomm.engine import Tensor
 from tests.sharded_jobs import KINDS, Job
 

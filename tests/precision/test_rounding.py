@@ -7,10 +7,10 @@ import pytest
 
 from clcomm import Synchronizer
 from clcomm.base.errors import ArgumentError, MismatchError
-from clcomm.base.flat_space.precision import PRECISIONS, parse_precision
+from clcomm.base.flat_space.parameters import PRECISIONS, parse_precision
 from clcomm.engine import Linear, Parameter, Sequential, Tensor, no_grad
 from clcomm.engine.nn.module import Module
-from clcomm.engine.stored_parameters import Storage
+from clcomm.engine.parameter import Storage
 from clcomm.optim import SGD
 from tests.families.stored import same, special_values, value_of
 from tests.helpers import cpu_device, one_line

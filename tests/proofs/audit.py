@@ -27,7 +27,7 @@ from clcomm.comm.watch.endings import run
 from clcomm.engine import CrossEntropyLoss, Device, Module, Replay, Sequential, Tensor, nn
 from clcomm.engine.random_stream import RandomStream
 from clcomm.parallel.audit import Audit
-from clcomm.sync.bit_flip import flip_bit, flip_in_space
+from clcomm.sync.divergence import flip_bit, flip_in_space
 from tests.helpers import cpu_device
 
 STEPS, EVERY, CLASSES = 4, 2, 5

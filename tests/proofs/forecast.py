@@ -25,12 +25,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from clcomm.base.console.table import TextColumn, TextTable
-from clcomm.comm.costs.jobs import HIERARCHICAL, PLAIN, RING, WAYS, Job, Workload, forecast
+from clcomm.comm.costs.jobs import HIERARCHICAL, PLAIN, RING, WAYS, Job, Workload, flat_s, forecast
 from clcomm.comm.costs.model import Cluster
-from clcomm.comm.costs.rounds import flat_s
-from clcomm.insight.report.analysis import Analysis
 from clcomm.insight.report.forecasting import cluster_of, parse_link, workload_of
-from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.recording import read_runs
+from clcomm.insight.report.run_costs import Analysis
 
 MOST_DEVIATION = 0.1
 STEPS = 1

@@ -16,7 +16,7 @@ import sys
 import pytest
 
 from clcomm.base.schedules import ALGORITHMS
-from clcomm.comm.costs.traffic import traffic
+from clcomm.comm.costs.forecast import traffic
 from tests.faults.launch import ROOT, memory_environment, mpiexec
 from tests.proofs import hangs
 

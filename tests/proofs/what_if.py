@@ -14,7 +14,7 @@ import sys
 
 from clcomm import Communicator
 from clcomm.comm.watch.endings import run
-from clcomm.insight.report.analysis import Analysis
+from clcomm.insight.report.run_costs import Analysis
 from clcomm.insight.report.what_if import what_ifs
 from tests.report.planted import run_of
 

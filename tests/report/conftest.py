@@ -6,7 +6,7 @@ import pytest
 
 from clcomm.comm.stats.comm_stats import Collective, CommStats, Phase
 from clcomm.insight.report.elements import Table
-from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.recording import read_runs
 from clcomm.insight.report.report import Report, build
 from tests.report.runs import STEPS, document, written
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from clcomm.comm.communicator import Communicator
 from clcomm.engine import Tensor, no_grad
-from clcomm.insight.report.reading import Run
+from clcomm.insight.report.recording import Run
 from clcomm.insight.report.report import build
 from clcomm.insight.report.schema import checked_run
 from clcomm.sync.compression.quantized import Float16

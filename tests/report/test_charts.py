@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from clcomm.base.units import format_size
-from clcomm.insight.drawing.axes import count_text, log_ticks, size_ticks, time_text
+from clcomm.insight.drawing.scene import count_text, log_ticks, size_ticks, time_text
 from clcomm.insight.report.chart_kinds import CALLS, SIZE, TIME, Bars, Distribution, Points
 from clcomm.insight.report.formats import as_html
 from tests.report.conftest import table

@@ -13,7 +13,7 @@ import pytest
 from clcomm.base.errors import ArgumentError, DataError
 from clcomm.insight.report.comparison_report import comparison_report, warnings
 from clcomm.insight.report.differences import pairs
-from clcomm.insight.report.provenance import MACHINE, provenance
+from clcomm.insight.report.report import MACHINE, provenance
 from clcomm.tools import cli
 from tests.report.runs import document
 from tests.report.test_differences import estimates, stored, stored_comparison

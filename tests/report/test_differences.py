@@ -13,8 +13,7 @@ import pytest
 from clcomm import Synchronizer
 from clcomm.base.errors import DataError
 from clcomm.comm.stats.comm_stats import Collective, CommStats
-from clcomm.comm.stats.events import Phase
-from clcomm.comm.stats.now import NOW
+from clcomm.comm.stats.events import NOW, Phase
 from clcomm.insight.report import build, gather_records, read_runs, run_document
 from clcomm.insight.report.differences import Change, figures_changed, pairs, settings_changed
 from clcomm.tools import cli

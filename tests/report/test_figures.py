@@ -7,7 +7,7 @@ import re
 import pytest
 
 from clcomm.comm.stats.comm_stats import Collective, CommStats
-from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.recording import read_runs
 from clcomm.insight.report.report import build
 from tests.report.conftest import reported, table
 from tests.report.runs import LAYOUT, STEPS, document, written

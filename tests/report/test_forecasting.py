@@ -10,10 +10,10 @@ import pytest
 from clcomm.base.errors import ArgumentError, DataError
 from clcomm.comm.costs.jobs import SELDOM, Strategy
 from clcomm.comm.stats.comm_stats import Collective, CommStats
-from clcomm.insight.report.analysis import Analysis, mean_step
 from clcomm.insight.report.forecasting import parse_link, parse_strategy, workload_of
-from clcomm.insight.report.reading import read_runs
-from clcomm.insight.report.step_parts import COMPUTING, EITHER, WAIT
+from clcomm.insight.report.recording import read_runs
+from clcomm.insight.report.run_costs import Analysis, mean_step
+from clcomm.insight.report.warm_steps import COMPUTING, EITHER, WAIT
 from clcomm.tools import cli
 from tests.report.runs import LAYOUT, document, written
 

@@ -14,8 +14,7 @@ from benchmarks import example_report
 from clcomm.insight.report import formats
 from clcomm.insight.report.elements import MOST_SHOWN, Column, Table
 from clcomm.insight.report.formats import as_html
-from clcomm.insight.report.report import Report
-from clcomm.insight.report.terminal import show
+from clcomm.insight.report.report import Report, show
 from tests.report.conftest import reported, table
 from tests.report.runs import LAYOUT, STEPS
 

@@ -16,12 +16,10 @@ from typing import Any
 import pytest
 
 from clcomm.base.errors import ArgumentError
-from clcomm.comm.watch.running_jobs import find_jobs
+from clcomm.comm.watch.worlds import find_jobs
 from clcomm.insight.report.formats import as_html
-from clcomm.insight.report.live import LiveReport, causes
-from clcomm.insight.report.serving import PageServer
-from clcomm.jobs.top.view import RankRow
-from clcomm.jobs.top.watch import NoJobError
+from clcomm.insight.report.live import LiveReport, PageServer, causes
+from clcomm.jobs.top.view import NoJobError, RankRow
 from clcomm.tools import cli
 from tests.browser import SPACE, TAB, browser, needs_driver, waited_for
 from tests.faults.launch import ROOT, clean_environment, mpiexec

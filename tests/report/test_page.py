@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clcomm.insight.report.formats import as_html
-from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.recording import read_runs
 from clcomm.insight.report.report import build
 from tests.browser import CHROMIUM, QUIET, needs_chromium
 from tests.report.families import KINDS, reported

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from clcomm.insight.drawing.axes import NARROWEST
-from clcomm.insight.drawing.scene import FONT, text_width
+from clcomm.insight.drawing.scene import FONT, NARROWEST, text_width
 from clcomm.insight.report import build, read_runs
 from clcomm.insight.report.formats import as_html, as_json
 from tests.report.families import KINDS, Kind, reported

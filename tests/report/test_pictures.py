@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from clcomm.insight.drawing import svg
-from clcomm.insight.drawing.axes import NARROWEST
-from clcomm.insight.drawing.scene import Scene, Text
+from clcomm.insight.drawing.scene import NARROWEST, Scene, Text
 from clcomm.insight.report.chart_kinds import Bars, Curve, Curves, Timeline
 from tests.drawn import texts_of
 from tests.report.families import KINDS, Kind, reported

@@ -10,7 +10,6 @@ import pytest
 from clcomm.base.errors import ArgumentError
 from clcomm.comm.costs.jobs import Job
 from clcomm.comm.costs.model import Cost
-from clcomm.insight.report.analysis import Analysis, mean_step
 from clcomm.insight.report.planning import (
     MARGIN,
     NO,
@@ -23,9 +22,10 @@ from clcomm.insight.report.planning import (
     plan_of,
     rows_of,
 )
-from clcomm.insight.report.reading import read_runs
-from clcomm.insight.report.step_parts import CORE
-from clcomm.jobs.launch.keeper import kept_job
+from clcomm.insight.report.recording import read_runs
+from clcomm.insight.report.run_costs import Analysis, mean_step
+from clcomm.insight.report.warm_steps import CORE
+from clcomm.jobs.launch.supervisor import kept_job
 from clcomm.jobs.launch.trial import Held, Trial, try_job
 from clcomm.tools import cli
 from clcomm.tools.commands import plan

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clcomm.insight.report import read_runs
-from clcomm.insight.report.provenance import provenance, subtitle
+from clcomm.insight.report.report import provenance, subtitle
 from tests.report.runs import VERSIONS, document, written
 
 

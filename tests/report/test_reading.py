@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm.base.errors import DataError
-from clcomm.base.storage.field_checks import MOST_ITEMS, signed_number
+from clcomm.base.storage.files import MOST_ITEMS, signed_number
 from clcomm.insight.report import formats
 from clcomm.insight.report.formats import as_html
-from clcomm.insight.report.reading import MOST_BYTES, parse, read_runs
 from clcomm.insight.report.record import SCHEMA
+from clcomm.insight.report.recording import MOST_BYTES, parse, read_runs
 from clcomm.insight.report.report import build
 from tests.report.runs import apart, document, written
 
@@ -218,7 +218,7 @@ def test_whatever_a_field_holds_the_file_is_refused_or_shown(path, value):
 
 
 def read_runs_of(checked: dict):
-    from clcomm.insight.report.reading import Run
+    from clcomm.insight.report.recording import Run
 
     return Run({name: value for name, value in checked.items() if name != "ranks"}, checked["ranks"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clcomm.comm.costs.model import Cost
-from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.recording import read_runs
 from clcomm.insight.report.report import build
 from clcomm.insight.report.run_costs import Costs, own_costs
 from tests.report.conftest import reported, table

@@ -11,7 +11,7 @@ import pytest
 
 from clcomm.comm.stats.comm_stats import Collective, CommStats, Phase
 from clcomm.insight.report import sentences
-from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.recording import read_runs
 from clcomm.insight.report.report import build
 from tests.report.conftest import joined, of_events, reported, table
 from tests.report.runs import apart, document, written

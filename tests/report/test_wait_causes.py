@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.insight.report.analysis import Analysis
 from clcomm.insight.report.chart_kinds import Bars
 from clcomm.insight.report.elements import milliseconds
 from clcomm.insight.report.formats import as_html, as_json
-from clcomm.insight.report.reading import read_runs
+from clcomm.insight.report.recording import read_runs
 from clcomm.insight.report.report import Report, build
-from clcomm.insight.report.step_parts import CORE, WAIT, parts_of
+from clcomm.insight.report.run_costs import Analysis
+from clcomm.insight.report.warm_steps import CORE, WAIT, parts_of
 from clcomm.tools import cli
 from tests.faults.launch import HUNG_S, clean_environment, mpiexec
 from tests.report.conftest import table

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from clcomm.comm.stats.comm_stats import Collective, CommStats, Phase
-from clcomm.insight.report.analysis import Analysis
-from clcomm.insight.report.reading import Run
 from clcomm.insight.report.record import run_document
+from clcomm.insight.report.recording import Run
+from clcomm.insight.report.run_costs import Analysis
 from clcomm.insight.report.schema import checked_run
 from clcomm.insight.report.what_if import sentence, table, what_ifs
 from clcomm.tools import cli

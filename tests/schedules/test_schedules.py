@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from clcomm.base.errors import ArgumentError
 from clcomm.base.schedules import ALGORITHMS, Schedule, schedule_of
+from clcomm.comm.costs.forecast import Traffic, traffic
 from clcomm.comm.costs.model import terms
-from clcomm.comm.costs.traffic import Traffic, traffic
 
 RANKS = range(1, 34)
 

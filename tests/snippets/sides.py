@@ -18,7 +18,7 @@ import clcomm.as_torch
 from clcomm import optim
 from clcomm.base.errors import ClcommError
 from clcomm.engine import Replay, default_device, functional, nn
-from clcomm.engine.targets import require_none_noted
+from clcomm.engine.tensor_methods import require_none_noted
 
 SAME, REFUSED, SILENT, CRASHED = "same", "refused", "silent", "crashed"
 #: PyTorch's types, and the engine's of the same values: int64 alone has another, whose values refuse to be too large.

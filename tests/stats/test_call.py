@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clcomm.comm.stats.call import Call
+from clcomm.comm.stats.events import Call
 
 CALL = Call("all_reduce", "gradients", "shared", 4000, op="sum", count=1000, dtype=np.dtype("float32"), bucket=3)
 #: For each field that ranks must agree on, values other than CALL's.

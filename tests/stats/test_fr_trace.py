@@ -10,9 +10,8 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.base.errors import OutputError
-from clcomm.comm.stats.call import Call
-from clcomm.comm.stats.events import Collective
-from clcomm.comm.stats.fr_trace import Frame, Group, trace_of
+from clcomm.comm.stats.events import Call, Collective
+from clcomm.comm.stats.flight_recorder import Frame, Group, trace_of
 from tests.proofs.hangs import Verdict, analysers
 
 FLOAT = np.dtype("float32")

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from clcomm.base.errors import ArgumentError, DeviceError
-from clcomm.base.storage import cache, scratch
-from clcomm.base.storage.cache import cache_directory
-from clcomm.base.storage.private import exposure, private_temporary
-from clcomm.engine import pocl_cache
+from clcomm.base.storage import private, scratch
+from clcomm.base.storage.private import cache_directory, exposure, private_temporary
+from clcomm.engine import pocl as sealed_programs
 from tests.other_user import NOBODY, as_nobody, common_directory
 
 HOMES = ("XDG_CACHE_HOME", "HOME", "POCL_CACHE_DIR", "CLCOMM_CACHE_DIR", "POCL_KERNEL_CACHE")
@@ -25,11 +24,11 @@ def temporary(monkeypatch: pytest.MonkeyPatch):
     """A temporary directory that all users share, and an environment that names no other place for files."""
     for name in HOMES:
         monkeypatch.delenv(name, raising=False)
-    cache._fallback_for.cache_clear()
+    private._fallback_for.cache_clear()
     with common_directory() as folder:
         monkeypatch.setattr(tempfile, "tempdir", str(folder))
         yield folder
-    cache._fallback_for.cache_clear()
+    private._fallback_for.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,7 @@ def prepared(temporary: Path, **environment: str) -> tuple[str, str]:
     os.environ.update(environment)
     tempfile.tempdir = str(temporary)
     try:
-        pocl_cache.prepare()
+        sealed_programs.prepare()
     except (ArgumentError, DeviceError) as error:
         return "", str(error)
     found = os.environ["POCL_CACHE_DIR"]
@@ -145,7 +144,7 @@ def test_without_any_place_it_is_one_line(temporary: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(tempfile, "gettempdir", none)
     monkeypatch.setenv("HOME", "/proc/none")
-    for use in (cache_directory, private_temporary, pocl_cache.prepare):
+    for use in (cache_directory, private_temporary, sealed_programs.prepare):
         with pytest.raises(ArgumentError, match=r"^TMPDIR: expected a directory that can be written to") as caught:
             use()
         assert "\n" not in str(caught.value)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from clcomm.base.errors import ArgumentError
-from clcomm.base.storage.writer_lock import WriterLocks
+from clcomm.base.storage.scratch import WriterLocks
 from clcomm.comm.communicator import Communicator
 from clcomm.jobs.checkpoint import load
 from clcomm.jobs.checkpoint.series import CheckpointSeries
@@ -23,7 +23,7 @@ READS = 250
 HOLD = """
 import sys, time
 from pathlib import Path
-from clcomm.base.storage.writer_lock import WriterLocks
+from clcomm.base.storage.scratch import WriterLocks
 locks = WriterLocks()
 held = locks.acquire(Path(sys.argv[1]), 0)
 print("held", flush=True)

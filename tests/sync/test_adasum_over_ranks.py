@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from clcomm.sync import adasum as module
-from clcomm.sync.adasum import adasum
+from clcomm.sync import hooks as module
+from clcomm.sync.hooks import adasum
 from tests.sync.adaptive_sum import adaptive_sum
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.base.host.bfloat16 import from_bfloat16, to_bfloat16
+from clcomm.base.host.arrays import from_bfloat16, to_bfloat16
 from clcomm.comm.transport import mpi_communicators
 from clcomm.jobs.checkpoint.series import CheckpointSeries
 from tests.numpy_models import Model, set_gradients, small_model

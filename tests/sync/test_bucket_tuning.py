@@ -11,7 +11,7 @@ from clcomm.base.flat_space.layout import FlatLayout
 from clcomm.base.flat_space.parameters import ParameterSpec
 from clcomm.comm.costs.forecast import Candidate
 from clcomm.comm.costs.model import Cost
-from clcomm.sync.bucket_tuning import TURN_STEPS, WARM_UP_STEPS, BucketTuner, candidates, elapsed
+from clcomm.sync.auto_buckets import TURN_STEPS, WARM_UP_STEPS, BucketTuner, candidates, elapsed
 
 #: A latency that is worth 100 kB.
 COST = Cost(1e-4, 1e-9)

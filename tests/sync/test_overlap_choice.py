@@ -7,7 +7,7 @@ import pytest
 from clcomm import Communicator, Synchronizer
 from clcomm.base.errors import ArgumentError
 from clcomm.optim import SGD
-from clcomm.sync import bucket_tuning
+from clcomm.sync import auto_buckets
 from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from tests.helpers import one_line
 from tests.sync.overlap_sides import begun, side_of, trained
@@ -42,9 +42,9 @@ def test_auto_measures_both_and_keeps_one_on_all_ranks_with_the_same_bits(severa
 
 @pytest.fixture
 def few_trials(monkeypatch):
-    monkeypatch.setattr(bucket_tuning, "_MOST_CANDIDATES", 3)
-    monkeypatch.setattr(bucket_tuning, "_FIRST_ROUND_TURNS", 1)
-    monkeypatch.setattr(bucket_tuning, "_LAST_ROUND_TURNS", 2)
+    monkeypatch.setattr(auto_buckets, "_MOST_CANDIDATES", 3)
+    monkeypatch.setattr(auto_buckets, "_FIRST_ROUND_TURNS", 1)
+    monkeypatch.setattr(auto_buckets, "_LAST_ROUND_TURNS", 2)
 
 
 @pytest.mark.mpi(min_size=2)

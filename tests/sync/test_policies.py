@@ -14,7 +14,7 @@ from clcomm.base.errors import ArgumentError, MismatchError
 from clcomm.optim import Adam
 from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from clcomm.sync.policies import codes
-from clcomm.sync.policies.gossip import partner_of
+from clcomm.sync.policies.choose import partner_of
 from tests.helpers import Recorder, one_line
 from tests.sync.test_local_sgd import backward, network
 

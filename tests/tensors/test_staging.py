@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from clcomm.comm.tensors import staging  # noqa: E402
+from clcomm.comm.tensors import background  # noqa: E402
 from clcomm.comm.tensors.arrays import array_of  # noqa: E402
-from clcomm.comm.tensors.staging import Staging  # noqa: E402
+from clcomm.comm.tensors.background import Staging  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.complex64)
 #: Lengths up to one piece of 1 KiB of float32, a whole number of pieces, and others.
@@ -25,8 +25,8 @@ def staged(auto, monkeypatch):
     """A Communicator that shares memory, and a Staging on it of at most 1 KiB."""
     if not auto.shares_memory:
         pytest.skip("the ranks share no memory")
-    monkeypatch.setattr(staging, "LEAST_BYTES", 128)
-    monkeypatch.setattr(staging, "MOST_BYTES", 1024)
+    monkeypatch.setattr(background, "LEAST_BYTES", 128)
+    monkeypatch.setattr(background, "MOST_BYTES", 1024)
     return auto, Staging(auto)
 
 

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 
 from clcomm.base.errors import ArgumentError
-from clcomm.comm.stats import now
+from clcomm.comm.stats import events
 from clcomm.comm.stats.events import Collective
 from clcomm.comm.stats.flight_recorder import FlightRecorder
-from clcomm.comm.watch import figures, running_jobs
+from clcomm.comm.watch import figures, worlds
 from clcomm.comm.watch.other_hosts import packed, unpacked
-from clcomm.comm.watch.running_jobs import find_jobs, job_description
 from clcomm.comm.watch.status_page import FORMAT, NAME, RankStatus, StatusPage
-from clcomm.jobs.top import view, watch
+from clcomm.comm.watch.worlds import find_jobs, job_description
+from clcomm.jobs.top import view
 from clcomm.jobs.top.view import rows_of
 from clcomm.tools import cli
 from tests.faults.launch import ROOT, clean_environment, mpiexec
@@ -61,8 +61,8 @@ def public_page(**about: Any) -> StatusPage:
 
 def own_jobs(monkeypatch) -> None:
     """Let this process see its own pages alone, whatever else runs on the machine."""
-    every = running_jobs._open_pages
-    monkeypatch.setattr(running_jobs, "_open_pages", lambda: (each for each in every() if each[0] == os.getpid()))
+    every = worlds._open_pages
+    monkeypatch.setattr(worlds, "_open_pages", lambda: (each for each in every() if each[0] == os.getpid()))
 
 
 # --- finding jobs ---
@@ -88,10 +88,10 @@ def test_the_board_of_a_part_is_not_found(monkeypatch):
 
 def test_another_user_finds_nothing():
     page, parent = public_page(), os.getpid()
-    assert parent in {pid for pid, _ in running_jobs._open_pages()}
+    assert parent in {pid for pid, _ in worlds._open_pages()}
 
     def found() -> bool:
-        return parent in {pid for pid, _ in running_jobs._open_pages()}
+        return parent in {pid for pid, _ in worlds._open_pages()}
 
     assert not as_nobody(found)
 
@@ -139,8 +139,8 @@ def test_a_board_that_cannot_be_read_is_one_line(cut_to, words, said, monkeypatc
     page = public_page()
     content = content_of(page, cut_to, **words)
     page.hide()
-    with memory_file(content), pytest.raises(watch.NoJobError) as caught:
-        watch.choose(None)
+    with memory_file(content), pytest.raises(view.NoJobError) as caught:
+        view.choose(None)
     line = one_line(caught)
     assert re.fullmatch(
         rf"top: the job of process {os.getpid()} cannot be read: {said}; use the clcomm of that job", line
@@ -150,7 +150,7 @@ def test_a_board_that_cannot_be_read_is_one_line(cut_to, words, said, monkeypatc
 
 def test_no_job_is_one_line(monkeypatch):
     own_jobs(monkeypatch)
-    with pytest.raises(watch.NoJobError) as caught:
+    with pytest.raises(view.NoJobError) as caught:
         cli.main(["top", "--once"])
     assert "no job of yours" in one_line(caught) and "mpiexec -n 4 python train.py" in one_line(caught)
 
@@ -159,12 +159,12 @@ def test_of_several_jobs_one_is_chosen(monkeypatch, capsys):
     own_jobs(monkeypatch)
     pages = [public_page(pid=pid, program=f"train{pid}.py") for pid in (11, 12)]
     with pytest.raises(ArgumentError) as caught:
-        watch.choose(None)
+        view.choose(None)
     assert "2 jobs run here: " in one_line(caught) and "(train11.py, 1 ranks)" in one_line(caught)
     assert cli.main(["top", "--once", "--job", "12"]) == 0
     assert capsys.readouterr().out.startswith("train12.py: ")
     with pytest.raises(ArgumentError) as caught:
-        watch.choose(13)
+        view.choose(13)
     assert one_line(caught).startswith("--job: expected one of ")
     for page in pages:
         page.hide()
@@ -242,7 +242,7 @@ def test_tables_fit_any_width(monkeypatch):
         view.table(job, rows_of([line(rank, state="running" if rank != 9 else "stopped") for rank in range(12)]), 3)
     )
     assert "stopped" in few and "9 more ranks" in few
-    assert json.loads(view.as_json(job, rows))["ranks"][3]["step"] == 1000
+    assert json.loads(view.json_line(job, rows))["ranks"][3]["step"] == 1000
     page.hide()
 
 
@@ -265,27 +265,27 @@ class Watched:
 
 def test_rates_are_those_of_the_steps_begins(monkeypatch):
     for name in ("step", "step_ns", "samples", "numbered"):
-        monkeypatch.setattr(now.NOW, name, getattr(now.NOW, name))
+        monkeypatch.setattr(events.NOW, name, getattr(events.NOW, name))
     taken = figures.Figures(FlightRecorder())
     begin = time.perf_counter_ns() - 3 * 10**9
     for number in range(4):
-        now.NOW.numbered, now.NOW.step, now.NOW.step_ns = True, 10 + 5 * number, begin + number * 10**9
-        now.NOW.samples = 160 * number
+        events.NOW.numbered, events.NOW.step, events.NOW.step_ns = True, 10 + 5 * number, begin + number * 10**9
+        events.NOW.samples = 160 * number
         found = json.loads(taken.take(Watched(), None))
     assert (found["step"], found["steps_per_s"], found["samples_per_s"]) == (25, 5.0, 160.0)
     assert found["collectives"] == 7 and found["memory"] > 1 << 20 and found["waits_for"] == -1
-    now.NOW.step, now.NOW.step_ns = 1, time.perf_counter_ns()  # another run
+    events.NOW.step, events.NOW.step_ns = 1, time.perf_counter_ns()  # another run
     assert json.loads(taken.take(Watched(), None))["steps_per_s"] == 0.0
-    before = now.NOW.step
-    now.count_step(1)
-    assert now.NOW.step == before, "the program numbers its steps"
+    before = events.NOW.step
+    events.count_step(1)
+    assert events.NOW.step == before, "the program numbers its steps"
 
 
 def test_optimizers_that_take_turns_count_once(monkeypatch):
     for name, value in (("step", 0), ("step_ns", 0), ("numbered", False), ("stepped", set())):
-        monkeypatch.setattr(now.NOW, name, value)
-    begun = [now.count_step(which) for _ in range(12) for which in (1, 2, 3)]
-    assert now.NOW.step == sum(begun) == 12
+        monkeypatch.setattr(events.NOW, name, value)
+    begun = [events.count_step(which) for _ in range(12) for which in (1, 2, 3)]
+    assert events.NOW.step == sum(begun) == 12
 
 
 def test_waits_name_the_rank_that_came_last():

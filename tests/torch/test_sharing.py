@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: E402
 
 import clcomm.torch  # noqa: E402
 from clcomm.base.errors import ArgumentError, MismatchError  # noqa: E402
-from clcomm.comm.tensors import collectives, sharing, staging  # noqa: E402
+from clcomm.comm.tensors import background, collectives, sharing  # noqa: E402
 from clcomm.torch.process_group import ClcommProcessGroup  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -26,8 +26,8 @@ DTYPES = [torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8]
 @pytest.fixture
 def group(world, monkeypatch):
     """A group whose memory for copies is small, so that tensors of a few thousand elements go through it in pieces."""
-    monkeypatch.setattr(staging, "LEAST_BYTES", 4096)
-    for module in (staging, collectives):
+    monkeypatch.setattr(background, "LEAST_BYTES", 4096)
+    for module in (background, collectives):
         monkeypatch.setattr(module, "MOST_BYTES", 16384)
     monkeypatch.setattr(sharing, "LEAST_BYTES", 256)
     group = dist.new_group(list(range(dist.get_world_size())))

@@ -11,7 +11,7 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.base.errors import ArgumentError
-from clcomm.comm.transport.clock import measure_offset
+from clcomm.comm.transport.hosts import measure_offset
 from clcomm.engine import Device
 from clcomm.insight.trace import Trace
 from clcomm.insight.trace.part_file import part_path

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from clcomm.base.errors import ArgumentError
 from clcomm.comm.stats.events import Phase
-from clcomm.comm.transport.clock import ClockOffset
-from clcomm.insight.trace.clocks import agreed_offset, aligned
+from clcomm.comm.transport.hosts import ClockOffset
 from clcomm.insight.trace.events import RankEvents, microseconds
 from clcomm.insight.trace.merge import write_trace
-from clcomm.insight.trace.part_file import PartWriter, TracePart
+from clcomm.insight.trace.part_file import PartWriter, TracePart, agreed_offset, aligned
 from tests.trace import rules
 from tests.trace.parts import CLOCK, HEADER, parts_of, reduction
 

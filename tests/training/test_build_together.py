@@ -14,7 +14,8 @@ import pytest
 from clcomm.base.errors import DeviceError
 from clcomm.base.host import usable_cores
 from clcomm.comm.communicator import Communicator
-from clcomm.engine import Device, sealed_programs
+from clcomm.engine import Device
+from clcomm.engine import pocl as sealed_programs
 from clcomm.sync.synchronizer import Synchronizer
 from training.engines import build_together as module
 from training.engines.build_together import build_together

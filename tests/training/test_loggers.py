@@ -13,7 +13,7 @@ import pytest
 from clcomm.base.errors import ArgumentError
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.stats.comm_stats import Collective
-from clcomm.insight.exporters.tensorboard import TensorBoard
+from clcomm.insight.exporters.prometheus import TensorBoard
 from tests.helpers import largest_file
 from training.communication_clock import CommunicationClock
 from training.console import make_console
@@ -101,7 +101,7 @@ def test_tensorboard_needs_no_pytorch(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     script = (
         "import sys; "
-        "from training.loggers import PointLogger; from clcomm.insight.exporters.tensorboard import TensorBoard; "
+        "from training.loggers import PointLogger; from clcomm.insight.exporters.prometheus import TensorBoard; "
         f"logger = PointLogger(TensorBoard({str(tmp_path)!r}), 1); logger.epoch_finished(0, 0.5); "
         "logger.close(); sys.exit('torch' in sys.modules)"
     )

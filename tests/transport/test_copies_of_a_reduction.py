@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clcomm.base.host.bfloat16 import BFLOAT16
+from clcomm.base.host.arrays import BFLOAT16
 from clcomm.comm.transport import reduction
 
 DTYPES = [np.float32, np.float64, np.int16, BFLOAT16]

@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 
+from clcomm.comm.transport.host_memory import MemoryTransport
 from clcomm.comm.transport.mapped_files import MappedFile
-from clcomm.comm.transport.memory_transport import MemoryTransport
 from tests.transport.references import drawn, same_bits
 
 

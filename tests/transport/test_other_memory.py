@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from clcomm.base.errors import ResourceError
-from clcomm.comm.transport import other_memory
-from clcomm.comm.transport.direct_exchange import DirectExchange
-from clcomm.comm.transport.other_memory import OtherMemory
+from clcomm.comm.transport import direct_exchange
+from clcomm.comm.transport.direct_exchange import DirectExchange, OtherMemory
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -53,7 +52,7 @@ def test_without_the_call_nothing_is_read(auto, monkeypatch):
     def missing():
         raise AttributeError("undefined symbol: process_vm_readv")
 
-    monkeypatch.setattr(other_memory, "_function", missing)
+    monkeypatch.setattr(direct_exchange, "_function", missing)
     assert OtherMemory.open(auto.world.shared.rendezvous) is None
 
 
@@ -75,7 +74,7 @@ def test_siblings_are_let_in_where_yama_asks_for_it(monkeypatch, tmp_path, scope
             self.prctl = lambda *arguments: called.append(arguments)
 
     (tmp_path / "ptrace_scope").write_text(scope)
-    monkeypatch.setattr(other_memory, "_YAMA", tmp_path / "ptrace_scope")
-    monkeypatch.setattr(other_memory.ctypes, "CDLL", Library)
-    other_memory._let_siblings_read.__wrapped__()
+    monkeypatch.setattr(direct_exchange, "_YAMA", tmp_path / "ptrace_scope")
+    monkeypatch.setattr(direct_exchange.ctypes, "CDLL", Library)
+    direct_exchange._let_siblings_read.__wrapped__()
     assert [(call[0], call[1].value) for call in called] == [(0x59616D61, os.getppid())] * asks

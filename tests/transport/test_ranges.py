@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from clcomm.base.errors import ArgumentError, MismatchError
-from clcomm.base.host.bfloat16 import BFLOAT16
+from clcomm.base.host.arrays import BFLOAT16
+from clcomm.comm.transport.base import mismatch, require_alike
 from clcomm.comm.transport.rendezvous import DifferentOperations
-from clcomm.comm.transport.same_arrays import mismatch, require_alike
 from tests.helpers import one_line
 
 pytestmark = pytest.mark.mpi(min_size=2)

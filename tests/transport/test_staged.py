@@ -10,9 +10,8 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.base.errors import MismatchError
-from clcomm.base.host.bfloat16 import to_bfloat16
-from clcomm.comm.transport.direct_exchange import LEAST_BYTES, LEAST_READ_BYTES
-from clcomm.comm.transport.other_memory import OtherMemory
+from clcomm.base.host.arrays import to_bfloat16
+from clcomm.comm.transport.direct_exchange import LEAST_BYTES, LEAST_READ_BYTES, OtherMemory
 from clcomm.comm.transport.reduction import reduce_in_rank_order
 from tests.helpers import Recorder
 from tests.transport.references import drawn, folded, same_bits

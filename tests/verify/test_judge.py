@@ -8,9 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from clcomm.base.console.finding import NOTE, PROBLEM
-from clcomm.tools.verify.causes import CAUSES
-from clcomm.tools.verify.job_record import JobRecord
+from clcomm.base.console.option_types import NOTE, PROBLEM
+from clcomm.tools.verify.job import JobRecord
 from clcomm.tools.verify.judge import judge, refusal
 from clcomm.tools.verify.record import (
     BACKWARD,
@@ -27,6 +26,7 @@ from clcomm.tools.verify.record import (
     read_progress,
     sketch_of,
 )
+from clcomm.tools.verify.watcher import CAUSES
 
 NAMES = {"first.weight": 6, "first.bias": 3, "last.weight": 4}
 RANKS, STEPS = 3, 4

@@ -10,9 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.layout import FlatLayout, ShardPlan
 from clcomm.base.flat_space.parameters import ParameterSpec
-from clcomm.base.flat_space.shards import ShardPlan
 from tests.faults.launch import HUNG_S, ROOT, memory_environment, mpiexec
 from tests.sharded_jobs import cpu, discrete
 from tests.zero.dropped import window_bytes

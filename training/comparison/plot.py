@@ -13,25 +13,27 @@ from clcomm.comm.communicator import Communicator
 from clcomm.comm.costs.forecast import recommend
 from clcomm.comm.costs.model import Fit, fit, plan_s
 from clcomm.insight.drawing import svg
-from clcomm.insight.drawing.axes import Axis, Scale, even_ticks, plot
 from clcomm.insight.drawing.scene import (
     BLUE,
     FONT,
     GREEN,
     SAMPLE,
     VERMILLION,
+    Axis,
     Dot,
     Key,
     Path,
+    Scale,
     Scene,
     Text,
+    even_ticks,
     level,
+    plot,
     text_width,
     upright,
 )
 from clcomm.insight.measure.collective_cases import PreparedAllReduceCase
-from clcomm.insight.measure.intervals import METHOD, Estimate
-from clcomm.insight.measure.timing import MeasuredTransport, TimingSchedule, sizes_between, time_calls
+from clcomm.insight.measure.timing import METHOD, Estimate, MeasuredTransport, TimingSchedule, sizes_between, time_calls
 from training.comparison.outcome import Outcome, reference_of
 
 #: The smallest size of the calls that are timed, in bytes, and the ratio of one size to the next.

@@ -9,7 +9,7 @@ from pathlib import Path
 from clcomm.base.errors import DataError
 from clcomm.base.host import variables
 from clcomm.base.host.arrays import aligned_empty
-from clcomm.base.storage.cache import cache_directory
+from clcomm.base.storage.private import cache_directory
 from training.data import cifar, download
 from training.data.datasets import (
     MNIST_FILES,

@@ -20,8 +20,9 @@ from clcomm.base.host import usable_cores
 from clcomm.base.storage.files import read_regular, write_whole
 from clcomm.base.storage.scratch import remove_stale, scratch_directory
 from clcomm.comm.communicator import Communicator
-from clcomm.engine import Device, pocl_cache, sealed_programs
-from clcomm.engine.rehearsal import Rehearsal, build_identity, shared_cache
+from clcomm.engine import Device
+from clcomm.engine import pocl as sealed_programs
+from clcomm.engine.recording_diff import Rehearsal, build_identity, shared_cache
 
 #: The most bytes that are read of a stamp.
 _MOST_BYTES = 1 << 20
@@ -88,7 +89,7 @@ def _claims(stack: ExitStack) -> Path | None:
 
 def _build_share(rehearse: Callable[[], Rehearsal], claims: Path | None) -> ClcommError | None:
     """Build the programs that no other rank has claimed, one by one; return the error, if any."""
-    shortage = pocl_cache.shortage()
+    shortage = sealed_programs.shortage()
     if shortage:
         return ShortageError(shortage)  # LLVM ends the process where it cannot write
     if claims is None:

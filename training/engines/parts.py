@@ -15,12 +15,12 @@ import numpy as np
 
 from clcomm import optim
 from clcomm.base.errors import ArgumentError, needed
-from clcomm.base.flat_space.precision import parse_precision
+from clcomm.base.flat_space.parameters import parse_precision
 from clcomm.base.host.arrays import aligned_zeros
 from clcomm.engine import CrossEntropyLoss, Device, Module, Replay, Tensor, codec, fold, gather, no_grad
 from clcomm.engine.gather import DeviceGather
 from clcomm.engine.nn.module import evaluating
-from clcomm.engine.rehearsal import Rehearsal
+from clcomm.engine.recording_diff import Rehearsal
 from clcomm.parallel.pipeline import Pipeline
 from models import MLP, ConvNet, LeNet, ResNet
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from clcomm.base.flat_space.missing import Beginnings
-from clcomm.base.flat_space.parameters import ParameterRange
+from clcomm.base.flat_space.parameters import Beginnings, ParameterRange
 
 #: A bucket may be complete this many positions later than in the layout; beyond that the cut follows the observed
 #: order. A layer's backward may complete its weight before its bias, and the same kernels compute both.

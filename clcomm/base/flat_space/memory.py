@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from clcomm.base.flat_space.precision import FLOAT32, Precision
-from clcomm.base.flat_space.shards import ShardPlan
+from clcomm.base.flat_space.layout import ShardPlan
+from clcomm.base.flat_space.parameters import FLOAT32, Precision
 
 
 class MemoryUse(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -96,3 +97,91 @@ def host_array(value: Any, name: str, *, may_copy: bool = False) -> np.ndarray:
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ArgumentError(f"{name}: expected a tensor in the host's memory that can be shared: {reason}") from None
+
+
+# --- bfloat16: the upper half of a float32, with its range and 8 bits of precision; NumPy has no dtype for it. ---
+
+#: The dtype of arrays of bfloat16; its one field holds the bits.
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
+
+
+def dtype_name(dtype: np.dtype) -> str:
+    """Return a dtype's name for messages."""
+    return "bfloat16" if dtype == BFLOAT16 else str(dtype)
+
+
+def itemsize_of(name: str) -> int:
+    """Return the bytes of an element of the dtype with this name, one of `dtype_name`."""
+    return (BFLOAT16 if name == "bfloat16" else np.dtype(name)).itemsize
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Return float32 values as bfloat16, rounded to nearest, ties to even; NaN stays NaN."""
+    with np.errstate(all="ignore"):
+        bits = values.astype(np.float32).view(np.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype(np.uint16).view(BFLOAT16)
+
+
+def from_bfloat16(halves: np.ndarray) -> np.ndarray:
+    """Return bfloat16 values as float32."""
+    return (halves.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def widened(
+    rows: Sequence[np.ndarray],
+    out: np.ndarray,
+    prepare: Callable[[Sequence[np.ndarray], np.ndarray], Callable[[], None]],
+) -> Callable[[], None]:
+    """Return a function that reduces rows of bfloat16 as float32 and writes the rounded result to `out`.
+
+    Args:
+        rows: the operands, BFLOAT16.
+        out: receives the result, BFLOAT16.
+        prepare: returns a function that reduces rows of float32 to an array, which may be the first row.
+    """
+    wide = [np.empty(row.size, np.float32) for row in rows]
+    reduce = prepare(wide, wide[0])
+
+    def run() -> None:
+        for values, row in zip(wide, rows, strict=True):
+            values[:] = from_bfloat16(row)
+        reduce()
+        out[:] = to_bfloat16(wide[0])
+
+    return run
+
+
+# --- A fast 64-bit hash of parameters that devices and hosts compute alike. ---
+# The sum, modulo 2^64, of each 64-bit word mixed with its position: any number of work-items may compute it, in any
+# order. The mixing is SplitMix64's (G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators",
+# OOPSLA
+# 2014). It detects accidents, not attacks. clcomm/engine/kernels/hash.cl computes the same.
+
+WORD = 8  # bytes
+_STEP, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_CHUNK = 1 << 12  # words that fit into the cache
+
+
+def hash_words(data: np.ndarray, first: int = 0) -> int:
+    """Return the hash of a uint8 array of whole words, of which the first is at position `first`.
+
+    Hashes of parts at their positions add up, modulo 2^64, to that of the whole.
+    """
+    words = data.view(np.uint64)
+    total = np.uint64(0)
+    positions = np.arange(1, min(_CHUNK, words.size) + 1, dtype=np.uint64) * _STEP
+    for begin in range(0, words.size, _CHUNK):
+        part = words[begin : begin + _CHUNK]
+        offset = np.array([first + begin], np.uint64) * _STEP  # an array: wrapping around is no warning there
+        total = np.add.reduce(_mixed(part + positions[: part.size] + offset), initial=total)
+    return int(total)
+
+
+def _mixed(z: np.ndarray) -> np.ndarray:
+    z ^= z >> np.uint64(30)
+    z *= _FIRST
+    z ^= z >> np.uint64(27)
+    z *= _SECOND
+    z ^= z >> np.uint64(31)
+    return z

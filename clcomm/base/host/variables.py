@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from functools import cache
-from typing import NamedTuple
+import warnings
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, NamedTuple, TypeVar
 
 from clcomm.base.errors import ArgumentError
 from clcomm.base.host.launcher import launched_rank
@@ -200,3 +202,30 @@ def _meant(name: str) -> str:
 
 def _stem(name: str) -> str:
     return name.removesuffix("_DIR").removesuffix("_S")
+
+
+# --- Public names that go: they work and warn for two minor versions (CONTRIBUTING.md, what stays stable). ---
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def deprecated(*, use: str, until: str) -> Callable[[F], F]:
+    """Return a decorator of a function or method that warns at each place that calls it.
+
+    Args:
+        use: what to write instead, such as "Communicator.all_reduce".
+        until: the version in which the name goes, such as "1.3"; a test fails from then on.
+    """
+
+    def decorate(function: F) -> F:
+        text = f"{function.__qualname__}: goes in clcomm {until}; use {use}"
+
+        @wraps(function)
+        def warning(*args: Any, **kwargs: Any) -> Any:
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            return function(*args, **kwargs)
+
+        warning.__deprecated__ = text  # type: ignore[attr-defined]  # PEP 702's name, for tools
+        return warning  # type: ignore[return-value]
+
+    return decorate

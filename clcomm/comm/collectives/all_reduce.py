@@ -16,15 +16,15 @@ from clcomm.comm.collectives.in_flight import Handle
 from clcomm.comm.collectives.prepared import PreparedBackgroundCollective, PreparedCollective
 from clcomm.comm.collectives.runner import KEPT_CALLS, CollectiveRunner, refused_on_all
 from clcomm.comm.collectives.world import World
-from clcomm.comm.stats.call import Call
 from clcomm.comm.stats.comm_stats import Collective, Phase
+from clcomm.comm.stats.events import Call
 from clcomm.comm.transport import Transport
 from clcomm.comm.transport.base import Mover
 from clcomm.comm.transport.reduction import Fold
 
 if TYPE_CHECKING:
     from clcomm.comm.transport.fused import FusedReduction
-    from clcomm.comm.transport.scheduled import Round, ScheduledAllReduce
+    from clcomm.comm.transport.mpi_transport import Round, ScheduledAllReduce
 
 
 class Plans:
@@ -144,7 +144,7 @@ class AllReduces:
         scheduled = self.plans.scheduled.get(algorithm)
         if scheduled is None:
             from clcomm.base.schedules import schedule_of
-            from clcomm.comm.transport.scheduled import ScheduledAllReduce
+            from clcomm.comm.transport.mpi_transport import ScheduledAllReduce
 
             schedule = schedule_of(algorithm, self.size)
             scheduled = ScheduledAllReduce(

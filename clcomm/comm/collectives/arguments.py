@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.base.errors import ArgumentError, MismatchError
-from clcomm.base.host.arrays import is_plain, note_write
-from clcomm.base.host.bfloat16 import BFLOAT16, dtype_name
+from clcomm.base.host.arrays import BFLOAT16, dtype_name, is_plain, note_write
 from clcomm.base.units import parse_size
 from clcomm.comm.transport.mpi_communicators import ANY_RANK, peer_name, reduction_name
 from clcomm.comm.transport.reduction import FOLDS, OF_INTEGERS

@@ -13,23 +13,20 @@ from clcomm.base.host import usable_cores, variables
 from clcomm.comm.collectives.same_start import require_same_start
 from clcomm.comm.collectives.world import NO_ROOM, TRANSPORTS, World
 from clcomm.comm.transport import mpi_communicators, mpi_failures
-from clcomm.comm.transport.direct_exchange import DirectExchange
+from clcomm.comm.transport.direct_exchange import DirectExchange, OtherMemory
 from clcomm.comm.transport.hierarchical import HierarchicalTransport
 from clcomm.comm.transport.hosts import Hosts
 from clcomm.comm.transport.mpi_runtime import Intracomm
 from clcomm.comm.transport.mpi_transport import MpiTransport
-from clcomm.comm.transport.other_memory import OtherMemory
 from clcomm.comm.transport.reduction import prepared_reduction_by_hosts
 from clcomm.comm.transport.rendezvous import MpiRendezvous, Rendezvous
 from clcomm.comm.transport.shared import SharedTransport
 from clcomm.comm.transport.staged import StagedCollectives
 from clcomm.comm.watch import exit_monitor
-from clcomm.comm.watch.job import this_job
+from clcomm.comm.watch.job import Limits, this_job
 from clcomm.comm.watch.other_hosts import OtherHosts
-from clcomm.comm.watch.running_jobs import job_description
-from clcomm.comm.watch.startup_watchdog import StartWatch
 from clcomm.comm.watch.status_page import StatusPage
-from clcomm.comm.watch.time_limits import Limits
+from clcomm.comm.watch.worlds import StartWatch, job_description
 
 #: Warned where MPI offers no shared memory.
 NO_WINDOWS = (

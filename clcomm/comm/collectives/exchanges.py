@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.base.errors import ArgumentError
-from clcomm.base.host.arrays import host_array, note_write
-from clcomm.base.host.bfloat16 import dtype_name
+from clcomm.base.host.arrays import dtype_name, host_array, note_write
 from clcomm.comm.collectives.arguments import (
     Kind,
     check_op,

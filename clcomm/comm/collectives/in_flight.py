@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from clcomm.comm.stats.call import Call
-from clcomm.comm.stats.events import PACKING, Collective, Observer, Phase, TimedPhase
+from clcomm.comm.stats.events import PACKING, Call, Collective, Observer, Phase, TimedPhase
 from clcomm.comm.transport import Pending
 from clcomm.comm.transport.pending import Span
 from clcomm.comm.transport.rendezvous import UNKNOWN, DifferentOperations, Rendezvous, last_of
 
 if TYPE_CHECKING:
-    from clcomm.comm.transport.start_order import StartOrder
+    from clcomm.comm.transport.pending import StartOrder
 
 T = TypeVar("T")
 

@@ -17,12 +17,11 @@ from clcomm.comm.transport import mpi_runtime
 from clcomm.comm.transport.mpi_resources import MpiResources
 from clcomm.comm.watch.exits import hook_job
 from clcomm.comm.watch.figures import Watched
-from clcomm.comm.watch.job import OpenCommunicator, this_job
-from clcomm.comm.watch.time_limits import Limits
+from clcomm.comm.watch.job import Limits, OpenCommunicator, this_job
 
 if TYPE_CHECKING:
     from clcomm.comm.watch.collective_watchdog import Watchdog
-    from clcomm.comm.watch.dump import Unfinished
+    from clcomm.comm.watch.stall_message import Unfinished
 
 _ABANDON = "abandon()"
 
@@ -96,7 +95,7 @@ class Lifetime:
 
     def dump_operations(self, folder: str, unfinished: Unfinished) -> None:
         """See `Communicator.dump_operations`."""
-        from clcomm.comm.watch.dump import Dump  # here, as few programs need it
+        from clcomm.comm.watch.stall_message import Dump  # here, as few programs need it
 
         base = self._world.base
         try:

@@ -17,9 +17,8 @@ from clcomm.comm.collectives.world import NO_ROOM, World
 from clcomm.comm.transport import mpi_communicators
 
 if TYPE_CHECKING:
-    from clcomm.comm.transport.host_memory import HostMemory
+    from clcomm.comm.transport.host_memory import HostMemory, MemoryTransport
     from clcomm.comm.transport.mapped_files import MappedFile
-    from clcomm.comm.transport.memory_transport import MemoryTransport
 
 _log = logging.getLogger("clcomm")
 

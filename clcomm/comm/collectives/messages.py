@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clcomm.base.errors import ArgumentError, RankNames
-from clcomm.base.host.arrays import host_array, note_write
-from clcomm.base.host.bfloat16 import BFLOAT16, dtype_name
+from clcomm.base.host.arrays import BFLOAT16, dtype_name, host_array, note_write
 from clcomm.comm.collectives.arguments import check_peer, check_separate, flat, writable
 from clcomm.comm.collectives.in_flight import Notifier
 from clcomm.comm.collectives.runner import CollectiveRunner
@@ -25,7 +24,7 @@ from clcomm.comm.transport.mpi_communicators import ANY_RANK
 from clcomm.comm.transport.pending import advance_with_others, wait_until
 
 if TYPE_CHECKING:
-    from clcomm.comm.transport.described_messages import DescribedMessages, Received, Sent
+    from clcomm.comm.transport.mpi_messages import DescribedMessages, Received, Sent
 
 
 class MessageHandle:
@@ -112,7 +111,7 @@ class StartedMessages:
         """Return what sends and receives them."""
         self._runner.require_open()
         if self._described is None:
-            from clcomm.comm.transport.described_messages import DescribedMessages  # here, as most programs send none
+            from clcomm.comm.transport.mpi_messages import DescribedMessages  # here, as most programs send none
 
             self._described = DescribedMessages(self._world.comm)
         return self._described

@@ -8,8 +8,7 @@ import numpy as np
 
 from clcomm.base.host.arrays import note_write
 from clcomm.comm.collectives.runner import CollectiveRunner
-from clcomm.comm.stats.call import Call
-from clcomm.comm.stats.events import Collective
+from clcomm.comm.stats.events import Call, Collective
 from clcomm.comm.transport.fused import ARRIVED_NS, COMPLETE, LAST_RANK, LATE_NS, STATE, TAG, WAITED_NS, FusedReduction
 
 _new = tuple.__new__  # makes a named tuple of all its fields, in half the time

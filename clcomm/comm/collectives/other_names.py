@@ -15,8 +15,8 @@ from clcomm.comm.collectives.all_reduce import AllReduces
 from clcomm.comm.collectives.exchanges import Exchanges
 from clcomm.comm.collectives.messages import MessageCalls, MessageHandle
 from clcomm.comm.collectives.runner import refused_on_all
-from clcomm.comm.stats.call import describe_shapes
 from clcomm.comm.stats.comm_stats import CommStats
+from clcomm.comm.stats.events import describe_shapes
 from clcomm.comm.transport.mpi_communicators import ANY_RANK
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from clcomm.base.host.arrays import note_write
 from clcomm.comm.collectives.in_flight import Handle, T
 from clcomm.comm.collectives.runner import CollectiveRunner
-from clcomm.comm.stats.call import Call
+from clcomm.comm.stats.events import Call
 from clcomm.comm.transport import Transport
 from clcomm.comm.transport.base import PreparedStart
 

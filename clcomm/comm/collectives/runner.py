@@ -15,8 +15,7 @@ from clcomm.base.errors import ArgumentError, MismatchError, RankNames
 from clcomm.base.host.arrays import note_write
 from clcomm.comm.collectives.in_flight import Handle, Notifier, StartGuard, T
 from clcomm.comm.collectives.world import World
-from clcomm.comm.stats.call import Call, disagreement
-from clcomm.comm.stats.events import Collective
+from clcomm.comm.stats.events import Call, Collective, disagreement
 from clcomm.comm.transport import Pending, Transport, mpi_failures
 from clcomm.comm.transport.base import misaligned
 from clcomm.comm.transport.mpi_runtime import closed
@@ -25,7 +24,7 @@ from clcomm.comm.transport.rendezvous import DifferentOperations, HostRendezvous
 
 if TYPE_CHECKING:
     from clcomm.comm.transport.mpi_transport import MpiTransport
-    from clcomm.comm.transport.start_order import StartOrder
+    from clcomm.comm.transport.pending import StartOrder
 
 #: Bounds the memory for different calls; no program makes so many.
 KEPT_CALLS = 4096

@@ -24,8 +24,7 @@ from clcomm._version import __version__
 from clcomm.base.errors import MismatchError, name_ranks
 from clcomm.comm.transport import mpi_communicators, mpi_runtime
 from clcomm.comm.transport.mpi_runtime import Intracomm
-from clcomm.comm.watch.job import this_job
-from clcomm.comm.watch.time_limits import Limits
+from clcomm.comm.watch.job import Limits, this_job
 
 #: Options that may differ: each rank computes on a device of its own.
 OF_EACH_RANK = ("device",)

@@ -17,7 +17,7 @@ from clcomm.comm.transport.rendezvous import NoRendezvous, Rendezvous
 
 if TYPE_CHECKING:
     from clcomm.comm.transport.base import Mover
-    from clcomm.comm.transport.memory_transport import MemoryTransport
+    from clcomm.comm.transport.host_memory import MemoryTransport
     from clcomm.comm.transport.staged import StagedCollectives
     from clcomm.comm.watch.other_hosts import OtherHosts
     from clcomm.comm.watch.status_page import StatusPage

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clcomm.comm.stats.events import Collective, Observer, Phase, Row
-from clcomm.comm.stats.histogram import Histogram
 from clcomm.comm.stats.steps import DATA, STEP, Steps
-from clcomm.comm.stats.tally import Fields, Tally, to_ns
+from clcomm.comm.stats.tally import Fields, Histogram, Tally, to_ns
 
 if TYPE_CHECKING:
     from clcomm.base.console.table import TextTable

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+import weakref
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import compress
@@ -10,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.comm.stats.histogram import Histogram
+from clcomm.base.host import usable_cores
+from clcomm.comm.stats.events import PACKING, Collective, Phase
 
 #: Of several Collectives: the values of each field, in the order of Collective's.
 Fields = tuple[tuple[Any, ...], ...]
@@ -128,3 +134,158 @@ _COUNTS = (
     "calls", "nbytes", "wire_nbytes", "messages", "message_nbytes", "failures", "ns", "wait_ns", "wait_unknown_ns",
     "hidden_ns",
 )  # fmt: skip
+
+
+# --- Percentiles of durations in bounded memory. ---
+
+
+class Histogram:
+    """Durations in about 1,000 logarithmic bins, 2% wide, from 0.1 us to 100 s; merging is exact."""
+
+    _LOWEST_S, _RATIO, _BINS = 1e-7, 1.02, 1048
+    _BINS_PER_E = 1 / math.log(_RATIO)
+    _LOWEST = math.log(_LOWEST_S) * _BINS_PER_E
+
+    def __init__(self) -> None:
+        self.counts = array("Q", bytes(8 * self._BINS))  # increments are several times faster than in a NumPy array
+
+    def add(self, seconds: float) -> None:
+        """Count a duration; one outside the bins' range counts in the first or the last."""
+        position = int(math.log(seconds) * self._BINS_PER_E - self._LOWEST) if seconds > self._LOWEST_S else 0
+        self.counts[position if position < self._BINS else -1] += 1
+
+    def add_all(self, times: Sequence[float] | np.ndarray) -> None:
+        """Count durations in seconds, as `add` does, many at a time."""
+        places = np.log(np.maximum(times, self._LOWEST_S)) * self._BINS_PER_E - self._LOWEST
+        bins = np.clip(places.astype(np.int64), 0, self._BINS - 1)
+        mine = np.asarray(self.counts)
+        mine += np.bincount(bins, minlength=self._BINS).astype(mine.dtype)
+
+    def percentile(self, share: float) -> float:
+        """Return the seconds below which this share (0 to 1) of all durations lies, to within a bin; 0 without any."""
+        up_to = np.cumsum(self.counts)
+        total = int(up_to[-1])
+        if total == 0:
+            return 0.0
+        rank = min(total - 1, int(share * total))
+        return float(self._LOWEST_S * self._RATIO ** (int(np.searchsorted(up_to, rank, side="right")) + 0.5))
+
+    def merge(self, other: Histogram) -> None:
+        """Add another one's counts."""
+        mine = np.asarray(self.counts)
+        mine += np.asarray(other.counts)
+
+    def coarse(self, most_bins: int) -> tuple[list[float], list[int]]:
+        """Return edges in seconds and counts of at most `most_bins` bins, each as wide as the others on a log scale."""
+        held = [position for position, count in enumerate(self.counts) if count]
+        if not held:
+            return [], []
+        width = -(-(held[-1] - held[0] + 1) // most_bins)
+        starts = range(held[0], held[-1] + 1, width)
+        counts = [sum(self.counts[start : start + width]) for start in starts]
+        return [self._LOWEST_S * self._RATIO**edge for edge in (*starts, starts[-1] + width)], counts
+
+    def as_text(self) -> str:
+        """Return "bin:count" of every nonempty bin, separated by spaces; `of` parses it."""
+        return " ".join(f"{position}:{count}" for position, count in enumerate(self.counts) if count)
+
+    @classmethod
+    def of(cls, text: str) -> Histogram:
+        """Parse what `as_text` returned; ValueError for other text."""
+        histogram = cls()
+        for pair in text.split():
+            position, count = map(int, pair.split(":"))
+            if not (0 <= position < cls._BINS and 0 < count <= _MOST_COUNT):
+                raise ValueError(f"expected bins from 0 to {cls._BINS - 1} and counts above 0, got {pair}")
+            histogram.counts[position] += count
+        return histogram
+
+
+_MOST_COUNT = 1 << 40  # so that no sum over ranks overflows
+
+
+# --- The cores on which a process may run, and how long a thread was ready to run while others used them. ---
+
+#: Of the calling thread: ns on a core, ns ready to run without one, time slices (Linux's
+#: Documentation/scheduler/sched-stats.rst).
+_SCHEDSTAT = "/proc/thread-self/schedstat"
+#: Phases that contain other phases, for which the waits are counted.
+_STEP, _EPOCH = "step", "epoch"
+#: Shorter phases are not measured: a thread that has to wait for a core waits about a millisecond or more, the length
+#: of Linux's time slices, and reading the file takes microseconds.
+_SHORTEST_S = 5e-4
+#: Of steps shorter than this one in so many is measured.
+_LONG_STEP_S, _MEASURED_EVERY = 0.02, 7
+
+
+def allowed_cpus() -> str:
+    """Return the CPUs on which this process may run, in Linux's format: "0-3,8"."""
+    numbers = sorted(usable_cores())
+    starts = [number for number in numbers if number - 1 not in numbers]
+    ends = [number for number in numbers if number + 1 not in numbers]
+    runs = zip(starts, ends, strict=True)
+    return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in runs)
+
+
+def parse_cpus(text: str) -> frozenset[int]:
+    """Return the CPUs of a list in Linux's format; ValueError for other text, and for numbers of 65,536 or more."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first) < 1 << 16):
+            raise ValueError(f"expected CPUs such as 0-3,8, got {part!r}")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+class CoreWaits:
+    """An observer that adds up, by phase, how long the thread that created it waited for a core.
+
+    A phase's wait is the wait since the last measured phase, and at most the phase's own time. Of short steps some are
+    measured, and all are taken to have waited for the same share of their phases. `seconds` is None where Linux does
+    not report waits. The figure is meaningless for a phase in which ranks wait for each other: they poll, and yield
+    their core to others.
+    """
+
+    def __init__(self) -> None:
+        self._phases: dict[str, list[float]] = {}  # seconds of all, of those that were measured, and of their waits
+        self._skipped = 0  # steps that are still to be left out
+        self._file: int | None = None
+        with contextlib.suppress(OSError):
+            self._file = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._file)
+        self._seen_ns = self._read()
+
+    @property
+    def seconds(self) -> dict[str, float] | None:
+        """Seconds of waiting by the phase's name; None where Linux does not report them."""
+        if self._file is None:
+            return None
+        return {name: waited * whole / measured for name, (whole, measured, waited) in self._phases.items() if measured}
+
+    def collective_finished(self, event: Collective) -> None:
+        pass
+
+    def phase_finished(self, phase: Phase) -> None:
+        name, seconds = phase.name, phase.seconds
+        if name == _STEP:
+            self._step_finished(seconds)
+        elif seconds >= _SHORTEST_S and name not in PACKING and name != _EPOCH and self._file is not None:
+            sums = self._phases.setdefault(name, [0.0, 0.0, 0.0])
+            sums[0] += seconds
+            if self._skipped and seconds < _LONG_STEP_S:
+                return
+            before_ns, self._seen_ns = self._seen_ns, self._read()
+            sums[1] += seconds
+            sums[2] += min(seconds, (self._seen_ns - before_ns) * 1e-9)
+
+    def _step_finished(self, seconds: float) -> None:
+        if not self._skipped:
+            self._skipped = _MEASURED_EVERY - 1 if seconds < _LONG_STEP_S else 0
+        else:
+            self._skipped -= 1
+            if not self._skipped:
+                self._seen_ns = self._read()
+
+    def _read(self) -> int:
+        return 0 if self._file is None else int(os.pread(self._file, 80, 0).split()[1])

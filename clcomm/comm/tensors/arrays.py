@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 from clcomm.base.errors import ArgumentError
-from clcomm.base.host.bfloat16 import BFLOAT16
-from clcomm.comm.stats.call import describe_shapes
-from clcomm.comm.stats.events import Phase
-from clcomm.comm.tensors import opencl_memory
+from clcomm.base.host.arrays import BFLOAT16
+from clcomm.comm.stats.events import Phase, describe_shapes
+from clcomm.comm.tensors import sharing
 from clcomm.comm.tensors.private_torch import private_backend_name
 
 #: Types of devices whose tensors collectives take; all but the CPU's are copied to the host and back.
@@ -65,7 +64,7 @@ class HostCopies:
         """
         began_s = time.perf_counter()
         require_usable(tensor, name)
-        own = opencl_memory.mapped(tensor) if in_place and tensor.device.type == opencl_memory.DEVICE else None
+        own = sharing.mapped(tensor) if in_place and tensor.device.type == sharing.DEVICE else None
         if own is not None:
             return own
         values = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
@@ -86,7 +85,7 @@ class HostCopies:
 
     def give_back(self, values: torch.Tensor, tensor: torch.Tensor, label: str = "", bucket: int = -1) -> None:
         """Copy values to the dense tensor that they came from, unless they share memory."""
-        if tensor.device.type == opencl_memory.DEVICE and opencl_memory.is_mapped(values, tensor):
+        if tensor.device.type == sharing.DEVICE and sharing.is_mapped(values, tensor):
             changed(tensor)
             return
         began_s, on_host = time.perf_counter(), tensor.device.type == "cpu"

@@ -30,8 +30,8 @@ from clcomm.comm.tensors.arrays import (
     require_summable,
     require_usable,
 )
+from clcomm.comm.tensors.background import MOST_BYTES, Staging
 from clcomm.comm.tensors.sharing import PersistentBuffers
-from clcomm.comm.tensors.staging import MOST_BYTES, Staging
 
 _Converted = TypeVar("_Converted")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 import torch
 
@@ -122,3 +124,53 @@ def _mapped(storages: Sequence[torch.UntypedStorage]) -> list[MappedFile]:
 
 def _is_used(storage: torch.UntypedStorage) -> bool:
     return storage_use_count(storage_address(storage)) > 1
+
+
+# --- Tensors of pytorch_ocl, PyTorch's OpenCL device, in the host's memory: mapped where the device shares it. ---
+# The address of such a tensor's storage is its cl_mem, which PyOpenCL maps through a queue of its own.
+
+#: The name that pytorch_ocl gives its device.
+DEVICE = "ocl"
+#: Addresses of storages that are mapped, by the cl_mem.
+_mapped_of_opencl_memory: dict[int, int] = {}
+
+
+def mapped(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a tensor's own memory as one of the host, until that is dropped; None: the device shares none.
+
+    The device may not use the tensor meanwhile: what it has queued is completed first.
+    """
+    cl = _pyopencl()
+    if cl is None or not tensor.is_contiguous() or not tensor.numel():
+        return None
+    memory = tensor.untyped_storage().data_ptr()
+    buffer = cl.Buffer.from_int_ptr(memory)
+    if memory in _mapped_of_opencl_memory or not all(each.host_unified_memory for each in buffer.context.devices):
+        return None
+    torch.get_device_module(tensor.device).synchronize(tensor.device)
+    queue, flags = cl.CommandQueue(buffer.context), cl.map_flags.READ | cl.map_flags.WRITE
+    first = tensor.storage_offset() * tensor.itemsize
+    array, _ = cl.enqueue_map_buffer(queue, buffer, flags, first, (tensor.nbytes,), "u1")
+    _mapped_of_opencl_memory[memory] = array.ctypes.data
+    weakref.finalize(array, _unmap, memory, array.base, queue)
+    return torch.from_numpy(array).view(tensor.dtype).view(tensor.shape)
+
+
+def _unmap(memory: int, mapping: Any, queue: Any) -> None:
+    mapping.release(queue)
+    queue.finish()  # as the device's own queue does not wait for this one
+    del _mapped_of_opencl_memory[memory]
+
+
+def is_mapped(values: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Return whether values on the host are a tensor's own memory."""
+    return _mapped_of_opencl_memory.get(tensor.untyped_storage().data_ptr()) == values.data_ptr()
+
+
+@cache
+def _pyopencl() -> Any:
+    try:
+        import pyopencl
+    except ImportError:
+        return None
+    return pyopencl

@@ -19,10 +19,9 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from clcomm.comm.transport.base import PreparedAllReduce, Transport, require_aligned
-from clcomm.comm.transport.host_memory import HostMemory
+from clcomm.comm.transport.base import PreparedAllReduce, Transport, require_aligned, require_alike
+from clcomm.comm.transport.host_memory import HostMemory, MemoryTransport
 from clcomm.comm.transport.hosts import Hosts
-from clcomm.comm.transport.memory_transport import MemoryTransport
 from clcomm.comm.transport.mpi_communicators import comparison_between_hosts, lane_of
 from clcomm.comm.transport.mpi_failures import revoke
 from clcomm.comm.transport.mpi_runtime import Intracomm, Request
@@ -30,7 +29,6 @@ from clcomm.comm.transport.mpi_transport import MpiTransport
 from clcomm.comm.transport.pending import Pending
 from clcomm.comm.transport.reduction import partial_op, prepared_reduction
 from clcomm.comm.transport.rendezvous import HostRendezvous, MpiRendezvous, Rendezvous, length_and_dtype
-from clcomm.comm.transport.same_arrays import require_alike
 from clcomm.comm.transport.shards import shards
 
 

@@ -9,7 +9,7 @@ from typing import ParamSpec, Protocol
 
 import numpy as np
 
-from clcomm.base.host.bfloat16 import BFLOAT16, widened
+from clcomm.base.host.arrays import BFLOAT16, widened
 
 P = ParamSpec("P")
 

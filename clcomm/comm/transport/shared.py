@@ -15,21 +15,18 @@ from functools import partial
 
 import numpy as np
 
-from clcomm.comm.transport.base import PreparedAllReduce, PreparedStart, require_aligned
-from clcomm.comm.transport.comparisons import Comparisons
+from clcomm.comm.transport.base import PreparedAllReduce, PreparedStart, require_aligned, require_alike
 from clcomm.comm.transport.fused import MOST_POLLS, FusedReduction, OwnPart, words_of
-from clcomm.comm.transport.host_memory import HostMemory
-from clcomm.comm.transport.memory_transport import MemoryTransport
+from clcomm.comm.transport.host_memory import HostMemory, MemoryTransport
+from clcomm.comm.transport.hosts import Comparisons
 from clcomm.comm.transport.mpi_failures import revoke
 from clcomm.comm.transport.mpi_messages import exchange_arrays
 from clcomm.comm.transport.mpi_runtime import Intracomm, Request
-from clcomm.comm.transport.pending import Pending
+from clcomm.comm.transport.pending import Pending, StartOrder
 from clcomm.comm.transport.reduction import Fold, prepared_reduction, reduce_in_rank_order
 from clcomm.comm.transport.rendezvous import HostRendezvous, length_and_dtype
-from clcomm.comm.transport.same_arrays import require_alike
 from clcomm.comm.transport.shards import shards
-from clcomm.comm.transport.slot_reduction import SlotAllReduce, Slots
-from clcomm.comm.transport.start_order import StartOrder
+from clcomm.comm.transport.staged import SlotAllReduce, Slots
 from clcomm.comm.transport.started import Counters, StartedReduction
 from clcomm.comm.transport.work_queue import WorkQueueReduction
 

@@ -7,16 +7,18 @@ other goes through the slots, each so small that it is still in a core's cache w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
-from clcomm.base.host.bfloat16 import BFLOAT16
+from clcomm.base.host.arrays import BFLOAT16, PAGE, aligned_empty
 from clcomm.comm.transport.base import PreparedAllReduce
 from clcomm.comm.transport.direct_exchange import LEAST_BYTES, LEAST_READ_BYTES, DirectExchange
-from clcomm.comm.transport.reduction import RowsFold, rows_fold
-from clcomm.comm.transport.rendezvous import length_and_dtype
-from clcomm.comm.transport.slot_reduction import Slots
+from clcomm.comm.transport.fused import COMPLETE, MOST_POLLS, STATE, FusedReduction, OwnPart, words_of
+from clcomm.comm.transport.host_memory import KEPT
+from clcomm.comm.transport.reduction import Fold, RowsFold, prepared_reduction, rows_fold
+from clcomm.comm.transport.rendezvous import HostRendezvous, length_and_dtype
 
 
 class StagedCollectives:
@@ -120,3 +122,166 @@ def _cuts(size: int, step: int) -> Iterator[slice]:
     """Yield the slices, at least one, of `step` elements each: ranks meet for an empty array too."""
     for start in range(0, max(size, 1), step):
         yield slice(start, start + step)
+
+
+# --- Reductions through slots: each rank copies its array into its slot, and after one rendezvous folds all slots
+# itself.
+# There are two slots for each rank, used in turn, so that a late rank may still read those of the call before; and a
+# third for kernels, which end with a rendezvous of their own.
+
+#: Arrays in shared memory up to this size use slots; of larger ones, a fold on every rank costs more than a rendezvous.
+SMALL_ARRAY_BYTES = 8 << 10
+#: The same where ranks share cores, for all ranks' arrays together: a rendezvous then takes several context switches.
+SHARED_CORES_SLOTS_BYTES = 128 << 10
+#: The most bytes of a slot, and of the slots of one side together. A piece of an array in other memory, two slots and
+#: the result are to stay in a core's second-level cache.
+SLOT_BYTES, SLOTS_BYTES = 64 << 10, 4 << 20
+
+
+class Slots:
+    """The slots of the ranks of a host.
+
+    Args:
+        memory: `nbytes` bytes that all ranks share.
+        rendezvous: the ranks' rendezvous.
+
+    Attributes:
+        rendezvous: the ranks'.
+        small_bytes: the most bytes of an array in shared memory for which slots are faster.
+        slot_bytes: the size of a slot.
+        ranks: their number.
+    """
+
+    def __init__(self, memory: np.ndarray, rendezvous: HostRendezvous):
+        self.ranks = ranks = len(rendezvous.cells)
+        self.slot_bytes = _slot_bytes(ranks)
+        self.small_bytes = SMALL_ARRAY_BYTES
+        if not rendezvous.polls:
+            self.small_bytes = max(SMALL_ARRAY_BYTES, SHARED_CORES_SLOTS_BYTES // ranks // PAGE * PAGE)
+        *self._slots, self._of_kernels = memory.reshape(3, ranks, self.slot_bytes)
+        self._result = aligned_empty((self.slot_bytes,), np.uint8)
+        self.rendezvous = rendezvous
+        self._fold: Fold | None = None
+        self._reductions: dict[tuple[object, ...], SlotReduction] = {}
+
+    @staticmethod
+    def nbytes(ranks: int) -> int:
+        """Return the bytes of all slots."""
+        return 3 * ranks * _slot_bytes(ranks)
+
+    def fold_with(self, fold: Fold | None) -> None:
+        """Compute later sums with `fold` where it supports them."""
+        self._fold = fold
+        self._reductions.clear()
+
+    def all_agree(self, answer: bool, kind: int) -> bool:
+        """Return whether all ranks answer True; collective. kind: see Rendezvous."""
+        return bool(self.rendezvous.exchange([answer], kind)[:, 0].all())
+
+    def exchange(self, piece: np.ndarray, kind: int, writes: bool = True) -> np.ndarray:
+        """Return all ranks' pieces, (ranks, elements), until the exchange after the next.
+
+        kind: see Rendezvous. writes: whether this rank's is wanted, which is undefined otherwise.
+        """
+        side = self._slots[self.rendezvous.parity][:, : piece.nbytes].view(piece.dtype)
+        if writes:
+            side[self.rendezvous.rank] = piece
+        self.rendezvous.barrier(kind)
+        return side
+
+    def in_one_kernel(self, source: np.ndarray, out: np.ndarray, op: str, kind: int) -> FusedReduction | None:
+        """Return the all-reduce of at most `slot_bytes` in one kernel; None where this rank's fold has none."""
+        prepare = getattr(self._fold, "with_rendezvous", None)
+        if prepare is None or op not in ("sum", "mean") or not self.rendezvous.polls or not source.nbytes:
+            return None
+        rows = [slot[: source.nbytes].view(source.dtype) for slot in self._of_kernels]
+        result, divisor = self._result[: source.nbytes].view(source.dtype), self.ranks if op == "mean" else 1
+        words = words_of(self.rendezvous, MOST_POLLS)
+        launch = prepare(rows, result, divisor, slice(0, source.size), self.rendezvous.cells, words)
+        if launch is None:
+            return None
+        return _InOneKernel(self.rendezvous, kind, words, launch, rows, (source, out, result), op)
+
+    def reduction(self, like: np.ndarray, op: str) -> SlotReduction:
+        """Return the cached reduction of arrays like this one, of at most `slot_bytes`."""
+        key = (like.nbytes, like.dtype, op)
+        found = self._reductions.get(key)
+        if found is None:
+            if len(self._reductions) >= KEPT:
+                self._reductions.clear()
+            found = self._reductions[key] = SlotReduction(
+                self.rendezvous, self._slots, self._result[: like.nbytes].view(like.dtype), op, self._fold
+            )
+        return found
+
+
+class SlotReduction:
+    """Arrays of one kind, at most a slot's size, with a single rendezvous: each rank folds all slots.
+
+    The next call uses the other slots, so a late rank may still read these. Only final values are written to the
+    result, which a neighbour may already be reading.
+
+    Args:
+        rendezvous: the ranks' rendezvous.
+        slots: two of each rank: (ranks, bytes) twice.
+        result: an array of that kind, for the time of a call.
+        op: a key of FOLDS.
+        fold: sums what it supports.
+    """
+
+    def __init__(
+        self, rendezvous: HostRendezvous, slots: Sequence[np.ndarray], result: np.ndarray, op: str, fold: Fold | None
+    ):
+        sides = [[slot[: result.nbytes].view(result.dtype) for slot in side] for side in slots]
+        self._own, self._result = [rows[rendezvous.rank] for rows in sides], result
+        self._folds = [prepared_reduction(rows, result, op, fold=fold) for rows in sides]
+        self._rendezvous, self._kind = rendezvous, length_and_dtype(result)
+
+    def reduce(self, source: np.ndarray, out: np.ndarray, kind: int | None = None) -> None:
+        """Reduce `source` over the ranks into `out`; kind: of the array of which these are a piece, see Rendezvous."""
+        parity = self._rendezvous.parity
+        self._own[parity][...] = source
+        self._rendezvous.barrier(self._kind if kind is None else kind)
+        self._folds[parity]()
+        out[...] = self._result
+
+
+class _InOneKernel(OwnPart):
+    """An array whose copy in this rank's slot a kernel adds to the others'."""
+
+    def __init__(
+        self, rendezvous: HostRendezvous, kind: int, words: np.ndarray, kernel: Callable[[], object],
+        rows: list[np.ndarray], arrays: tuple[np.ndarray, np.ndarray, np.ndarray], op: str,
+    ):  # fmt: skip
+        source, self._out, self._result = arrays
+        self._copy = partial(np.copyto, rows[rendezvous.rank], source)
+        self._kernel = kernel
+        super().__init__(
+            rendezvous, kind, words, self._copy_and_launch, fold=prepared_reduction(rows, self._result, op)
+        )
+
+    def _copy_and_launch(self) -> None:
+        self._copy()
+        self._kernel()
+        if self.words[STATE] == COMPLETE:
+            np.copyto(self._out, self._result)
+
+    def complete(self) -> None:
+        super().complete()
+        if self.words[STATE] != COMPLETE:
+            np.copyto(self._out, self._result)
+
+
+class SlotAllReduce(PreparedAllReduce):
+    """An array that is reduced through the slots."""
+
+    def __init__(self, reduction: SlotReduction, source: np.ndarray, out: np.ndarray):
+        self._reduce, self._source, self._out = reduction.reduce, source, out
+
+    def run(self) -> None:
+        self._reduce(self._source, self._out)
+
+
+def _slot_bytes(ranks: int) -> int:
+    """Return the size of a slot: whole pages."""
+    return max(SMALL_ARRAY_BYTES, min(SLOT_BYTES, SLOTS_BYTES // ranks // PAGE * PAGE))

@@ -4,14 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clcomm.comm.stats.now import note_samples
+    from clcomm.comm.stats.events import note_samples
     from clcomm.comm.watch.endings import note_saved, note_step, run
 
 __all__ = ["note_samples", "note_saved", "note_step", "run"]
 
 #: The module of each name, imported at the first access: a Communicator of one rank needs none of them.
 _MODULES = {
-    "note_samples": "stats.now", "note_saved": "watch.endings", "note_step": "watch.endings", "run": "watch.endings",
+    "note_samples": "stats.events", "note_saved": "watch.endings", "note_step": "watch.endings", "run": "watch.endings",
 }  # fmt: skip
 
 

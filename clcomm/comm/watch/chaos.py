@@ -24,10 +24,9 @@ from clcomm.base.errors import ArgumentError
 from clcomm.base.host import variables
 from clcomm.base.host.launcher import launched_rank
 from clcomm.base.host.rank_process import launched_ranks
-from clcomm.comm.stats.now import NOW
+from clcomm.comm.stats.events import NOW
 from clcomm.comm.watch.endings import print_line
-from clcomm.comm.watch.job import Job
-from clcomm.comm.watch.restarts import FAULTS, restart_number
+from clcomm.comm.watch.job import FAULTS, Job, restart_number
 
 CHAOS, LOG = "CLCOMM_CHAOS", "CLCOMM_CHAOS_LOG"
 KILL, STOP, SLOW, FLIP = KINDS = "kill", "stop", "slow", "flip"

@@ -16,18 +16,16 @@ from functools import partial
 from time import perf_counter, perf_counter_ns, sleep
 
 from clcomm.base.errors import RankNames
-from clcomm.comm.stats.call import Call
+from clcomm.comm.stats.events import Call
 from clcomm.comm.stats.flight_recorder import FlightRecorder, new_dump_folder
 from clcomm.comm.transport.mpi_resources import MpiResources
 from clcomm.comm.watch import endings
-from clcomm.comm.watch.dump import Dump
 from clcomm.comm.watch.figures import Figures, Watched
 from clcomm.comm.watch.forced_end import end_by_force_later
+from clcomm.comm.watch.job import Limits
 from clcomm.comm.watch.other_hosts import DUMP, PROGRESS, OtherHosts
-from clcomm.comm.watch.source_location import place_of_thread
-from clcomm.comm.watch.stall_message import LEFT, describe, is_lowest, left_while_awaited
+from clcomm.comm.watch.stall_message import LEFT, Dump, describe, is_lowest, left_while_awaited, place_of_thread
 from clcomm.comm.watch.status_page import RankStatus, StatusPage
-from clcomm.comm.watch.time_limits import Limits
 
 #: How long a job's end waits for the other ranks' dumps.
 DUMP_S = 2.0

@@ -23,11 +23,10 @@ from typing import NoReturn, TextIO
 
 from clcomm.base.errors import ClcommError, escaped
 from clcomm.base.host import variables
-from clcomm.comm.stats import now
+from clcomm.comm.stats import events
 from clcomm.comm.transport import mpi_failures, mpi_runtime
 from clcomm.comm.watch.exit_monitor_process import FAILING, STOPPING
-from clcomm.comm.watch.job import this_job
-from clcomm.comm.watch.restarts import SAVED, SIGNAL, STEP
+from clcomm.comm.watch.job import SAVED, SIGNAL, STEP, this_job
 
 #: Exit codes: a user's mistake, a failure, SIGINT and SIGTERM (128 + the signal), a hang (as timeout(1) uses it).
 USER_ERROR, FAILURE, INTERRUPTED, TERMINATED, TIMED_OUT = 2, 1, 130, 143, 124
@@ -79,7 +78,7 @@ def run(main: Callable[[], int | None], tidy: Callable[[BaseException], None] | 
 
 def note_step(step: int) -> None:
     """Note this rank's step of the training, for messages about its end, for `clcomm run` and `clcomm top`."""
-    now.note_step(step)
+    events.note_step(step)
     job = this_job()
     job.record.note_step(step)
     if job.record.rank == 0:

@@ -20,8 +20,8 @@ from clcomm.base.host import variables
 from clcomm.base.host.launcher import JOB_VARIABLE, launched_rank_in_words
 from clcomm.base.host.rank_process import ancestors
 from clcomm.comm.transport.mpi_runtime import Intracomm, launched_ranks
-from clcomm.comm.watch.common_memory import common_memory
 from clcomm.comm.watch.exit_monitor_process import LEAVING, RECORD_BYTES
+from clcomm.comm.watch.job import common_memory
 from clcomm.comm.watch.rank_record import RankRecord
 
 

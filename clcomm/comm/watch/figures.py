@@ -1,8 +1,8 @@
 """The figures of a rank on its host's status page: speed, communication, waits, memory, cores; the watchdog takes them.
 
 All are read from the watchdog's thread, about once a second: the program itself notes its step and its phase alone
-(`clcomm/comm/stats/now.py`). `before` has step and samples at the look before, and the seconds since, as ranks look at
-different moments.
+(`clcomm/comm/stats/events.py`). `before` has step and samples at the look before, and the seconds since, as ranks look
+at different moments.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from time import perf_counter, perf_counter_ns, process_time
 from typing import Protocol
 
 from clcomm.base.host import usable_cores
-from clcomm.comm.stats.call import Call
+from clcomm.comm.stats.events import NOW, Call
 from clcomm.comm.stats.flight_recorder import FlightRecorder
-from clcomm.comm.stats.now import NOW
 
 #: The speed is that of the last steps within this time.
 WINDOW_NS = 10 * 10**9

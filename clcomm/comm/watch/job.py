@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
+import mmap
+import os
+import sys
 import time
 import weakref
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+from clcomm.base.errors import ArgumentError
+from clcomm.base.host import variables
 from clcomm.comm.transport.mpi_resources import AllResources
 from clcomm.comm.watch.rank_record import RankRecord
-from clcomm.comm.watch.restarts import ProgressFile
 
 if TYPE_CHECKING:
-    from clcomm.base.storage.writer_lock import WriterLocks
-    from clcomm.comm.stats.call import Call
-    from clcomm.comm.watch.time_limits import Limits
+    from clcomm.base.storage.scratch import WriterLocks
+    from clcomm.comm.stats.events import Call
+    from clcomm.comm.transport.mpi_runtime import Intracomm
 
 
 class Averaging(Protocol):
@@ -136,7 +143,7 @@ class Job:
     @cached_property
     def locks(self) -> WriterLocks:
         """The locks on files that this process writes."""
-        from clcomm.base.storage.writer_lock import WriterLocks  # here, as few processes of a job lock files
+        from clcomm.base.storage.scratch import WriterLocks  # here, as few processes of a job lock files
 
         return WriterLocks()
 
@@ -160,3 +167,148 @@ class Job:
 def this_job() -> Job:
     """Return the job of this process, made by the first call."""
     return Job()
+
+
+# --- Anonymous memory shared by the processes of a host. ---
+# Unlike an MPI window it exists for as long as any process uses it, independently of MPI.
+
+
+def common_memory(host: Intracomm, name: str, nbytes: int) -> tuple[memoryview | None, int]:
+    """Return `nbytes` zeroed bytes shared by all ranks of `host`, and their descriptor on rank 0, else -1; collective.
+
+    The memory is None on every rank if any rank cannot map it. The caller closes the descriptor.
+
+    Args:
+        host: a communicator of ranks of one host.
+        name: the file's name in /proc, for debugging (memfd_create(2)).
+        nbytes: the same on all ranks.
+    """
+    descriptor = _make(name, nbytes) if host.Get_rank() == 0 else -1
+    path = host.bcast(f"/proc/{os.getpid()}/fd/{descriptor}" if descriptor >= 0 else "", 0)
+    memory = _open(path, nbytes) if path else None
+    all_mapped = all(host.allgather(memory is not None))
+    return (memory if all_mapped else None), descriptor
+
+
+def _make(name: str, nbytes: int) -> int:
+    try:
+        descriptor = os.memfd_create(name)
+    except (OSError, AttributeError):
+        return -1
+    try:
+        os.ftruncate(descriptor, nbytes)
+    except OSError:
+        os.close(descriptor)
+        return -1
+    return descriptor
+
+
+def _open(path: str, nbytes: int) -> memoryview | None:
+    try:
+        with open(path, "r+b") as file:
+            return memoryview(mmap.mmap(file.fileno(), nbytes))
+    except OSError:
+        return None
+
+
+# --- How long a collective may take before the missing ranks are reported, and before the job ends. ---
+
+#: The longest interval between a watchdog's checks; limits of a few seconds shorten it.
+INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds in one collective after which a rank reports the missing ranks, and after which it ends the job."""
+
+    stall_warning_s: float
+    timeout_s: float
+
+    @classmethod
+    def of(cls, stall_warning_s: float, timeout_s: float) -> Limits:
+        """Return the limits; CLCOMM_STALL_WARNING_S and CLCOMM_TIMEOUT_S override the arguments; 0: no limit.
+
+        Raises:
+            ArgumentError: a value is negative or not a number; it names the argument or the variable.
+        """
+        return cls(
+            _limit("stall_warning_s", stall_warning_s, "CLCOMM_STALL_WARNING_S"),
+            _limit("timeout_s", timeout_s, "CLCOMM_TIMEOUT_S"),
+        )
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between a watchdog's checks."""
+        return min(INTERVAL_S, self.stall_warning_s / 4, self.timeout_s / 4)
+
+    def __bool__(self) -> bool:
+        """Return whether there is any limit."""
+        return min(self.stall_warning_s, self.timeout_s) < math.inf
+
+
+def _limit(name: str, value: float, variable: str) -> float:
+    given = variables.seconds(variable)
+    try:
+        seconds = float(value) if given is None else given
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not seconds >= 0:
+        raise ArgumentError(f"{name}: expected seconds, 0 for no limit, got {value}")
+    return seconds or math.inf
+
+
+# --- The exchange between `clcomm run` and the job that it restarts. ---
+# CLCOMM_RESTART is the number of restarts: from 1 up the job should resume from its newest checkpoint.
+# CLCOMM_PROGRESS
+# names a small file to which rank 0 writes its current step and the newest saved one, so that `clcomm run` has both,
+# however the job ends. Ranks also record there that they have started and completed: some MPI launchers return 0 for
+# a
+# job whose ranks were all killed.
+
+RESTART, PROGRESS = "CLCOMM_RESTART", "CLCOMM_PROGRESS"
+#: The file's words (int64): the current step; the newest saved step; whether a rank has started; whether one has
+#: completed; the number of the last planted fault (chaos.py); the signal that ends a rank.
+STEP, SAVED, STARTED, COMPLETED, FAULTS, SIGNAL = range(6)
+_WORD_BYTES = 8
+FILE_BYTES = 6 * _WORD_BYTES
+
+
+class ProgressFile:
+    """The progress file of this process, opened at the first note; without `clcomm run` nothing is written."""
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+
+    def note(self, word: int, value: int) -> None:
+        """Write one of the file's words."""
+        if self._descriptor is None:
+            self._descriptor = -1
+            path = variables.text(PROGRESS)
+            if path:
+                with contextlib.suppress(OSError):  # `clcomm run` is on another host
+                    self._descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):  # not mapped: a truncated file or a full disk must not end a rank
+                os.pwrite(self._descriptor, value.to_bytes(_WORD_BYTES, sys.byteorder), word * _WORD_BYTES)
+
+    def note_started(self) -> None:
+        """Record that a rank has started: without one that completes, the job has failed."""
+        self.note(STARTED, 1)
+
+    def note_completed(self) -> None:
+        """Record that this rank's program has ended without a failure."""
+        self.note(COMPLETED, 1)
+
+
+def restart_number() -> int:
+    """Return how often `clcomm run` has restarted this job; 0 for a first start, and without it."""
+    return variables.count(RESTART)
+
+
+def read_progress(path: str) -> list[int]:
+    """Return the words of a progress file; zeros where it is missing or too short."""
+    content = b""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        content = file.read(FILE_BYTES)
+    whole = content.ljust(FILE_BYTES, b"\0")
+    return [int.from_bytes(whole[at : at + _WORD_BYTES], sys.byteorder) for at in range(0, FILE_BYTES, _WORD_BYTES)]

@@ -1,7 +1,7 @@
 """The status of a host's ranks, on a page in shared memory: each rank's watchdog writes its own line.
 
 A line is at most a second old unless its process is stopped or dead, which /proc shows. Processes of the same user find
-the status page of a whole job under /proc/PID/fd of its ranks, whose mappings keep it open (`running_jobs.py`).
+the status page of a whole job under /proc/PID/fd of its ranks, whose mappings keep it open (`worlds.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clcomm.base.host.rank_process import start_time
-from clcomm.comm.watch.common_memory import common_memory
 from clcomm.comm.watch.exit_monitor_process import stat_fields
+from clcomm.comm.watch.job import common_memory
 
 if TYPE_CHECKING:
     from clcomm.comm.transport.mpi_runtime import Intracomm

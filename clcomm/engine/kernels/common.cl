@@ -213,7 +213,7 @@ inline float float_of_bfloat16(uint bits) { return as_float(bits << 16); }
 INLINE int smaller(int a, int b) { return a < b ? a : b; }
 INLINE int larger(int a, int b) { return a > b ? a : b; }
 
-/* Notes the first index that is not one of `count`: see clcomm/engine/targets.py. */
+/* Notes the first index that is not one of `count`: see clcomm/engine/tensor_methods.py. */
 INLINE void note_outside(__global int *outside, int index, int count) {
     if (atomic_add(outside, 1) == 0) {
         outside[1] = index;

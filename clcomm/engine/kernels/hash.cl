@@ -1,4 +1,4 @@
-/* partials[unit] = part of the sum, modulo 2^64, of each word mixed with its position, as in clcomm/base/host/hashing.py.
+/* partials[unit] = part of the sum, modulo 2^64, of each word mixed with its position, as in clcomm/base/host/arrays.py.
    The words are divided between `units`, on a CPU in contiguous runs. */
 
 INLINE ulong mixed(ulong z) {

@@ -26,7 +26,7 @@ from clcomm.engine.nn.activations import (
     Threshold,
 )
 from clcomm.engine.nn.attention import MultiheadAttention
-from clcomm.engine.nn.containers import ModuleDict, ModuleList, ParameterList
+from clcomm.engine.nn.containers import ModuleDict, ModuleList, ParameterList, Sequential
 from clcomm.engine.nn.convolutions import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from clcomm.engine.nn.init import Generator, manual_seed
 from clcomm.engine.nn.layers import (
@@ -64,23 +64,6 @@ from clcomm.engine.nn.norms import (
     LayerNorm,
     RMSNorm,
 )
-from clcomm.engine.nn.paddings import (
-    CircularPad1d,
-    CircularPad2d,
-    CircularPad3d,
-    ConstantPad1d,
-    ConstantPad2d,
-    ConstantPad3d,
-    ReflectionPad1d,
-    ReflectionPad2d,
-    ReflectionPad3d,
-    ReplicationPad1d,
-    ReplicationPad2d,
-    ReplicationPad3d,
-    ZeroPad1d,
-    ZeroPad2d,
-    ZeroPad3d,
-)
 from clcomm.engine.nn.pools import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -91,12 +74,27 @@ from clcomm.engine.nn.pools import (
     AvgPool1d,
     AvgPool2d,
     AvgPool3d,
+    CircularPad1d,
+    CircularPad2d,
+    CircularPad3d,
+    ConstantPad1d,
+    ConstantPad2d,
+    ConstantPad3d,
     MaxPool1d,
     MaxPool2d,
     MaxPool3d,
     PixelShuffle,
     PixelUnshuffle,
+    ReflectionPad1d,
+    ReflectionPad2d,
+    ReflectionPad3d,
+    ReplicationPad1d,
+    ReplicationPad2d,
+    ReplicationPad3d,
     Upsample,
+    ZeroPad1d,
+    ZeroPad2d,
+    ZeroPad3d,
 )
 from clcomm.engine.nn.rarer import (
     CELU,
@@ -126,7 +124,6 @@ from clcomm.engine.nn.rarer import (
     UpsamplingNearest2d,
 )
 from clcomm.engine.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
-from clcomm.engine.nn.sequential import Sequential
 from clcomm.engine.nn.transformer import (
     Transformer,
     TransformerDecoder,

@@ -12,7 +12,7 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.device import Device
-from clcomm.engine.ops.argument_types import typed
+from clcomm.engine.ops.types import typed
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.tensor import Tensor, float_tensor

@@ -6,7 +6,7 @@ import numpy as np
 
 from clcomm.engine import functional as F
 from clcomm.engine.nn.module import Module
-from clcomm.engine.ops.ctc import Lengths
+from clcomm.engine.ops.class_losses import Lengths
 from clcomm.engine.tensor import Tensor
 
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.flat import FlatSpace
-from clcomm.engine.nn.hooks import AFTER, BACKWARD, BEFORE, HookHandle, call_with_hooks
-from clcomm.engine.nn.module_parts import ModuleParts
+from clcomm.engine.nn.module_parts import AFTER, BACKWARD, BEFORE, HookHandle, ModuleParts, call_with_hooks
 from clcomm.engine.parameter import Parameter, ParameterPart
 from clcomm.engine.tensor import Tensor
 

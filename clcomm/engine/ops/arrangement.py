@@ -11,11 +11,10 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.ops import blocks
-from clcomm.engine.ops.casts import moved
 from clcomm.engine.ops.indexing import index_select, kept, take
-from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.shape import Transpose, reshape, transpose, unshared
+from clcomm.engine.ops.types import moved, pytorch_names
 from clcomm.engine.tensor import FLOAT32, Tensor, float_tensor
 from clcomm.engine.view import Block, block_of, viewed
 

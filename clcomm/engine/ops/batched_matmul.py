@@ -12,10 +12,10 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.ops.broadcasting import broadcast_axes, broadcast_shape
 from clcomm.engine.ops.matmul import MatMul, multiply, multiply_batch, same_device
 from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.ops.shape import reshape
+from clcomm.engine.ops.types import broadcast_axes, broadcast_shape
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor, wrap
 
 

@@ -9,10 +9,8 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.ops.casts import moved, of_any_type
-from clcomm.engine.ops.names import pytorch_names
-from clcomm.engine.ops.parts import copy_part, fill, part_from
-from clcomm.engine.ops.shape import Reshape, reshape
+from clcomm.engine.ops.shape import Reshape, copy_part, fill, part_from, reshape
+from clcomm.engine.ops.types import moved, of_any_type, pytorch_names
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor
 from clcomm.engine.view import Block, block_of, viewed, whole
 

@@ -10,11 +10,17 @@ import numpy as np
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
-from clcomm.engine.ops.broadcasting import broadcast_shape, expand, launch_broadcast
-from clcomm.engine.ops.casts import cast, to_float
 from clcomm.engine.ops.elementwise import folded
-from clcomm.engine.ops.integers import are_whole, is_whole, of_integers
-from clcomm.engine.targets import require_below
+from clcomm.engine.ops.types import (
+    are_whole,
+    broadcast_shape,
+    cast,
+    expand,
+    is_whole,
+    launch_broadcast,
+    of_integers,
+    to_float,
+)
 from clcomm.engine.tensor import (
     BOOL,
     FLOAT32,
@@ -27,6 +33,7 @@ from clcomm.engine.tensor import (
     whole_rows,
     wrap,
 )
+from clcomm.engine.tensor_methods import require_below
 
 
 def equal_to(a: Tensor, b: Tensor | float) -> Tensor:

@@ -25,10 +25,10 @@ from clcomm.engine.ops.functions import (
     xlogy,
 )
 from clcomm.engine.ops.loss import SmoothL1, check_pair, check_reduction
-from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.ordered import norm
 from clcomm.engine.ops.reduce import mean, sum
 from clcomm.engine.ops.shape import reshape
+from clcomm.engine.ops.types import pytorch_names
 from clcomm.engine.tensor import Tensor, float_tensor, whole_rows
 
 

@@ -6,10 +6,18 @@ from numbers import Real
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.ops.broadcasting import broadcast_axes, broadcast_shape, expand, launch_broadcast
-from clcomm.engine.ops.casts import to_float
-from clcomm.engine.ops.integers import are_whole, floats, is_whole, of_integers
 from clcomm.engine.ops.reduce import sum_over
+from clcomm.engine.ops.types import (
+    are_whole,
+    broadcast_axes,
+    broadcast_shape,
+    expand,
+    floats,
+    is_whole,
+    launch_broadcast,
+    of_integers,
+    to_float,
+)
 from clcomm.engine.tensor import FLOAT32, Shape, Tensor, empty, float_tensor
 
 _NOTHING = -0.0  # adding it changes no bit
@@ -177,7 +185,7 @@ class DivideNumber(Op):
 def add(a: Tensor | float, b: Tensor | float, *, alpha: float = 1.0) -> Tensor:
     """Return a + alpha b; tensors broadcast as in NumPy, and one operand may be a number.
 
-    a, b: float32, or one of them a number; the result has the shape to which they broadcast. Integers: `integers.py`.
+    a, b: float32, or one of them a number; the result has the shape to which they broadcast. Integers: `types.py`.
     """
     b = b if alpha == 1 else b * alpha
     if is_whole(a) or is_whole(b):
@@ -192,7 +200,7 @@ def add(a: Tensor | float, b: Tensor | float, *, alpha: float = 1.0) -> Tensor:
 def sub(a: Tensor | float, b: Tensor | float, *, alpha: float = 1.0) -> Tensor:
     """Return a - alpha b; tensors broadcast as in NumPy, and one operand may be a number.
 
-    a, b: float32, or one of them a number; the result has the shape to which they broadcast. Integers: `integers.py`.
+    a, b: float32, or one of them a number; the result has the shape to which they broadcast. Integers: `types.py`.
     """
     b = b if alpha == 1 else b * alpha
     if is_whole(a) or is_whole(b):
@@ -207,7 +215,7 @@ def sub(a: Tensor | float, b: Tensor | float, *, alpha: float = 1.0) -> Tensor:
 def mul(a: Tensor | float, b: Tensor | float) -> Tensor:
     """Return a * b, element by element; tensors broadcast as in NumPy, and one operand may be a number.
 
-    a, b: float32, or one of them a number; the result has the shape to which they broadcast. Integers: `integers.py`.
+    a, b: float32, or one of them a number; the result has the shape to which they broadcast. Integers: `types.py`.
     """
     if is_whole(a) or is_whole(b):
         return of_integers("mul", a, b) if are_whole(a, b) else mul(*floats(a, b))

@@ -10,11 +10,11 @@ from clcomm.engine.ops.arrangement import narrow, pad
 from clcomm.engine.ops.comparisons import equal_to, less_or_equal, less_than, logical_or, masked_fill, where
 from clcomm.engine.ops.elementwise import add, div, mul, sub
 from clcomm.engine.ops.functions import abs, clamp, cos, erf, exp, expm1, log, maximum, pow, sin
-from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.ordered import Ordered, extreme_over, sort
 from clcomm.engine.ops.reduce import sum
 from clcomm.engine.ops.rounding import log1p, trunc
 from clcomm.engine.ops.shape import contiguous, reshape, unshared
+from clcomm.engine.ops.types import pytorch_names
 from clcomm.engine.tensor import Tensor, float_tensor
 
 

@@ -11,10 +11,8 @@ import numpy as np
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.activation import Activation
-from clcomm.engine.ops.broadcasting import broadcast_shape, expand
-from clcomm.engine.ops.casts import to_float
 from clcomm.engine.ops.elementwise import binary, folded, pair
-from clcomm.engine.ops.integers import is_whole
+from clcomm.engine.ops.types import broadcast_shape, expand, is_whole, to_float
 from clcomm.engine.tensor import Tensor, constant, empty, float_tensor
 
 #: The largest whole power that is made of products, which is 4 ulp off at most.

@@ -13,13 +13,11 @@ from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
 from clcomm.engine.ops import blocks
 from clcomm.engine.ops.blocks import Index
-from clcomm.engine.ops.casts import moved
 from clcomm.engine.ops.elementwise import add
-from clcomm.engine.ops.names import pytorch_names
-from clcomm.engine.ops.parts import fill
-from clcomm.engine.ops.shape import reshape
-from clcomm.engine.targets import note_of, require_below
+from clcomm.engine.ops.shape import fill, reshape
+from clcomm.engine.ops.types import moved, pytorch_names
 from clcomm.engine.tensor import FLOAT32, INT32, Tensor, empty, float_tensor, wrap
+from clcomm.engine.tensor_methods import note_of, require_below
 
 OUTSIDE = "expected indices from 0 to {}, got {}"
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.ops.arrangement import meshgrid, pad
 from clcomm.engine.ops.blocks import concat, split, stack
-from clcomm.engine.ops.broadcasting import broadcast_shape
-from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.shape import reshape
+from clcomm.engine.ops.types import broadcast_shape, pytorch_names
 from clcomm.engine.tensor import Tensor
 
 

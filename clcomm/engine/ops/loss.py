@@ -6,10 +6,10 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.ops.broadcasting import broadcast_shape, expand
 from clcomm.engine.ops.reduce import ROW_BLOCK, sum_over
-from clcomm.engine.targets import OUTSIDE, note_of, require_below
+from clcomm.engine.ops.types import broadcast_shape, expand
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor, is_one, whole_rows, wrap
+from clcomm.engine.tensor_methods import OUTSIDE, note_of, require_below
 
 _BLOCK = 4096  # elements that one work unit of the squared error sums
 _REDUCTIONS = ("mean", "sum", "none")

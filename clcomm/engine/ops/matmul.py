@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
-from clcomm.engine.ops.product_blocks import Grid, chosen_block
+from clcomm.engine.ops.convolution_products import Grid, chosen_block
 from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.program import Kernel

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.ops.conv2d import conv2d, conv_transpose2d
 from clcomm.engine.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
-from clcomm.engine.ops.resampling import adaptive_max_pool2d
+from clcomm.engine.ops.sampling import adaptive_max_pool2d
 from clcomm.engine.ops.shape import squeeze, unsqueeze
 from clcomm.engine.tensor import Tensor, float_tensor
 

@@ -11,16 +11,14 @@ import numpy as np
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.blocks import split, take
-from clcomm.engine.ops.casts import to_float
 from clcomm.engine.ops.comparisons import equal_to, masked_fill, not_equal_to, to_bool, to_int, where
 from clcomm.engine.ops.elementwise import mul
 from clcomm.engine.ops.functions import abs, maximum, minimum, pow, sqrt, square
 from clcomm.engine.ops.indexing import gather
-from clcomm.engine.ops.integers import is_whole, on_host
-from clcomm.engine.ops.names import pytorch_names
+from clcomm.engine.ops.norms import var
 from clcomm.engine.ops.reduce import mean, reduced, sum
 from clcomm.engine.ops.shape import reshape
-from clcomm.engine.ops.variance import var
+from clcomm.engine.ops.types import is_whole, on_host, pytorch_names, to_float
 from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, whole_rows
 
 #: MOST_FIRST of kernels/ordered.cl: so many elements are chosen without sorting the rest.

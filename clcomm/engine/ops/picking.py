@@ -9,14 +9,12 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.ops.arrangement import flip, repeat
-from clcomm.engine.ops.broadcasting import broadcast_shape
-from clcomm.engine.ops.casts import moved
 from clcomm.engine.ops.comparisons import masked_fill, where
 from clcomm.engine.ops.elementwise import add, mul
 from clcomm.engine.ops.indexing import _axis, gather, index_select, spread, take
-from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.shape import reshape, swap_dimensions, transpose, unshared
+from clcomm.engine.ops.types import broadcast_shape, moved, pytorch_names
 from clcomm.engine.tensor import Tensor, float_tensor
 
 

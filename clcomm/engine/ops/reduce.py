@@ -9,11 +9,8 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.ops.broadcasting import broadcast_axes, expand
-from clcomm.engine.ops.casts import cast, moved, to_float
-from clcomm.engine.ops.integers import is_whole, on_host
-from clcomm.engine.ops.names import pytorch_names
 from clcomm.engine.ops.shape import reshape
+from clcomm.engine.ops.types import broadcast_axes, cast, expand, is_whole, moved, on_host, pytorch_names, to_float
 from clcomm.engine.tensor import BOOL, FLOAT32, INT32, Shape, Tensor, empty, float_tensor, wrap
 from clcomm.engine.view import Block, block_of, viewed
 

@@ -11,7 +11,7 @@ from clcomm.engine.ops.comparisons import where
 from clcomm.engine.ops.elementwise import div as quotient
 from clcomm.engine.ops.elementwise import mul
 from clcomm.engine.ops.functions import OfTwo, abs, both
-from clcomm.engine.ops.integers import are_whole, floats, is_whole, of_integers
+from clcomm.engine.ops.types import are_whole, floats, is_whole, of_integers
 from clcomm.engine.tensor import Tensor, constant, float_tensor
 
 

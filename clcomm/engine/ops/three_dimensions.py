@@ -15,7 +15,7 @@ from clcomm.engine.ops.elementwise import add, mul
 from clcomm.engine.ops.indexing import kept, spread
 from clcomm.engine.ops.matmul import check_bias
 from clcomm.engine.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
-from clcomm.engine.ops.resampling import adaptive_max_pool2d
+from clcomm.engine.ops.sampling import adaptive_max_pool2d
 from clcomm.engine.ops.shape import reshape, transpose
 from clcomm.engine.tensor import Tensor, float_tensor
 

@@ -3,16 +3,155 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+import functools
+import logging
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from functools import partial
 from typing import Any
 
 import torch
 
 from clcomm.horovod import world
-from clcomm.horovod.elastic.sampler import ElasticSampler
 from clcomm.horovod.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from clcomm.horovod.lost_ranks import raising_internal_errors
-from clcomm.sync.elastic import newest
+from clcomm.horovod.handles import HorovodInternalError, raising_internal_errors
+from clcomm.sync.elastic import is_lost_peer, newest, survivors_of
+
+# --- A training function that is called again, on the ranks that are left, after others were lost. ---
+
+_log = logging.getLogger("clcomm")
+
+
+class HostsUpdatedInterrupt(Exception):
+    """A change of hosts: raised by no call here, as ranks are not added; a program may raise it on all ranks.
+
+    skip_sync: whether the state stays as it is.
+    """
+
+    def __init__(self, skip_sync: bool = False):
+        super().__init__("hosts were updated")
+        self.skip_sync = skip_sync
+
+
+def run(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function `train(state, ...)` that goes on from the last commit when ranks are lost.
+
+    Where another rank dies (under Open MPI's `mpiexec --with-ft ulfm`, else MPI ends the job), those that are left
+    make a Communicator of their own, go back to the state's last commit, call its reset callbacks, take the newest
+    state among them and call the function again.
+    """
+
+    @functools.wraps(function)
+    def train(state: Any, *args: Any, **kwargs: Any) -> Any:
+        prepare: Callable[[], object] = state.sync
+        while True:
+            ended, result = _attempt(prepare, function, state, *args, **kwargs)
+            if ended is None:
+                return result
+            prepare = partial(_resume, state, ended)
+
+    return train
+
+
+def _attempt(
+    prepare: Callable[[], object], function: Callable[..., object], *args: object, **kwargs: object
+) -> tuple[Exception | None, Any]:
+    """Return (None, result) of the function, or (error, None) where training can go on after the error."""
+    try:
+        prepare()
+        return None, function(*args, **kwargs)
+    except Exception as error:
+        if is_lost_peer(error):
+            _go_on_without_the_lost()
+        elif not isinstance(error, (HorovodInternalError, HostsUpdatedInterrupt)):
+            raise
+        return error, None
+
+
+def _resume(state: Any, ended: Exception) -> None:
+    """Bring the state to where all ranks go on."""
+    is_interrupt = isinstance(ended, HostsUpdatedInterrupt)
+    if not is_interrupt:
+        state.restore()
+    state.on_reset()
+    if not is_interrupt or not ended.skip_sync:  # type: ignore[attr-defined]
+        state.sync()
+
+
+def _go_on_without_the_lost() -> None:
+    """Replace the Communicator by one of the ranks that are left; collective over these."""
+    left = world.communicator()
+    size = left.size
+    while True:
+        left = survivors_of(left)
+        try:
+            world.replace_communicator(left)
+            break
+        except Exception as error:
+            if not is_lost_peer(error):
+                raise
+    if left.rank == 0:
+        _log.warning("elastic: %d of %d ranks go on from the last commit", left.size, size)
+
+
+# --- A sampler that divides what is left of an epoch among the ranks that are left. ---
+
+
+class ElasticSampler(torch.utils.data.Sampler[int]):
+    """Gives each rank its part of the samples that this epoch has not processed yet.
+
+    Make it part of a TorchState, call `record_batch` after each batch, and `set_epoch` at the end of each epoch.
+
+    Args:
+        dataset: of constant length.
+        shuffle: whether samples are shuffled, anew in each epoch.
+        seed: of the shuffle, the same on every rank.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0):
+        self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
+        self.epoch = self.processed_num = 0
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch, with all samples to process."""
+        self.epoch, self.processed_num = epoch, 0
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Note that every rank has processed a batch of `batch_size` samples; batch_idx, its number, is not needed."""
+        self.processed_num += batch_size * self.num_replicas
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epoch and the number of samples processed in it, over all ranks."""
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state, with today's ranks."""
+        self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
+        self.reset()
+
+    def reset(self) -> None:
+        """Divide what is left among the ranks of now."""
+        self.rank, self.num_replicas = world.rank(), world.size()
+        order = list(range(len(self.dataset)))
+        if self.shuffle:
+            random.Random(self.seed + self.epoch).shuffle(order)
+        self.remaining_indices = order[self.processed_num :]
+        self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield this rank's indices; the first ones repeat where the ranks would have unequal numbers."""
+        left = self.remaining_indices
+        for position in range(self.rank, self.total_size, self.num_replicas):
+            yield left[position % len(left)]
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+# --- What an elastic training goes back to: models, optimizers, schedules, samplers and plain objects ---
 
 
 class State:

@@ -4,7 +4,6 @@ Each is an Exporter: `write` takes a Point of the figures that `FIGURES` lists. 
 extra of its name.
 """
 
-from clcomm.insight.exporters.energy import EnergyMeter
-from clcomm.insight.exporters.figures import FIGURES, Exporter, Figure, Labels, Point
+from clcomm.insight.exporters.figures import FIGURES, EnergyMeter, Exporter, Figure, Labels, Point
 
 __all__ = ["FIGURES", "EnergyMeter", "Exporter", "Figure", "Labels", "Point"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 
 class Figure(NamedTuple):
@@ -81,3 +83,121 @@ class Exporter(Protocol):
 
     def close(self) -> None:
         """Write the rest, and release files and sockets."""
+
+
+# --- A host's energy, from the counters of its processors and GPUs that Linux has. ---
+
+MICRO = 1e-6
+
+
+class EnergyMeter:
+    """Adds up the joules of all counters since it was made.
+
+    These are each processor package of powercap (RAPL's `energy_uj`; packages alone, as their parts are within them),
+    and `energy1_input` of GPU drivers that have one, such as Intel's i915 and xe.
+
+    Args:
+        root: of the tree with `class/powercap` and `class/hwmon`.
+
+    Attributes:
+        reason: why there is nothing to read; "" if there is.
+    """
+
+    def __init__(self, root: str | Path = "/sys"):
+        self._last = {path: (read(path), most) for path, most in counters(Path(root))}
+        unreadable = [str(path) for path, (value, _) in self._last.items() if value is None]
+        self._last = {path: found for path, found in self._last.items() if found[0] is not None}
+        self._joules = 0.0
+        self.reason = ""
+        if not self._last:
+            why = f"{unreadable[0]} is readable by root alone" if unreadable else "this host has no counter of energy"
+            self.reason = f"energy: not measured, as {why}"
+
+    def joules(self) -> float:
+        """Return the energy since this was made; counters that began again at 0 are allowed for."""
+        for path, (before, most) in self._last.items():
+            now = read(path)
+            if now is None or before is None:
+                continue
+            used = now - before
+            self._joules += (used if used >= 0 else used + most) * MICRO
+            self._last[path] = now, most
+        return self._joules
+
+
+def counters(root: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the path of each counter, in microjoules, and the value after which it begins again at 0."""
+    for zone in sorted((root / "class" / "powercap").glob("*:*")):
+        if zone.name.count(":") == 1 and (zone / "energy_uj").exists() and "mmio" not in zone.name:
+            yield zone / "energy_uj", read(zone / "max_energy_range_uj") or 0
+    for path in sorted((root / "class" / "hwmon").glob("hwmon*/energy1_input")):
+        yield path, 1 << 64
+
+
+def read(path: Path) -> int | None:
+    """Return the number in a file; None if it can't be read."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+# --- OpenTelemetry: metrics, and spans of points and evaluations, sent to a collector as OTLP over HTTP. ---
+
+#: Seconds that the end of a run waits for a collector that does not answer.
+LAST_S = 2.0
+
+
+class Otlp:
+    """This rank's figures as gauges, and a span for each point.
+
+    The SDK sends both from threads of its own; a collector that does not answer costs the training nothing.
+
+    Args:
+        endpoint: the collector's address, such as http://localhost:4318.
+
+    Needs the OpenTelemetry SDK and its exporter for OTLP over HTTP, the extra `otlp`.
+    """
+
+    every_s = 1.0
+
+    def __init__(self, labels: Labels, endpoint: str):
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        # One warning a run is the exporter's own; its tracebacks, from its threads, would hide the run's lines.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        self._labels = labels._asdict()
+        resource = Resource(
+            {"service.name": "clcomm", "service.instance.id": str(labels.rank), "host.name": labels.host}
+        )
+        metrics = OTLPMetricExporter(f"{endpoint.rstrip('/')}/v1/metrics", timeout=LAST_S)
+        spans = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=LAST_S)
+        reader = PeriodicExportingMetricReader(metrics, export_interval_millis=5000, export_timeout_millis=LAST_S * 1e3)
+        self._meters = MeterProvider([reader], resource, shutdown_on_exit=False)
+        self._tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._tracers.add_span_processor(BatchSpanProcessor(spans, export_timeout_millis=LAST_S * 1e3))
+        meter = self._meters.get_meter("clcomm")
+        self._tracer: Any = self._tracers.get_tracer("clcomm")
+        self._gauges: dict[str, Any] = {
+            figure.tag: (figure.scale, meter.create_gauge(figure.metric, figure.unit, figure.help))
+            for figure in (*FIGURES, STEP)
+        }
+
+    def write(self, point: Point) -> None:
+        figures = point.figures if point.kind == EPOCH else {**point.figures, STEP.tag: point.number}
+        for tag, value in figures.items():
+            scale, gauge = self._gauges[tag]
+            gauge.set(value * scale, self._labels)
+        about = {**self._labels, "number": point.number, **point.figures}
+        span = self._tracer.start_span(point.kind, attributes=about, start_time=int(point.began_s * 1e9))
+        span.end(int(point.ended_s * 1e9))
+
+    def close(self) -> None:
+        self._tracers.shutdown()
+        self._meters.shutdown(timeout_millis=LAST_S * 1e3)

@@ -9,8 +9,21 @@ from typing import Any
 
 from clcomm.base.schedules import Schedule
 from clcomm.comm.stats.events import Row
-from clcomm.insight.drawing.axes import log_axes, plot
-from clcomm.insight.drawing.scene import DASHED, OKABE_ITO, SAMPLE, Dot, Key, Mark, Path, Scene, Text, arrow, upright
+from clcomm.insight.drawing.scene import (
+    DASHED,
+    OKABE_ITO,
+    SAMPLE,
+    Dot,
+    Key,
+    Mark,
+    Path,
+    Scene,
+    Text,
+    arrow,
+    log_axes,
+    plot,
+    upright,
+)
 from clcomm.insight.drawing.svg import draw
 
 #: The styles of lines: all colours, then all again dashed and dotted.

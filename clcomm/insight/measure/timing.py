@@ -8,14 +8,17 @@ with `warmup` more.
 
 from __future__ import annotations
 
+import argparse
+import math
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from clcomm.base.errors import ArgumentError
+from clcomm.base.errors import ArgumentError, DeviceError
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.stats.comm_stats import Collective, bus_factor
 from clcomm.comm.transport.mpi_runtime import Intracomm
@@ -162,3 +165,115 @@ def sizes_between(smallest: int, largest: int, factor: float) -> list[int]:
         sizes.append(int(size))
         size *= factor
     return sorted(set(sizes))
+
+
+# --- The --sums option of `clcomm bench` and `clcomm tune`: sums on each rank's device, as in training, or by NumPy.
+
+
+def add_sums_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sums", choices=("device", "numpy"),
+        help="what sums floats in shared memory; default: the device, where it computes in the calling thread, "
+        "as training does")  # fmt: skip
+
+
+def agreed_fold(control: Communicator, sums: str | None) -> Fold | None:
+    """Return the fold of this rank's device, or None for NumPy, the same choice on every rank; collective.
+
+    Args:
+        sums: "device", "numpy", or None: the device if every rank has one that computes in the calling thread.
+
+    Raises ArgumentError on every rank, for "device" where some rank has no such device.
+    """
+    fold, problem = (None, "as asked") if sums == "numpy" else _own_fold(control)
+    problems = {rank: text for rank, text in enumerate(control.all_gather_object(problem)) if text}
+    if sums == "device" and problems:
+        rank, text = next(iter(problems.items()))
+        raise ArgumentError(
+            f"--sums: expected every rank's device to compute in the calling thread, but on rank {rank}: {text}; "
+            "use --sums numpy"
+        )
+    return None if problems else fold
+
+
+def _own_fold(control: Communicator) -> tuple[Fold | None, str]:
+    """Return the fold of the device that this rank would train on, or None and the reason."""
+    from clcomm.engine.device import Device  # imported here: NumPy's sums need no engine
+    from clcomm.engine.fold import DeviceFold
+
+    try:
+        device = Device.select(local_rank=control.local_rank, local_size=control.local_size, cores=control.cores)
+    except (DeviceError, ImportError) as error:
+        return None, str(error)
+    fold = DeviceFold.on(device)
+    return fold, "" if fold else f"{device.name} does not"
+
+
+# --- Medians with confidence intervals, and the significance of their difference. ---
+
+CONFIDENCE = 0.95
+#: How intervals are made, for reports.
+METHOD = "95% confidence interval of the median, from order statistics"
+
+
+class Estimate(NamedTuple):
+    """A median and its 95% confidence interval; `low` and `high` are None with too few values for an interval."""
+
+    median: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def has_interval(self) -> bool:
+        return self.low is not None and self.high is not None
+
+    def differs_from(self, other: Estimate) -> bool | None:
+        """Return whether the intervals are disjoint; None if one is missing."""
+        if self.low is None or self.high is None or other.low is None or other.high is None:
+            return None
+        return self.low > other.high or other.low > self.high
+
+    def scaled(self, factor: float) -> Estimate:
+        return Estimate(*(None if value is None else value * factor for value in self))  # type: ignore[arg-type]
+
+    def rate_of(self, amount: float) -> Estimate:
+        """Return the rate a second, given the `amount` done in this time; the longest time gives the lowest rate."""
+        low, high = (None, None) if self.high is None or self.low is None else (self.high, self.low)
+        return Estimate(*(value and amount / value for value in (self.median, low, high)))  # type: ignore[arg-type]
+
+    def text(self, digits: int = 3) -> str:
+        """Return the estimate as text such as "10.224 (10.120-10.371)"; "-" for NaN."""
+        if math.isnan(self.median):
+            return "-"
+        around = "" if not self.has_interval else f" ({self.low:,.{digits}f}-{self.high:,.{digits}f})"
+        return f"{self.median:,.{digits}f}{around}"
+
+    def as_dict(self) -> dict[str, object]:
+        return self._asdict()
+
+
+def estimate(values: Iterable[float], confidence: float = CONFIDENCE) -> Estimate:
+    """Return the median of independent values with a confidence interval that assumes no distribution.
+
+    Of n ordered values, the k-th from below and the k-th from above enclose the median with probability
+    1 - 2 P(B < k), B binomial of n and 1/2 (W. Conover, Practical Nonparametric Statistics, section 3.2); k is the
+    largest that gives `confidence`. 95% takes 6 values. Without values the median is NaN.
+    """
+    ordered = sorted(values)
+    if not ordered:
+        return Estimate(math.nan)
+    median = statistics.median(ordered)
+    k = _rank(len(ordered), confidence)
+    return Estimate(median, ordered[k - 1], ordered[-k]) if k else Estimate(median)
+
+
+def _rank(count: int, confidence: float) -> int:
+    """Return the largest k for which two order statistics enclose the median with `confidence`; 0 if none does."""
+    term = outside = 0.5**count if count < 1000 else 0.0
+    if count >= 1000:  # the normal approximation, exact to a value or two there
+        return int(count / 2 - statistics.NormalDist().inv_cdf(0.5 + confidence / 2) * math.sqrt(count) / 2)
+    k = 0
+    while 2 * outside <= 1 - confidence:
+        k += 1
+        term *= (count - k + 1) / k
+        outside += term
+    return k

@@ -28,8 +28,14 @@ from clcomm.comm.transport.mpi_communicators import host_of
 from clcomm.comm.transport.reduction import Fold
 from clcomm.insight.measure.bench import add_schedule, add_sizes, schedule_of
 from clcomm.insight.measure.collective_cases import PreparedAllReduceCase
-from clcomm.insight.measure.summation import add_sums_option, agreed_fold
-from clcomm.insight.measure.timing import MeasuredTransport, TimingSchedule, sizes_between, time_calls
+from clcomm.insight.measure.timing import (
+    MeasuredTransport,
+    TimingSchedule,
+    add_sums_option,
+    agreed_fold,
+    sizes_between,
+    time_calls,
+)
 from clcomm.insight.measure.tune_report import TuneResult, show
 from clcomm.insight.measure.what_if import predict
 

@@ -13,13 +13,11 @@ from typing import NamedTuple
 from clcomm.base.console.output import make_console
 from clcomm.base.console.table import TextColumn, TextTable
 from clcomm.base.errors import ArgumentError, DataError
-from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.layout import FlatLayout, ShardPlan
 from clcomm.base.flat_space.memory import MemoryUse
 from clcomm.base.flat_space.parameters import ParameterSpec
-from clcomm.base.flat_space.shards import ShardPlan
 from clcomm.base.schedules.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, pipeline_schedule
-from clcomm.base.storage.field_checks import checked_fields, number, refuse_constant, whole
-from clcomm.base.storage.files import read_regular
+from clcomm.base.storage.files import checked_fields, number, read_regular, refuse_constant, whole
 from clcomm.base.units import format_size, parse_size
 from clcomm.comm.costs.forecast import Recommendation, recommend
 from clcomm.comm.costs.model import Cluster, Cost

@@ -8,39 +8,36 @@ from itertools import groupby
 from typing import NamedTuple
 
 from clcomm.base.units import format_number, format_size
-from clcomm.insight.drawing.axes import (
+from clcomm.insight.drawing.scene import (
     BESIDE,
+    CHARACTER,
+    DASHED,
     LINE,
     NARROWEST,
     Axis,
-    Scale,
-    count_text,
-    even_ticks,
-    log_axes,
-    log_ticks,
-    plot,
-    time_text,
-)
-from clcomm.insight.drawing.scene import (
-    CHARACTER,
-    DASHED,
     Dot,
     Key,
     Mark,
     Path,
     Rect,
+    Scale,
     Scene,
     Text,
+    count_text,
+    even_ticks,
     level,
     line_key,
+    log_axes,
+    log_ticks,
     paint_key,
     painted,
+    plot,
     text_on,
     text_width,
+    time_text,
     upright,
 )
-from clcomm.insight.report.colours import paint_of
-from clcomm.insight.report.elements import MOST_SHOWN
+from clcomm.insight.report.elements import MOST_SHOWN, paint_of
 
 TIME, SIZE, CALLS = "time of an all-reduce", "size of an all-reduce", "calls"
 #: Pixels: where a plot begins below its texts and ends, a panel of curves, a bar, and its row.

@@ -8,12 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from clcomm.comm.stats.events import Row
-from clcomm.insight.measure.intervals import Estimate
+from clcomm.insight.measure.timing import Estimate
 from clcomm.insight.report.chart_kinds import Intervals
 from clcomm.insight.report.differences import Change, Subject, figures_changed, machine_changed, settings_changed
 from clcomm.insight.report.elements import Column, Table
-from clcomm.insight.report.provenance import provenance
-from clcomm.insight.report.report import Report
+from clcomm.insight.report.report import Report, provenance
 
 FORMAT, SCHEMA = "clcomm compare", 1
 Pairs = Sequence[tuple[Subject, Subject]]

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from clcomm.base.errors import DataError
 from clcomm.base.units import format_size
 from clcomm.comm.stats.comm_stats import MOST_TALLIES
-from clcomm.insight.measure.intervals import Estimate
+from clcomm.insight.measure.timing import Estimate
 from clcomm.insight.report.documents import Document
-from clcomm.insight.report.provenance import MACHINE, provenance
-from clcomm.insight.report.reading import Run, read
 from clcomm.insight.report.record import COMPARISON_FORMAT
+from clcomm.insight.report.recording import Run, read
+from clcomm.insight.report.report import MACHINE, provenance
 from clcomm.insight.report.schema import checked_comparison, checked_run
 from clcomm.sync.synchronizer import GRADIENTS
 

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from clcomm.base.units import format_number, format_size
 from clcomm.comm.stats.events import Row
-from clcomm.insight.drawing.axes import time_text
+from clcomm.insight.drawing.scene import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, YELLOW, Paint, time_text
+from clcomm.insight.report import warm_steps
+from clcomm.sync.clipping import CLIPPING
 
 #: The most rows of a table, bars of a chart and rows of a timeline that are shown; JSON and CSV have all.
 MOST_SHOWN = 64
@@ -88,3 +90,33 @@ def count(number: int, noun: str) -> str:
 def milliseconds(seconds: float) -> str:
     """Return a duration as text for a sentence: in ms, from 1 s on in s."""
     return f"{format_number(seconds * 1e3)} ms" if seconds < 1 else f"{seconds:,.2f} s"
+
+
+# --- The colour of each part, the same in every chart; there are more parts than colours, so some are striped. ---
+
+#: Parts of one colour are of one kind: waiting for ranks or a core, moving, packing, computing.
+PAINTS = {
+    warm_steps.DATA: Paint(ORANGE),
+    warm_steps.OTHER_LABELS["tuning"]: Paint(ORANGE, striped=True),
+    warm_steps.COMPUTING: Paint(GREEN),
+    warm_steps.DEVICE: Paint(GREEN, striped=True),
+    warm_steps.PACK: Paint(SKY),
+    warm_steps.UNPACK: Paint(SKY, striped=True),
+    warm_steps.WAIT: Paint(VERMILLION),
+    warm_steps.CORE: Paint(VERMILLION, striped=True),
+    warm_steps.moving(several=True, compressed=False): Paint(BLUE),
+    warm_steps.moving(several=True, compressed=True): Paint(BLUE),
+    warm_steps.moving(several=False, compressed=False): Paint(BLUE),
+    warm_steps.EITHER: Paint(BLUE, striped=True),
+    warm_steps.OPTIMIZER: Paint(PURPLE),
+    warm_steps.OTHER_LABELS["checks"]: Paint(PURPLE, striped=True),
+    warm_steps.HIDDEN: Paint(YELLOW),
+    CLIPPING: Paint(YELLOW, striped=True),
+    "came last": Paint(VERMILLION),
+    warm_steps.COMPUTING_TOO: Paint(GREY, striped=True),
+    warm_steps.REST: Paint(GREY),
+}
+
+
+def paint_of(part: str) -> Paint:
+    return PAINTS.get(part, Paint(GREY))

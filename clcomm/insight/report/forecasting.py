@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 from clcomm.base.console.option_types import number
 from clcomm.base.errors import ArgumentError, DataError
-from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.layout import FlatLayout, ShardPlan
 from clcomm.base.flat_space.memory import MemoryUse
 from clcomm.base.flat_space.parameters import ParameterSpec
-from clcomm.base.flat_space.shards import ShardPlan
 from clcomm.base.units import format_size
 from clcomm.comm.costs.jobs import (
     EACH_STEP,
@@ -29,14 +28,13 @@ from clcomm.comm.costs.jobs import forecast as forecast_of
 from clcomm.comm.costs.model import Cluster, Cost
 from clcomm.comm.stats.events import Row
 from clcomm.insight.report import run_costs
-from clcomm.insight.report.analysis import Analysis, mean_step
 from clcomm.insight.report.elements import Column, Table, milliseconds, written
-from clcomm.insight.report.provenance import subtitle
-from clcomm.insight.report.report import LeftOut, Report
+from clcomm.insight.report.report import LeftOut, Report, subtitle
+from clcomm.insight.report.run_costs import Analysis, mean_step
 from clcomm.insight.report.sentences import title
-from clcomm.insight.report.step_parts import COMPUTING, CORE, EITHER, WAIT
+from clcomm.insight.report.warm_steps import COMPUTING, CORE, EITHER, WAIT
 from clcomm.sync.policies.choose import parse_policy
-from clcomm.sync.policies.outer import DiLoCo, LocalSGD
+from clcomm.sync.policies.codes import DiLoCo, LocalSGD
 
 #: Of forward and backward together, the part that is backward: two products for each of forward's.
 BACKWARD = 2 / 3

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import hmac
+import secrets
 import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from http import HTTPStatus
 from importlib.resources import files
+from types import TracebackType
 
 from clcomm.base.errors import name_ranks
 from clcomm.base.units import format_number
-from clcomm.comm.watch.running_jobs import RunningJob
+from clcomm.comm.watch.worlds import RunningJob
+from clcomm.insight.exporters.prometheus import TextServer
 from clcomm.insight.report.chart_kinds import Bars, Chart, Curve, Curves
 from clcomm.insight.report.elements import Column, Table
 from clcomm.insight.report.formats import as_html
 from clcomm.insight.report.report import Report
 from clcomm.insight.report.sentences import Tile
-from clcomm.insight.report.serving import PageServer
-from clcomm.insight.report.step_parts import COMPUTING_TOO, WAIT, moving
-from clcomm.jobs.top.view import COLUMNS, WORTH_NAMING, RankRow, brief, cells, rows_of, title
-from clcomm.jobs.top.watch import let_the_job_go_first, settled
+from clcomm.insight.report.warm_steps import COMPUTING_TOO, WAIT, moving
+from clcomm.jobs.top.view import (
+    COLUMNS,
+    WORTH_NAMING,
+    RankRow,
+    brief,
+    cells,
+    let_the_job_go_first,
+    rows_of,
+    settled,
+    title,
+)
 
 #: Between two looks: ranks write their figures once a second.
 _EVERY_S = 1.0
@@ -127,3 +140,49 @@ def _shares(rows: Sequence[RankRow]) -> Bars:
 def _mean(values: Iterable[float]) -> float:
     found = list(values)
     return sum(found) / len(found)
+
+
+# --- A page that is served to this user alone: on 127.0.0.1, at an address that nobody can guess. ---
+
+
+class PageServer(TextServer):
+    """Serves `page`, which may be replaced at any time, from threads, until the `with` block ends.
+
+    Other users of the host can connect too, so the address has a token of 128 random bits; without it there is no page.
+    Raises ArgumentError if the port is taken.
+
+    Args:
+        port: 0: any that is free.
+
+    Attributes:
+        page: HTML.
+    """
+
+    def __init__(self, port: int):
+        self.page = ""
+        self._path = f"/{secrets.token_urlsafe(16)}/"
+        expected = f"--serve: expected a free port, got {port}", "leave it out to have one chosen"
+        super().__init__(("127.0.0.1", port), self._answer, expected)
+
+    @property
+    def address(self) -> str:
+        """The page's address, for a browser."""
+        return f"http://127.0.0.1:{self.server_port}{self._path}"
+
+    def _answer(self, path: str) -> tuple[HTTPStatus, str, str]:
+        if hmac.compare_digest(path.encode(errors="replace"), self._path.encode()):
+            return HTTPStatus.OK, _HTML, self.page
+        return HTTPStatus.FORBIDDEN, _HTML, _FORBIDDEN
+
+    def __enter__(self) -> PageServer:
+        self.serve()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_HTML = "text/html; charset=utf-8"
+_FORBIDDEN = "<!DOCTYPE html><title>403</title>The address that clcomm printed has the page.\n"

@@ -11,11 +11,11 @@ from clcomm.base.errors import ArgumentError, DataError
 from clcomm.base.units import format_size
 from clcomm.comm.costs.jobs import EACH_STEP, HIERARCHICAL, RING, SELDOM, ZERO3, Job, Strategy, Workload, forecast
 from clcomm.comm.costs.model import Cluster, Cost
-from clcomm.insight.report.analysis import Analysis, mean_step
 from clcomm.insight.report.elements import Column, Table, count, milliseconds
 from clcomm.insight.report.forecasting import cluster_of, model_memory, optimizer_buffers, workload_of
 from clcomm.insight.report.report import LeftOut, Report
-from clcomm.insight.report.step_parts import CORE
+from clcomm.insight.report.run_costs import Analysis, mean_step
+from clcomm.insight.report.warm_steps import CORE
 from clcomm.jobs.launch.trial import Held
 from clcomm.sync.policies.choose import POLICIES, parse_policy
 from clcomm.sync.policies.policy import Policy

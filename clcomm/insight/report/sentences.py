@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from clcomm.base.units import format_size
 from clcomm.comm.stats.steps import WARM_UP_STEPS
-from clcomm.insight.report.analysis import Analysis
 from clcomm.insight.report.elements import count, written
 from clcomm.insight.report.elements import milliseconds as _ms
+from clcomm.insight.report.run_costs import Analysis
 from clcomm.insight.report.wait_causes import causes
 
 #: A rank stands out if it came last this many times as often as its even share, and at least _LEAST_SEEN times.

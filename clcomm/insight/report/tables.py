@@ -11,9 +11,16 @@ from clcomm.comm.stats.comm_stats import MOST_TALLIES
 from clcomm.comm.stats.events import Row
 from clcomm.comm.stats.table import named
 from clcomm.insight.report import run_costs
-from clcomm.insight.report.analysis import Analysis, hidden_by_rank_s, mean_step, mean_step_by_rank, per_call, rank_rows
 from clcomm.insight.report.elements import Column, Table, count, with_values, written
-from clcomm.insight.report.step_parts import HIDDEN, PART_KEYS
+from clcomm.insight.report.run_costs import (
+    Analysis,
+    hidden_by_rank_s,
+    mean_step,
+    mean_step_by_rank,
+    per_call,
+    rank_rows,
+)
+from clcomm.insight.report.warm_steps import HIDDEN, PART_KEYS
 from clcomm.sync.synchronizer import GRADIENTS
 
 _TIMES = (

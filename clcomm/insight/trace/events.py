@@ -15,8 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from clcomm.base.units import format_size
-from clcomm.insight.trace.clocks import ClockReading, aligned
-from clcomm.insight.trace.part_file import Rows, TracePart
+from clcomm.insight.trace.part_file import ClockReading, Rows, TracePart, aligned
 from clcomm.insight.trace.slices import CAME_LAST, LANES, THREADS, Slice, slices_of
 
 #: Process ids are ranks plus this, because viewers take 0 for the idle process.

@@ -12,9 +12,8 @@ from typing import BinaryIO
 from clcomm.base.errors import ArgumentError, ClcommError
 from clcomm.base.storage.files import replacing, unwritable
 from clcomm.comm.communicator import Communicator
-from clcomm.insight.trace.clocks import ClockReading
 from clcomm.insight.trace.events import RankEvents
-from clcomm.insight.trace.part_file import TracePart, part_path
+from clcomm.insight.trace.part_file import ClockReading, TracePart, part_path
 
 #: Where people look at traces.
 VIEWER = "https://ui.perfetto.dev"

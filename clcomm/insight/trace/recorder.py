@@ -15,10 +15,9 @@ from clcomm.base.storage.files import FilePath, check_writable, unwritable
 from clcomm.base.units import format_size, parse_size
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.stats.events import Collective, Phase
-from clcomm.insight.trace.clocks import ClockReading, read_clock
 from clcomm.insight.trace.events import LIVE_S, LiveFile
 from clcomm.insight.trace.merge import LABEL, write_together
-from clcomm.insight.trace.part_file import DEFAULT_LIMIT, PartWriter, Rows, part_path
+from clcomm.insight.trace.part_file import DEFAULT_LIMIT, ClockReading, PartWriter, Rows, part_path, read_clock
 
 #: Each rank needs room for its names and a few steps.
 LEAST_BYTES = 64 << 10

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -173,3 +173,74 @@ def undamaged(path: Path) -> Iterator[tuple[Path, Checkpoint]]:
         yield source, checkpoint
     if first is not None and not is_found:
         raise first
+
+
+# --- Output files that options name: checked before a command runs for minutes. ---
+
+#: Paths by the options that name them; None where an option was not given.
+Paths = Mapping[str, str | None]
+
+
+def check_writable(
+    control: Communicator,
+    written: Paths,
+    *,
+    in_place: Paths | None = None,
+    directories: Paths | None = None,
+    of_each_rank: Paths | None = None,
+) -> None:
+    """Raise ArgumentError on every rank unless regular files can be written at these paths; collective.
+
+    Rank 0 checks for all ranks. Missing directories are created. Two options may not name the same file.
+
+    Args:
+        control: spans all ranks.
+        written: files that are replaced.
+        in_place: files that are opened, not replaced, where they exist.
+        directories: directories for files of any name.
+        of_each_rank: this rank's own files, which each rank checks.
+    """
+    problem = ""
+    try:
+        if control.rank == 0:
+            _check_distinct({**written, **(in_place or {})})
+            for option, path in written.items():
+                _check_file(option, path)
+            for option, path in (in_place or {}).items():
+                _check_file(option, path, in_place=True)
+            for option, path in (directories or {}).items():
+                _check_directory(option, path)
+        for option, path in (of_each_rank or {}).items():
+            _check_file(option, path)
+    except ArgumentError as error:
+        problem = str(error)
+    found = [each for each in control.all_gather_object(problem) if each]
+    if found:
+        raise ArgumentError(found[0])
+
+
+def _check_file(option: str, path: str | None, in_place: bool = False) -> None:
+    if path is None:
+        return
+    try:
+        files.check_writable(path, in_place=in_place)
+    except OSError as error:
+        raise ArgumentError(f"{option}: expected a file to write, got {path!r}: {error.strerror}") from None
+
+
+def _check_directory(option: str, path: str | None) -> None:
+    if path is None:
+        return
+    try:
+        files.check_directory(path)
+    except OSError as error:
+        raise ArgumentError(f"{option}: expected a directory to write to, got {path!r}: {error.strerror}") from None
+
+
+def _check_distinct(written: Paths) -> None:
+    seen: dict[str, str] = {}
+    for option, path in written.items():
+        if path:
+            first = seen.setdefault(os.path.realpath(path), option)
+            if first != option:
+                raise ArgumentError(f"{option}: expected a file of its own, got {path!r}, which is that of {first}")

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from clcomm.comm.watch import worlds
 from clcomm.jobs.launch.host_agent import ALL, ANSWER, END, KILL, STOP
-from clcomm.jobs.launch.host_list import HostList
 from clcomm.jobs.launch.keeper_process import kill_children
+from clcomm.jobs.launch.mpiexec import HostList
 from clcomm.jobs.launch.supervisor import print_notice
 
 #: Seconds between two questions, until an answer, and until the first one of a process that is started.

@@ -17,10 +17,10 @@ from functools import partial
 from types import TracebackType
 from typing import NoReturn
 
-from clcomm.base.host.signals import handle_signals, leave_to_python, say_ended
-from clcomm.comm.watch import restarts
+from clcomm.base.host.rank_process import handle_signals, leave_to_python, say_ended
+from clcomm.comm.watch import job as restarts
 from clcomm.jobs.launch import rank_logs
-from clcomm.jobs.launch.threads import share_cores
+from clcomm.jobs.launch.variables import share_cores
 
 #: In place of an address, a port or a directory.
 CHOSEN = "-"
@@ -74,8 +74,8 @@ def _end_at_once(number: int, frame: object) -> None:
 def _set_variables(address: str, port: str) -> None:
     """Set the variables that scripts for torchrun read; collective."""
     from clcomm.comm.transport import mpi_runtime
-    from clcomm.comm.watch.startup_watchdog import StartWatch
-    from clcomm.comm.watch.time_limits import Limits
+    from clcomm.comm.watch.job import Limits
+    from clcomm.comm.watch.worlds import StartWatch
     from clcomm.jobs.launch.variables import torch_variables
 
     with StartWatch(Limits.of(10.0, 300.0)):

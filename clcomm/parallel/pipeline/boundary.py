@@ -7,11 +7,22 @@ the slot of the way back. On other devices slots are staging memory, which is co
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
 import numpy as np
 
+from clcomm.base.errors import ArgumentError, ClcommError, MismatchError
+from clcomm.base.schedules.pipeline import PipelineSchedule
+from clcomm.comm.communicator import Communicator
 from clcomm.engine.device import Device
+from clcomm.engine.nn.module import Module, evaluating
 from clcomm.engine.tensor import FLOAT32, Shape, Tensor, copy_into, empty, wrap
-from clcomm.parallel.pipeline.channels import Receiver, Sender
+from clcomm.engine.view import no_grad
+from clcomm.parallel.pipeline.channels import ChannelPlan, Receiver, Sender, open_channels
+from clcomm.parallel.pipeline.stage import Stage
+from clcomm.sync.agreement import CHECKS, digest
 
 
 class Arrived(Tensor):
@@ -117,3 +128,196 @@ class Outbox:
 
     def complete(self) -> None:
         self._sender.complete()
+
+
+# --- All boundaries of a pipeline for one shape of micro-batches: the arrays that pass, and their channels. ---
+
+#: The labels under which messages are counted.
+ACTIVATIONS, GRADIENTS = "activations", "activation gradients"
+_SHAPES = "shapes"
+
+
+class Passing(NamedTuple):
+    """A stage's output for a micro-batch: shape, and dtype as text."""
+
+    shape: Shape
+    dtype: str
+
+
+class Boundaries:
+    """This rank's ends of all boundaries, by stage; collective.
+
+    Args:
+        passing: the output of each stage but the last.
+
+    Attributes:
+        inputs: the activations that a stage receives.
+        outputs: the activations that it sends.
+        gradients: the gradients of its outputs, which it receives.
+        input_gradients: the gradients of its inputs, which it sends.
+        nbytes: of all slots on this rank.
+    """
+
+    def __init__(self, comm: Communicator, device: Device, schedule: PipelineSchedule, passing: list[Passing]):
+        self.inputs: dict[int, Inbox] = {}
+        self.outputs: dict[int, Outbox] = {}
+        self.gradients: dict[int, Inbox] = {}
+        self.input_gradients: dict[int, Outbox] = {}
+        plans, names = [], []
+        for stage, (shape, dtype) in enumerate(passing):
+            nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+            here, there = schedule.rank_of(stage), schedule.rank_of(stage + 1)
+            slots = schedule.slots
+            plans.append(ChannelPlan(here, there, nbytes, slots[stage + 1].activations, ACTIVATIONS))
+            names.append((stage, True))
+            if np.dtype(dtype) == FLOAT32:  # indices have no gradient
+                plans.append(ChannelPlan(there, here, nbytes, slots[stage].gradients, GRADIENTS))
+                names.append((stage, False))
+        for (stage, is_forward), ends in zip(names, open_channels(comm, plans), strict=True):
+            shape, kind = passing[stage].shape, np.dtype(passing[stage].dtype)
+            name = f"{ACTIVATIONS if is_forward else GRADIENTS} of stage {stage}"
+            outboxes, to = (self.outputs, stage) if is_forward else (self.input_gradients, stage + 1)
+            inboxes, at = (self.inputs, stage + 1) if is_forward else (self.gradients, stage)
+            if ends.sender is not None:
+                outboxes[to] = Outbox(ends.sender, device, shape, kind, name)
+            if ends.receiver is not None:
+                inboxes[at] = Inbox(ends.receiver, device, shape, kind, name)
+        own = [plan for plan in plans if comm.rank in (plan.sender, plan.receiver)]
+        self.nbytes = sum(plan.nbytes * plan.slots for plan in own)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(each.held_bytes for each in (*self.inputs.values(), *self.gradients.values()))
+
+
+def find_passing(
+    comm: Communicator,
+    device: Device,
+    schedule: PipelineSchedule,
+    stages: Mapping[int, Stage],
+    part: Module,
+    first: Passing,
+) -> list[Passing]:
+    """Return the output of each stage but the last; collective. Each stage runs once on zeros, as in evaluation.
+
+    Args:
+        stages: this rank's, by number.
+        part: the module that holds their parameters.
+        first: a micro-batch of the pipeline's inputs.
+
+    Raises a stage's error for its input on every rank.
+    """
+    passing: list[Passing] = []
+    for number in range(schedule.stages - 1):
+        given = passing[-1] if passing else first
+        owner = schedule.rank_of(number)
+        found: Passing | ClcommError | None = None
+        if comm.rank == owner:
+            found = _handed_on(stages[number], part, device, given)
+        found = comm.broadcast_object(found, owner, label=_SHAPES)
+        if isinstance(found, ClcommError):
+            raise type(found)(f"stage {number}: {found}")
+        assert found is not None
+        passing.append(found)
+    return passing
+
+
+def _handed_on(stage: Stage, part: Module, device: Device, given: Passing) -> Passing | ClcommError:
+    try:
+        with no_grad(), evaluating(part):
+            y = stage(Tensor(np.zeros(given.shape, given.dtype), device))
+    except ClcommError as error:
+        return error
+    return Passing(tuple(y.shape), y.dtype.str)
+
+
+# --- Batches of a pipeline: compared between the ranks, and cut into micro-batches. ---
+
+#: Shape and dtype of a batch; None: this rank has none.
+Form = tuple[Shape, str] | None
+#: Bounds the memory for different batches.
+_MOST_FORMS = 256
+
+
+class BatchCheck:
+    """Compares the ranks' batches, by hashes alone once a kind of batch has passed."""
+
+    def __init__(self, comm: Communicator, micro_batches: int):
+        self._comm, self._micro_batches = comm, micro_batches
+        self._agreed: dict[bytes, tuple[Shape, str]] = {}
+
+    def agreed(self, inputs: object, targets: object, *, needs_targets: bool, refusal: str = "") -> tuple[Shape, str]:
+        """Return shape and dtype of the pipeline's inputs; collective.
+
+        Args:
+            refusal: the reason why this rank cannot go on.
+
+        Raises:
+            ArgumentError: a rank has a refusal, the first rank has no inputs or the last one no targets, or the batch
+                cannot be cut; on every rank.
+            MismatchError: ranks that have inputs, or targets, have different ones; on every rank.
+        """
+        own = _form("inputs", inputs), _form("targets", targets)
+        said = repr((own, needs_targets, refusal)).encode()
+        rows = self._comm.all_gather(np.frombuffer(digest(said), np.uint8), label=CHECKS)
+        key = rows.tobytes()
+        if key not in self._agreed:
+            if len(self._agreed) >= _MOST_FORMS:
+                self._agreed.clear()
+            everyone = self._comm.all_gather_object((*own, needs_targets, refusal), label=CHECKS)
+            self._agreed[key] = self._checked(everyone)
+        return self._agreed[key]
+
+    def _checked(self, everyone: Sequence[tuple[Form, Form, bool, str]]) -> tuple[Shape, str]:
+        for rank, each in enumerate(everyone):
+            if each[3]:
+                raise ArgumentError(f"{each[3]}, on {self._comm.name_ranks([rank])}")
+        if len({each[2] for each in everyone}) > 1:
+            training = [rank for rank, each in enumerate(everyone) if each[2]]
+            raise MismatchError(
+                f"pipeline: expected the same call on every rank, got one with targets on "
+                f"{self._comm.name_ranks(training)} alone"
+            )
+        for index, name in ((0, "inputs"), (1, "targets")):
+            known = {rank: each[index] for rank, each in enumerate(everyone) if each[index] is not None}
+            if len(set(known.values())) > 1:
+                text = "; ".join(f"{form} on {self._comm.name_ranks([rank])}" for rank, form in known.items())
+                raise MismatchError(
+                    f"{name}: expected the same shape and dtype on every rank that has them, got {text}"
+                )
+        first, last, needs_targets = everyone[0][0], everyone[-1][1], everyone[0][2]
+        if first is None:
+            raise ArgumentError(f"inputs: expected an array on {self._comm.name_ranks([0])}, got None")
+        if needs_targets and last is None:
+            raise ArgumentError(f"targets: expected an array on {self._comm.name_ranks([len(everyone) - 1])}, got None")
+        size = first[0][0]
+        if size % self._micro_batches:
+            raise ArgumentError(
+                f"inputs: expected a batch that {self._micro_batches} micro-batches divide, got {size} samples"
+            )
+        if last is not None and last[0][0] != size:
+            raise ArgumentError(f"targets: expected {size}, one for each input, got {last[0][0]}")
+        return first
+
+
+class MicroBatches:
+    """A batch in parts of equal size, each brought to the device when it is needed."""
+
+    def __init__(self, values: Any, count: int, device: Device):
+        if isinstance(values, Tensor) and values.dtype == np.int32:  # the engine takes parts of float32 alone
+            values = values.numpy()
+        self._values, self._size, self._device = values, values.shape[0] // count, device
+
+    def __getitem__(self, number: int) -> Tensor:
+        part = self._values[number * self._size : (number + 1) * self._size]
+        return part if isinstance(part, Tensor) else Tensor(part, self._device)
+
+
+def _form(name: str, values: object) -> Form:
+    if values is None:
+        return None
+    if not isinstance(values, (np.ndarray, Tensor)) or not values.ndim or not values.shape[0]:
+        got = f"shape {values.shape}" if hasattr(values, "shape") else type(values).__name__
+        raise ArgumentError(f"{name}: expected an array or a Tensor of samples, got {got}")
+    is_whole = values.dtype.kind in "iu"
+    return tuple(values.shape), np.dtype(np.int32 if is_whole else np.float32).str

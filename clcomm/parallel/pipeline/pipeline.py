@@ -13,19 +13,25 @@ from clcomm.base.errors import ArgumentError, no_copy
 from clcomm.base.schedules.pipeline import INTERLEAVED, ONE_F_ONE_B, PipelineSchedule
 from clcomm.comm.communicator import Communicator
 from clcomm.engine import functional as F
-from clcomm.engine.modes import no_grad
 from clcomm.engine.nn import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
+from clcomm.engine.view import no_grad
 from clcomm.parallel.data_parallel import DistributedDataParallel
 from clcomm.parallel.mesh import Mesh
-from clcomm.parallel.pipeline.batches import BatchCheck, MicroBatches
-from clcomm.parallel.pipeline.boundaries import Boundaries, Passing, find_passing
+from clcomm.parallel.pipeline.boundary import BatchCheck, Boundaries, MicroBatches, Passing, find_passing
 from clcomm.parallel.pipeline.executor import Batch, Bubble, Executor, Loss, StepTimes
-from clcomm.parallel.pipeline.optimizer_state import own_state, whole_state
 from clcomm.parallel.pipeline.plan import LAYERS, agreed_plan
-from clcomm.parallel.pipeline.stage import ModelPart, Names, Stage, tied_parameters
-from clcomm.parallel.pipeline.tied import WHOLE, TiedParameters
+from clcomm.parallel.pipeline.stage import (
+    WHOLE,
+    ModelPart,
+    Names,
+    Stage,
+    TiedParameters,
+    own_state,
+    tied_parameters,
+    whole_state,
+)
 from clcomm.sync.clipping import CLIPPING, check_max_norm, clip_averaged, clip_own
 from clcomm.sync.model_sync import averaging_of
 

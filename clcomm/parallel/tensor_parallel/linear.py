@@ -11,13 +11,17 @@ from clcomm.engine import functional as F
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.nn.attention import MultiheadAttention
 from clcomm.engine.nn.layers import Linear
-from clcomm.engine.ops.broadcasting import launch_broadcast
 from clcomm.engine.ops.matmul import LinearOp, checked_rows, column_sums, linear_of_part, multiply
+from clcomm.engine.ops.types import launch_broadcast
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor, empty
 from clcomm.parallel.exchange import ACTIVATIONS, INPUT_GRADIENTS, Exchange
-from clcomm.parallel.tensor_parallel.functions import gather_from_ranks, reduce_scatter_to_ranks, scatter_to_ranks
-from clcomm.parallel.tensor_parallel.sequence import shared_gradients
+from clcomm.parallel.tensor_parallel.functions import (
+    gather_from_ranks,
+    reduce_scatter_to_ranks,
+    scatter_to_ranks,
+    shared_gradients,
+)
 
 
 class ColumnLinear(Op):

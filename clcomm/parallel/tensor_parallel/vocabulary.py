@@ -18,10 +18,10 @@ from clcomm.engine.nn.layers import Embedding
 from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.class_losses import NONE_IGNORED, ClassLoss, check_smoothing
 from clcomm.engine.ops.loss import check_reduction
-from clcomm.engine.ops.parts import fill
+from clcomm.engine.ops.shape import fill
 from clcomm.engine.parameter import Parameter
-from clcomm.engine.targets import note_of, require_below
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor
+from clcomm.engine.tensor_methods import note_of, require_below
 from clcomm.parallel.exchange import ACTIVATIONS, Exchange
 
 OUTSIDE = "expected 0 to {}, got {}"

@@ -11,8 +11,7 @@ import numpy as np
 
 from clcomm.base.flat_space.buckets import Bucket
 from clcomm.base.flat_space.layout import FlatLayout
-from clcomm.base.flat_space.missing import MISSING
-from clcomm.base.flat_space.parameters import ParameterSpec
+from clcomm.base.flat_space.parameters import MISSING, ParameterSpec
 from clcomm.comm.stats.events import Phase
 from clcomm.comm.transport.reduction import Fold
 from clcomm.sync.compression.coding import Codec

@@ -11,7 +11,7 @@ import numpy as np
 from clcomm.base.errors import ArgumentError, needed, require_version
 from clcomm.base.flat_space.buckets import Bucket
 from clcomm.base.flat_space.parameters import ParameterSpec
-from clcomm.base.host.bfloat16 import BFLOAT16, from_bfloat16, to_bfloat16
+from clcomm.base.host.arrays import BFLOAT16, from_bfloat16, to_bfloat16
 from clcomm.sync.adapters.adapter import CopyingAdapter
 
 with needed("jax"):

@@ -14,15 +14,13 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.base.flat_space.buckets import Bucket
-from clcomm.base.flat_space.layout import FlatLayout
-from clcomm.base.flat_space.trainable import require_same_parameters, require_same_trainable
-from clcomm.engine.codec import DeviceCodec
+from clcomm.base.flat_space.layout import FlatLayout, require_same_parameters, require_same_trainable
+from clcomm.engine.codec import DeviceCodec, hash_buffer
 from clcomm.engine.fold import DeviceFold
 from clcomm.engine.grad_slot import NONE
-from clcomm.engine.hashing import hash_buffer
-from clcomm.engine.modes import current_backward
-from clcomm.engine.queue_mark import QueueMark
+from clcomm.engine.launch_queue import QueueMark
 from clcomm.engine.random_stream import RandomStream
+from clcomm.engine.view import current_backward
 
 if TYPE_CHECKING:
     from clcomm.comm.stats.events import Phase

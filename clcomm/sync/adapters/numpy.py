@@ -9,8 +9,8 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.base.flat_space.buckets import Bucket
+from clcomm.base.flat_space.layout import require_same_parameters
 from clcomm.base.flat_space.parameters import ParameterSpec
-from clcomm.base.flat_space.trainable import require_same_parameters
 from clcomm.base.host.arrays import host_array
 from clcomm.sync.adapters.adapter import CopyingAdapter
 

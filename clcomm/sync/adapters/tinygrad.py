@@ -14,10 +14,9 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.base.flat_space.buckets import Bucket
-from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.layout import FlatLayout, require_same_parameters, require_same_trainable
 from clcomm.base.flat_space.parameters import ParameterSpec
-from clcomm.base.flat_space.trainable import require_same_parameters, require_same_trainable
-from clcomm.base.host.bfloat16 import from_bfloat16, to_bfloat16
+from clcomm.base.host.arrays import from_bfloat16, to_bfloat16
 from clcomm.sync.adapters.adapter import CopyingAdapter, FlatArrays
 from clcomm.sync.adapters.tinygrad_runtime import (
     Place,

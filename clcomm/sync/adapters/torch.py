@@ -11,9 +11,8 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError, needed
 from clcomm.base.flat_space.buckets import Bucket
-from clcomm.base.flat_space.layout import FlatLayout
+from clcomm.base.flat_space.layout import FlatLayout, require_same_parameters, require_same_trainable
 from clcomm.base.flat_space.parameters import ParameterSpec
-from clcomm.base.flat_space.trainable import require_same_parameters, require_same_trainable
 from clcomm.comm.stats.events import Phase
 from clcomm.sync.adapters.adapter import CopyingAdapter, FlatArrays, OnComplete
 

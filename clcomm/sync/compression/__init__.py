@@ -18,7 +18,7 @@ A hook that keeps state between steps is a `StatefulHook`, so that checkpoints c
 
 - refuses_parts: why it does not reduce a model that tensor-parallel ranks divide, in words; without it, it does.
 
-A hook that can prepare its calls for fixed memory is a `clcomm.sync.compression.task.PreparedHook`.
+A hook that can prepare its calls for fixed memory is a `clcomm.sync.compression.ranks.PreparedHook`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ import numpy as np
 from clcomm.base.errors import ArgumentError
 from clcomm.base.flat_space.buckets import Bucket
 from clcomm.comm.communicator import Communicator
-from clcomm.sync.compression.decoupled import DeMo
-from clcomm.sync.compression.powersgd import PowerSGD
-from clcomm.sync.compression.quantized import BFloat16, Float16, Int8
-from clcomm.sync.compression.topk import TopK
+from clcomm.sync.compression.powersgd import DeMo, PowerSGD
+from clcomm.sync.compression.quantized import BFloat16, Float16, Int8, TopK
 
 
 class CommHook(Protocol):

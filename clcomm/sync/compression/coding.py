@@ -13,8 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from clcomm.base.host.arrays import aligned_empty
-from clcomm.base.host.bfloat16 import from_bfloat16, to_bfloat16
+from clcomm.base.host.arrays import aligned_empty, from_bfloat16, to_bfloat16
 from clcomm.comm.transport.reduction import without_warnings
 
 #: Elements that share a scale.

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from clcomm.base.flat_space.buckets import Bucket
 from clcomm.base.host.arrays import aligned_zeros
 from clcomm.comm.transport import Transport
+from clcomm.sync.compression.coding import Codec, Work
 
 
 class Ranks(Protocol):
@@ -85,3 +90,66 @@ class _RowGather:
     def run(self) -> None:
         self._source[...] = self._row
         self._transport.all_gather(self._source, self._whole)
+
+
+# --- A hook's task, and the base of hooks that prepare it once. ---
+
+
+@dataclass(frozen=True)
+class Task:
+    """The reduction of one bucket's gradient by a hook."""
+
+    #: This rank's gradient.
+    gradient: np.ndarray
+    ranks: Ranks
+    #: Receives the mean over the ranks.
+    out: np.ndarray
+    bucket: Bucket
+    #: All of the model's gradients, as bytes; None: not known.
+    flat: np.ndarray | None = None
+    #: Encodes on the model's device; None: NumPy does.
+    codec: Codec | None = None
+
+
+class PreparedHook(ABC):
+    """A hook that prepares its calls once for each bucket of a plan, on fixed memory."""
+
+    @abstractmethod
+    def prepare(self, task: Task) -> Work:
+        """Return the function that reduces; preparing is collective, and so is each call of the function."""
+
+    def __call__(self, gradient: np.ndarray, comm: Ranks, out: np.ndarray, bucket: Bucket) -> None:
+        self.prepare(Task(gradient, comm, out, bucket))()
+
+
+# --- Exchange of encoded rows: each rank encodes its own and decodes all. ---
+
+
+def prepare_exchange(
+    comm: Ranks,
+    columns: int,
+    dtype: type,
+    encode: Callable[[np.ndarray, int], Work],
+    decode: Callable[[np.ndarray], Work],
+) -> Work:
+    """Return a function that encodes this rank's row, gathers all rows and decodes them; both are collective.
+
+    Two sets of rows take turns: a fast rank writes to one while others still read the other, and returns to the first
+    only after a call in which all ranks have met.
+
+    Args:
+        columns: elements of a row.
+        encode: called with (rows, rank); prepares the encoding of this rank's row.
+        decode: called with (rows); prepares the decoding of rows of (world_size, columns).
+    """
+    sides, nbytes = [], comm.size * columns * np.dtype(dtype).itemsize
+    for _ in range(2):
+        rows: np.ndarray = comm.allocate_common(nbytes).view(dtype).reshape(comm.size, columns)
+        sides.append((encode(rows, comm.rank), comm.all_gather_in_place_init(rows), decode(rows)))
+    turns = itertools.cycle(sides)
+
+    def exchange() -> None:
+        for part in next(turns):
+            part()
+
+    return exchange

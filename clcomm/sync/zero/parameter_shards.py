@@ -6,15 +6,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from clcomm.base.flat_space.precision import Precision
-from clcomm.base.flat_space.shards import ShardPart, ShardPlan, Unit
+from clcomm.base.flat_space.layout import ShardPart, ShardPlan, Unit
+from clcomm.base.flat_space.parameters import Precision
 from clcomm.comm.collectives.in_flight import Handle
 from clcomm.comm.communicator import Communicator
-from clcomm.engine.gathered_parameters import GatheredUnits
+from clcomm.engine.parameter import GatheredUnits
 from clcomm.sync.agreement import require_agreement
-from clcomm.sync.parameter_broadcast import PARAMETERS
+from clcomm.sync.replicas import PARAMETERS
 from clcomm.sync.shared_space import SharedSpace
-from clcomm.sync.zero.common_memory import move_to_common_memory
+from clcomm.sync.zero.reductions import move_to_common_memory
 
 
 class UpdatedParameters(Protocol):

@@ -8,8 +8,8 @@ from clcomm.base.console.option_types import number, whole_number
 from clcomm.base.console.table import TextColumn, TextTable
 from clcomm.base.schedules import ALGORITHMS, schedule_of
 from clcomm.base.units import format_number, format_size, parse_size
+from clcomm.comm.costs.forecast import traffic
 from clcomm.comm.costs.model import Cost, terms
-from clcomm.comm.costs.traffic import traffic
 from clcomm.insight.drawing.svg import require_svg
 from clcomm.insight.measure.plot import draw_schedule
 from clcomm.tools.commands.command import Command

@@ -78,7 +78,7 @@ def _print(found: list[tuple[Subject, Subject]]) -> None:
     from rich.text import Text
 
     from clcomm.base.console.output import make_console
-    from clcomm.insight.report.provenance import line
+    from clcomm.insight.report.report import line
 
     console = make_console(highlight=False)
     shown: set[str] = set()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from clcomm.base.console.table import TextColumn, TextTable
 from clcomm.base.units import format_size
-from clcomm.engine import pace, selection, tuning
+from clcomm.engine import autotune, selection, tuning
 from clcomm.engine.device import Device
 from clcomm.tools.commands.command import Command
 
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> None:
     print(f"* what local rank {rank} of {size} takes; ranks of a host take the devices of one kind in turn")
     cpus = [candidate for candidate in found if candidate.kind == "cpu" and not candidate.is_simulator]
     if len(cpus) > 1:
-        print(comparison(cpus, pace.training_rates([Device(each.cl_device) for each in cpus]), max(cores, 1)))
+        print(comparison(cpus, autotune.training_rates([Device(each.cl_device) for each in cpus]), max(cores, 1)))
 
 
 def comparison(cpus: Sequence[selection.DeviceCandidate], rates: Sequence[float], cores: int) -> str:

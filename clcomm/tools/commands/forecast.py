@@ -31,8 +31,8 @@ def run(options: argparse.Namespace) -> int:
         raise ArgumentError("forecast: expected --hosts N and --link RATE,LATENCY, such as 100Gbit/s,2us")
     from clcomm.comm.costs.jobs import Job, jobs_of
     from clcomm.insight.report import read_runs
-    from clcomm.insight.report.analysis import Analysis
     from clcomm.insight.report.forecasting import parse_link, parse_strategy, report_of
+    from clcomm.insight.report.run_costs import Analysis
 
     form, link, strategy = output.form_of(options), parse_link(options.link), parse_strategy(options.strategy)
     found = read_runs(options.files)

@@ -71,7 +71,7 @@ def _write_for_terminal(report: Report, output: str | None) -> None:
     from rich.console import Console
 
     from clcomm.base.console.output import make_console
-    from clcomm.insight.report.terminal import show
+    from clcomm.insight.report.report import show
 
     if output:
         text = io.StringIO()

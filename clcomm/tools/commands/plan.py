@@ -156,10 +156,10 @@ def try_way(program: Sequence[str], way: Way, ranks_per_host: int, steps: int, m
     As many cores are used for each rank as on the planned host, if that has as many as this one. A first trial builds
     kernels, which takes memory that a run with built ones does not need.
     """
-    from clcomm.insight.report.analysis import Analysis
     from clcomm.insight.report.planning import Tried
-    from clcomm.insight.report.reading import read_runs
-    from clcomm.jobs.launch.keeper import kept_job
+    from clcomm.insight.report.recording import read_runs
+    from clcomm.insight.report.run_costs import Analysis
+    from clcomm.jobs.launch.supervisor import kept_job
     from clcomm.jobs.launch.trial import try_job
 
     ranks, cores = way.ranks_tried(ranks_per_host, most), len(usable_cores())

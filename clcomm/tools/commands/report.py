@@ -45,7 +45,7 @@ def _serve(options: argparse.Namespace) -> int:
     if options.files or options.format or options.output or options.what_if:
         raise ArgumentError("--serve: shows a running job, as a page; leave out FILE, --format, -o and --what-if")
     from clcomm.insight.report.live import serve
-    from clcomm.jobs.top.watch import choose
+    from clcomm.jobs.top.view import choose
 
     return serve(choose(options.job, "report --serve"), options.serve)
 

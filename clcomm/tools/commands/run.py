@@ -11,14 +11,11 @@ from collections.abc import Callable
 from clcomm.base.console.option_types import number, whole_number
 from clcomm.base.errors import ArgumentError
 from clcomm.comm.transport.mpi_runtime import launched_ranks
-from clcomm.jobs.launch import chaos, rank_logs
-from clcomm.jobs.launch.host_list import HostList
+from clcomm.jobs.launch import rank_logs, supervisor
 from clcomm.jobs.launch.hosts import Hosts
-from clcomm.jobs.launch.keeper import require_descriptors
-from clcomm.jobs.launch.mpiexec import BINDINGS, find_mpiexec, require_hostfile
+from clcomm.jobs.launch.mpiexec import BINDINGS, HostList, find_mpiexec, require_hostfile
 from clcomm.jobs.launch.rank import CHOSEN
-from clcomm.jobs.launch.resize import resize
-from clcomm.jobs.launch.supervisor import LONGEST_PAUSE_S, Supervisor, print_notice
+from clcomm.jobs.launch.supervisor import LONGEST_PAUSE_S, Supervisor, print_notice, require_descriptors, resize
 from clcomm.jobs.launch.world_supervisor import Sizes, WorldSupervisor
 from clcomm.tools.commands import horovodrun
 from clcomm.tools.commands.command import Command
@@ -92,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"before the first, doubled each time, at most {LONGEST_PAUSE_S:g}; default: %(default)s",
     )
     again.add_argument(
-        "--chaos", type=chaos.schedule, metavar="seed=N,every=20s",
+        "--chaos", type=supervisor.schedule, metavar="seed=N,every=20s",
         help="plant faults: seed=N, every=20s or every=50 (steps), what=kill+stop+slow+flip; see docs/robustness.md",
     )  # fmt: skip
     again.add_argument(
@@ -158,7 +155,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.ranks is None:
         restarts = RESTARTS if options.restarts is None else options.restarts
-        return chaos.run(Supervisor(_command(options, job), restarts, options.pause), options.chaos)
+        return supervisor.run(Supervisor(_command(options, job), restarts, options.pause), options.chaos)
     if not options.module:
         job, options.module = horovodrun.without_python(job)
     require_script("run", job, options.module)
@@ -179,7 +176,7 @@ def run(options: argparse.Namespace) -> int:
     def launch(ranks: int, hosts: str, hostfile: str) -> list[str]:
         return mpiexec.command(ranks, hosts, hostfile, variables=variables, binding=options.bind_to or "")
 
-    code = chaos.run(_supervisor(options, launch, job), options.chaos)
+    code = supervisor.run(_supervisor(options, launch, job), options.chaos)
     if logs:
         rank_logs.tell(logs, code)
     return code

@@ -20,12 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show a job; raises NoJobError (exit code 1) where there is none."""
-    from clcomm.jobs.top import watch  # here, to keep it out of the help
+    from clcomm.jobs.top import view
 
-    job = watch.choose(options.job)
+    job = view.choose(options.job)
     if options.once:
-        return watch.show_once(job, options.json)
-    return watch.show_live(job, options.interval, options.json)
+        return view.show_once(job, options.json)
+    return view.show_live(job, options.interval, options.json)
 
 
 COMMAND = Command(

@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from clcomm.base.console.finding import Finding, note, ok, problem
+from clcomm.base.console.option_types import Finding, note, ok, problem
 from clcomm.base.units import format_size
-from clcomm.tools.doctor.job import JobFacts
+from clcomm.tools.doctor.cores import JobFacts
 from clcomm.tools.doctor.limits import temporary
 
 #: Files of MPICH, Open MPI and Intel MPI in /dev/shm.
@@ -25,7 +25,7 @@ _YOUNG_S = 60.0
 _SHARED = Path("/dev/shm")
 #: How many of them a remedy names.
 _MOST_NAMED = 4
-#: A job's entry in its lock file (clcomm/base/storage/writer_lock.py).
+#: A job's entry in its lock file (clcomm/base/storage/scratch.py).
 _HOLDER = re.compile(r"process (\d+) on (\S+)")
 _MOST_BYTES, _MOST_FILES = 200, 1000
 

@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clcomm.base.console.finding import Finding, note, ok, problem
+from clcomm.base.console.option_types import Finding, note, ok, problem
 from clcomm.base.errors import name_ranks
 from clcomm.base.units import format_size
-from clcomm.tools.doctor.job import Facts, JobFacts
+from clcomm.tools.doctor.cores import Facts, JobFacts
 
 if TYPE_CHECKING:
     from clcomm.comm.transport.mpi_runtime import Intracomm
@@ -164,7 +164,7 @@ def check(job: JobFacts) -> Iterator[Finding]:
 def measure_clocks(world: Intracomm) -> Facts:
     """Return how far this rank's clock is ahead of rank 0's, in seconds, and to what precision; collective.
 
-    Cristian's method, as in clcomm/comm/transport/clock.py, for the hour instead of the time since a host's start.
+    Cristian's method, as in clcomm/comm/transport/hosts.py, for the hour instead of the time since a host's start.
     """
     best = (0.0, float("inf"))
     for rank in range(1, world.Get_size()):

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clcomm.base.console.finding import Finding, note, ok
-from clcomm.tools.verify.causes import by_rank, wrong
-from clcomm.tools.verify.job_record import JobRecord
+from clcomm.base.console.option_types import Finding, note, ok
+from clcomm.tools.verify.job import JobRecord
 from clcomm.tools.verify.record import BACKWARD, STEP, SYNC, Sketches, Step
+from clcomm.tools.verify.watcher import by_rank, wrong
 
 #: Up to which relative distance gradients are the same sum in another order, and the same but for compression.
 SAME, NEAR = 1e-5, 0.02

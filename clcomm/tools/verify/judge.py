@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from clcomm.base.console.finding import PROBLEM, Finding, note, ok
+from clcomm.base.console.option_types import PROBLEM, Finding, note, ok
 from clcomm.base.errors import name_ranks
-from clcomm.tools.verify.causes import by_rank, wrong
 from clcomm.tools.verify.gradients import judge_gradients
-from clcomm.tools.verify.job_record import JobRecord
+from clcomm.tools.verify.job import JobRecord
 from clcomm.tools.verify.record import BACKWARD, FORWARD, Batch, RankRecord, Step
+from clcomm.tools.verify.watcher import by_rank, wrong
 
 #: The share of samples that several ranks read above which their shards overlap: samplers repeat a few to fill up.
 OVERLAP = 0.02
