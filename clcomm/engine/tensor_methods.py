@@ -257,11 +257,9 @@ class TensorOperators(TensorMethods[AnyTensor]):
     __array_ufunc__ = None
 
 
-# --- Invalid class indices: rejected in host arrays before a kernel runs, else when the loss or its gradients are
-# used.
+# --- Invalid class indices: rejected in host arrays before a kernel runs, else when the loss or its gradients are used.
 # Kernels do not read outside a row for such an index: the loss and the row's gradient are NaN, and the first one is
-# noted
-# in the device's memory.
+# noted in the device's memory.
 
 #: The end of the message about a target outside the classes.
 OUTSIDE = "targets must be 0 to {}, got {}"

@@ -14,6 +14,7 @@ from clcomm.comm.transport import mpi_communicators
 from clcomm.engine import Embedding, Linear, MultiheadAttention, Replay, Sequential, Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.nn import Module, manual_seed
+from clcomm.optim import SGD
 from clcomm.parallel.tensor_parallel import (
     ColumnParallel,
     Exchange,
@@ -234,11 +235,44 @@ def test_embeddings_have_the_bits_of_the_whole_one(ranks, padding_idx):
     expected = whole(Tensor(tokens, device)).numpy()
     divided = parallelize_module(whole, ranks, VocabularyParallel())
     assert np.array_equal(divided(tokens).numpy(), expected)
-    outside = divided(Tensor(np.array([0, 5 * ranks.size], np.int32), device, copy=False)).numpy()
-    assert np.isfinite(outside[0]).all()
-    assert np.isnan(outside[1]).all()
     with pytest.raises(ArgumentError, match=f"expected 0 to {5 * ranks.size - 1}, got {5 * ranks.size}"):
         divided(np.array([5 * ranks.size]))
+
+
+@pytest.mark.parametrize("use", ["step", "gradient", "loss", "replay"])
+def test_a_token_outside_that_the_device_alone_knows_is_named_on_every_rank(ranks, use):
+    """It adds to no gradient, and each rank's rows have finite ones: what would tell of it is no number."""
+    device, count = cpu_device("cpu"), 5 * ranks.size
+    table = parallelize_module(Embedding(count, 3, device=device), ranks, VocabularyParallel())
+    optimizer = SGD(table, 0.1)
+
+    def loss_of(tokens):
+        loss = table(F.to_int(tokens)).sum()
+        loss.backward()
+        return loss
+
+    of_step = Replay(loss_of) if use == "replay" else loss_of
+
+    def used(*tokens: int) -> None:
+        optimizer.zero_grad()
+        loss = of_step(Tensor(np.array(tokens, np.float32), device))
+        if use == "gradient":
+            table.weight.grad.numpy()
+        elif use == "loss":
+            loss.item()
+        else:
+            optimizer.step()
+
+    for outside in (count, -1):
+        for step in range(12 if use == "replay" else 1):
+            used(step % count, count - 1)
+        before = table.weight.numpy()
+        with pytest.raises(ArgumentError) as caught:
+            used(0, outside)
+        assert ranks.all_gather_object(one_line(caught)) == [
+            f"index: expected 0 to {count - 1}, got {outside}"
+        ] * ranks.size  # fmt: skip
+        assert np.array_equal(table.weight.numpy(), before)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -1,13 +1,15 @@
 /* Embedding and cross-entropy where each rank has a part of the vocabulary: the tokens from `first` on. */
 
-/* A row of the table for an index of this part, zeros for one of another part, NaN for one outside the vocabulary. */
+/* A row of the table for an index of this part, zeros for one of another part; one outside the vocabulary
+   gives NaN and is noted in `outside`. */
 __kernel void embedding_part(__global float *restrict y, __global const float *restrict table,
-                             __global const int *restrict indices, int first, int entries, int vocabulary, int rows,
-                             int columns) {
+                             __global const int *restrict indices, __global int *restrict outside, int first,
+                             int entries, int vocabulary, int rows, int columns) {
     FOR_ROWS(row, rows) {
         const int index = indices[row], own = index - first;
-        const int is_own = own >= 0 && own < entries;
-        const float other = index >= 0 && index < vocabulary ? 0.0f : NAN;
+        const int is_own = own >= 0 && own < entries, is_there = index >= 0 && index < vocabulary;
+        const float other = is_there ? 0.0f : NAN;
+        if (!is_there) note_outside(outside, index, -vocabulary);
         __global const float *from = table + (long)(is_own ? own : 0) * columns;
         __global float *to = y + (long)row * columns;
         FOR_COLUMN_LANES(i, columns) {

@@ -37,7 +37,7 @@ class EmbeddingOfParts(Op):
         pending = ranks.sum((*indices.shape, columns), ACTIVATIONS)
         sizes = first, entries, ranks.size * entries, count, columns
         kernel = device.kernel("vocabulary", "embedding_part")
-        device.launch(kernel, *device.row_grid(count, columns), pending.own, table, indices, *sizes)
+        device.launch(kernel, *device.row_grid(count, columns), pending.own, table, indices, note_of(device), *sizes)
         ctx.indices, ctx.first, ctx.padding = indices, first, padding
         return pending.copied()
 
