@@ -216,6 +216,20 @@ def test_drawings_name_what_their_pages_name() -> None:
     assert len(rooms) == 9 and rooms == wings, "python -m docs.draw --redraw"
 
 
+def cut_tables(text: str) -> list[str]:
+    """Return the rows that an empty line cuts off from their table: a page would show them as text."""
+    text = re.sub(r"^(`{3,}).*?^\1$", "", text, flags=re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\|.*\n\n(\|.*)\n(.*)", text, re.MULTILINE)
+    return [row for row, below in rows if not re.fullmatch(r"[|:\s-]+", below)]
+
+
+def test_no_empty_line_cuts_a_table() -> None:
+    texts = [(DOCS / page).read_text() for page in PAGES]
+    assert [row for text in (*texts, (ROOT / "README.md").read_text()) for row in cut_tables(text)] == []
+    assert cut_tables("| a |\n|---|\n| 1 |\n\n| 2 |\n") == ["| 2 |"]
+    assert cut_tables("| a |\n|---|\n| 1 |\n\n| b |\n|---|\n| 2 |\n") == []
+
+
 # --- the tutorial ---
 
 
