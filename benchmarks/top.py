@@ -23,8 +23,8 @@ from clcomm.comm.stats.events import Collective
 from clcomm.comm.stats.flight_recorder import FlightRecorder
 from clcomm.comm.watch import run
 from clcomm.comm.watch.figures import Figures
+from clcomm.comm.watch.running_jobs import find_jobs
 from clcomm.comm.watch.status_page import StatusPage
-from clcomm.comm.watch.worlds import find_jobs
 from clcomm.jobs.top import view
 from clcomm.jobs.top.view import rows_of
 from training.options import TrainingOptions

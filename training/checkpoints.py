@@ -10,7 +10,7 @@ from typing import Any
 from clcomm._version import __version__
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.watch.endings import note_saved
-from clcomm.comm.watch.job import restart_number
+from clcomm.comm.watch.restarts import restart_number
 from clcomm.jobs.checkpoint.memory import MemoryCopies
 from clcomm.jobs.checkpoint.series import CHECKPOINT, CheckpointSeries, is_there
 from training.options import TrainingOptions

@@ -13,7 +13,7 @@ from clcomm.base.flat_space.parameters import PRECISIONS
 from clcomm.base.units import parse_size
 from clcomm.insight.trace.part_file import DEFAULT_LIMIT
 from clcomm.sync.compression import parse_compression
-from clcomm.sync.compression.powersgd import DeMo
+from clcomm.sync.compression.decoupled import DeMo
 from clcomm.sync.divergence import ON_DIVERGENCE
 from training.data.choose import CHOICES as DATA_CHOICES
 from training.option_conflicts import refuse_conflicts, refuse_other_sums

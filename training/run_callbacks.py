@@ -124,15 +124,15 @@ def _exporters(
         name, where = ("--metrics-port", port) if port else ("--metrics-textfile", options.metrics_textfile)
         add(name, where, Prometheus(labels, port, options.metrics_textfile, address))
     if options.otlp:
-        from clcomm.insight.exporters.figures import Otlp
+        from clcomm.insight.exporters.otlp import Otlp
 
         add("--otlp", options.otlp, Otlp(labels, options.otlp))
     if comm.rank == 0 and options.tensorboard:
-        from clcomm.insight.exporters.prometheus import TensorBoard
+        from clcomm.insight.exporters.tensorboard import TensorBoard
 
         add("--tensorboard", options.tensorboard, TensorBoard(options.tensorboard))
     if comm.rank == 0 and options.wandb:
-        from clcomm.insight.exporters.prometheus import WeightsAndBiases
+        from clcomm.insight.exporters.wandb import WeightsAndBiases
 
         add("--wandb", options.wandb, WeightsAndBiases(options.wandb, options.settings()))
     return opened

@@ -14,10 +14,11 @@ from clcomm.base.errors import ArgumentError
 from clcomm.base.units import format_size
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.stats.comm_stats import CommStats
-from clcomm.comm.stats.tally import CoreWaits
+from clcomm.comm.stats.cores import CoreWaits
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.selection import load_platforms
-from clcomm.insight.report.record import LastSteps, gather_records, layout_of
+from clcomm.insight.report.last_steps import LastSteps
+from clcomm.insight.report.record import gather_records, layout_of
 from clcomm.insight.report.warm_steps import FirstSteps, StartTimes
 from clcomm.insight.summary import Summary, summarize
 from clcomm.parallel.mesh import in_words

@@ -16,7 +16,7 @@ from clcomm.base.flat_space.parameters import ParameterSpec
 from clcomm.comm.communicator import Communicator
 from clcomm.jobs.checkpoint import Checkpoint, check_parameters, invalid_entry, whole_number
 from clcomm.jobs.checkpoint.series import CHECKPOINT, CheckpointSeries, load_newest
-from clcomm.sync import sample_weights
+from clcomm.sync import compression_state
 from training.random_state import PARTS, check_random_state, continue_stream, random_state, restore_random_state
 from training.trainer import Trainer
 from training.trainer_state import check_state, load_state, parts_of, state_of
@@ -216,7 +216,7 @@ def _check_compression(checkpoint: Checkpoint, trainer: Trainer, ranks: int) -> 
     try:
         for rank in range(ranks):
             state = checkpoint.group(f"sync/{rank}")
-            sample_weights.check_state(known.settings.hook, known.of(trainer.model).space, state)
+            compression_state.check_state(known.settings.hook, known.of(trainer.model).space, state)
     except ArgumentError as error:
         raise CheckpointError(f"checkpoint: sync/{rank}: {error}; use an earlier checkpoint") from None
 

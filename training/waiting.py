@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.watch.worlds import ThisWorld
-from clcomm.engine.recording_diff import Rehearsal
+from clcomm.engine.rehearsal import Rehearsal
 from training.console import make_console, make_silent
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from clcomm.engine.functional import *  # noqa: F403 - the names in its __all__
 from clcomm.engine.functional import cross, swap_dimensions, vector_norm
 from clcomm.engine.fusion import Fused
 from clcomm.engine.gradients import grad
+from clcomm.engine.modes import enable_grad, is_recording, set_grad_enabled
 from clcomm.engine.nn import Generator, manual_seed
 from clcomm.engine.tensor import BOOL, FLOAT32, INT32
-from clcomm.engine.view import enable_grad, is_recording, set_grad_enabled
 
 __all__ = [
     "Generator", "compile", "data", "device", "distributions", "enable_grad", "jit", "load", "manual_seed", "nn",

@@ -10,12 +10,12 @@ from clcomm.engine.autograd import Op
 from clcomm.engine.device import Device, default_device, set_default_device
 from clcomm.engine.flat import FlatSpace
 from clcomm.engine.fusion import fused
+from clcomm.engine.modes import no_grad
 from clcomm.engine.nn import *  # noqa: F403 - the names in its __all__
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.replay import Replay
 from clcomm.engine.tensor import Tensor, from_dlpack
 from clcomm.engine.timing import measure_overhead
-from clcomm.engine.view import no_grad
 
 __all__ = [
     *nn.__all__,

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.launch_queue import orders
+from clcomm.engine.modes import modes, no_grad
 from clcomm.engine.ops.types import expand
 from clcomm.engine.tape import nodes_before, nodes_since, require_unwritten
 from clcomm.engine.tensor import Node, Shape, Tensor, constant, copy_into, empty, float_tensor
-from clcomm.engine.view import modes, no_grad
 
 _backwards = itertools.count(1)
 

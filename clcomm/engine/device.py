@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from clcomm.base.errors import ArgumentError
-from clcomm.engine import host_addresses, intel_runtime, program, selection, timing
-from clcomm.engine import tuning as sub_groups
+from clcomm.engine import host_addresses, intel_runtime, program, selection, sub_groups, timing
 from clcomm.engine.launch_queue import LaunchQueue
 from clcomm.engine.memory import Memory
 from clcomm.engine.pocl import name_processor

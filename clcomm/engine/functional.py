@@ -60,6 +60,7 @@ from clcomm.engine.ops.composed import (
     threshold,
 )
 from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool, conv_transpose2d
+from clcomm.engine.ops.dropout import dropout
 from clcomm.engine.ops.elementwise import add, mul, sub
 from clcomm.engine.ops.formulas import (
     addcdiv,
@@ -248,7 +249,7 @@ from clcomm.engine.ops.sampling import (
 from clcomm.engine.ops.shape import clone, flatten, reshape, squeeze, swap_dimensions, transpose, unsqueeze
 from clcomm.engine.ops.shape import contiguous as contiguous
 from clcomm.engine.ops.shape import taken_again as taken_again
-from clcomm.engine.ops.softmax import dropout, log_softmax, logsumexp, softmax
+from clcomm.engine.ops.softmax import log_softmax, logsumexp, softmax
 from clcomm.engine.ops.three_dimensions import (
     adaptive_avg_pool3d,
     adaptive_max_pool3d,

@@ -13,9 +13,9 @@ from clcomm.engine import second_order, second_order_forms
 from clcomm.engine.autograd import Context, hooked, seed_of
 from clcomm.engine.creation import zeros_like
 from clcomm.engine.functional import clone
+from clcomm.engine.modes import apart
 from clcomm.engine.tape import tape_of
 from clcomm.engine.tensor import Tensor
-from clcomm.engine.view import apart
 
 __all__ = ["grad"]
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clcomm.base.errors import DeviceError, ShortageError
-from clcomm.engine import host_addresses, program
-from clcomm.engine import pocl as sealed_programs
+from clcomm.engine import host_addresses, pocl, program
 from clcomm.engine.memory import Transfers
 from clcomm.engine.program import Kernel, Size
 from clcomm.engine.recorder import Recorder
@@ -113,7 +112,7 @@ class LaunchQueue:
 
     def _failed(self, kernel: Kernel, error: BaseException) -> DeviceError:
         text = " | ".join(line.strip() for line in str(error).splitlines() if line.strip())
-        shortage = sealed_programs.shortage()  # PoCL compiles a kernel for its sizes when it is first queued
+        shortage = pocl.shortage()  # PoCL compiles a kernel for its sizes when it is first queued
         if shortage:
             return ShortageError(f"kernel {kernel.function_name} on {self.name}, {shortage}: {text}")
         return DeviceError(f"kernel {kernel.function_name} on {self.name}: {text}")

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from clcomm.base.errors import ClcommError, DeviceError, ShortageError
 from clcomm.base.storage.files import read_regular, replacing
 from clcomm.base.storage.private import cache_directory, first_private
-from clcomm.engine import intel_runtime, memory
-from clcomm.engine import pocl as sealed_programs
+from clcomm.engine import intel_runtime, memory, pocl
 from clcomm.engine.pocl import processor_features
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def build(context: cl.Context, file: str, options: list[str]) -> cl.Program:
 
     source, options = source_of(file), [*options, "-cl-mad-enable", "-cl-kernel-arg-info"]
     file, _, _ = file.partition("\n")
-    stored = sealed_programs.sealed(context.devices[0], source, options)
+    stored = pocl.sealed(context.devices[0], source, options)
     source += "" if stored is None else stored.line
     skips_header = _can_skip_header(context.devices[0])
     for _ in range(_TRIES if skips_header else 0):
@@ -129,7 +128,7 @@ def _can_skip_header(device: cl.Device) -> bool:
 def _build_failure(file: str, options: list[str], source: str, log: str) -> DeviceError:
     lines = " | ".join(line.strip() for line in log.splitlines() if line.strip())
     shown = lines if len(lines) <= _LOG_LIMIT else lines[:_LOG_LIMIT] + "..."
-    shortage = sealed_programs.shortage()
+    shortage = pocl.shortage()
     if shortage:
         return ShortageError(f"kernels/{file}.cl did not build, {shortage}: {shown}")
     saved = _save(file, f"{source}\n/* options: {' '.join(options)}\n{log.replace('*/', '* /')}\n*/\n")

@@ -9,10 +9,10 @@ from typing import Any
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op, backward_again
 from clcomm.engine.launch_queue import orders
+from clcomm.engine.modes import is_recording, modes, surrounded
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.tape import nodes_since
 from clcomm.engine.tensor import Tensor
-from clcomm.engine.view import is_recording, modes, surrounded
 
 __all__ = ["checkpoint"]
 

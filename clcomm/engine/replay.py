@@ -15,10 +15,10 @@ from clcomm.base.errors import ArgumentError, ReplayError
 from clcomm.base.host import variables
 from clcomm.engine.device import Device
 from clcomm.engine.guards import Guards, noting_code
+from clcomm.engine.modes import is_recording
 from clcomm.engine.recording import LaunchRecording, Results, record, without_tape
 from clcomm.engine.recording_diff import first_difference
 from clcomm.engine.tensor import Tensor
-from clcomm.engine.view import is_recording
 
 if TYPE_CHECKING:
     import pyopencl as cl

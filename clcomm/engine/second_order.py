@@ -22,6 +22,7 @@ from clcomm.engine.ops import (
     blocks,
     comparisons,
     conv2d,
+    dropout,
     elementwise,
     functions,
     indexing,
@@ -203,7 +204,7 @@ class Adjoint(Op):
 
 def _dropout(node: Context, grad: Tensor) -> Gradients:
     ones = ones_like(grad)
-    return (grad * softmax.masked(ones, node.saved[0], node.p, ones),)
+    return (grad * dropout.masked(ones, node.saved[0], node.p, ones),)
 
 
 def _cross_entropy(node: Context, grad: Tensor) -> Gradients:
@@ -322,7 +323,7 @@ RULES: dict[type[Op], Rule] = {
     activation.Silu: _of_one(lambda node, g, x: _silu(g, x)),
     activation.Gelu: _of_one(lambda node, g, x: _gelu(g, x)),
     activation.GeluTanh: _of_one(lambda node, g, x: _gelu_tanh(g, x)),
-    softmax.DropoutOp: _dropout,
+    dropout.DropoutOp: _dropout,
     loss.CrossEntropy: _cross_entropy,
     ordered.Root: _of_one(lambda node, g, x: _root(g, x)),
     softmax.SoftmaxOp: _of_one(lambda node, g, x: _softmax(g, x)),
@@ -336,5 +337,5 @@ READS_NO_INPUT = frozenset({
     shape.Reshape, shape.Clone, shape.Transpose, Adjoint, blocks.SliceOp, blocks.Pad, blocks.Roll, blocks.Concat,
     comparisons.Triangle, comparisons.MaskedFill, comparisons.Where, indexing.GatherOp, indexing.ScatterOp,
     indexing.EmbeddingOp, pool.MaxPool2dOp, pool.AvgPool2dOp, pool.AdaptiveAvgPool2dOp, activation.Relu,
-    activation.LeakyRelu, softmax.DropoutOp,
+    activation.LeakyRelu, dropout.DropoutOp,
 })  # fmt: skip

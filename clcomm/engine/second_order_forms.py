@@ -8,8 +8,7 @@ from clcomm.engine import functional as F
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.creation import zeros
 from clcomm.engine.fusion.function import FusedOp
-from clcomm.engine.ops import batch_norm, conv2d, loss, softmax
-from clcomm.engine.ops import norms as layer_norm
+from clcomm.engine.ops import batch_norm, conv2d, loss, norms, recurrent
 from clcomm.engine.tensor import Tensor
 
 
@@ -91,12 +90,12 @@ def _recurrent(
     return F.stack([*[results[number] for number in range(steps)], *states])
 
 
-def _step(cell: softmax.Cell, gates: Tensor, hidden: Tensor, states: list[Tensor]) -> list[Tensor]:
+def _step(cell: recurrent.Cell, gates: Tensor, hidden: Tensor, states: list[Tensor]) -> list[Tensor]:
     """Return the states after a step, of the gates' parts of x and of h [N, gates * H]."""
     if cell.gates == 1:
-        activation = F.relu if cell is softmax.CELLS["relu"] else F.tanh
+        activation = F.relu if cell is recurrent.CELLS["relu"] else F.tanh
         return [activation(gates + hidden)]
-    if cell is softmax.CELLS["lstm"]:
+    if cell is recurrent.CELLS["lstm"]:
         into, forget, new, out = F.chunk(gates + hidden, 4, 1)
         c = F.sigmoid(forget) * states[1] + F.sigmoid(into) * F.tanh(new)
         return [F.sigmoid(out) * F.tanh(c), c]
@@ -108,11 +107,11 @@ def _step(cell: softmax.Cell, gates: Tensor, hidden: Tensor, states: list[Tensor
 #: By operation, of its node and its inputs.
 FORMS: dict[type[Op], Callable[..., Tensor]] = {
     FusedOp: lambda node, *inputs: node.plan.call(inputs),
-    layer_norm.LayerNormOp: _layer_norm,
+    norms.LayerNormOp: _layer_norm,
     batch_norm.BatchNormOp: _batch_norm,
-    layer_norm.GroupNormOp: _group_norm,
+    norms.GroupNormOp: _group_norm,
     conv2d.ConvReluPoolOp: _conv_relu_pool,
-    softmax.RecurrentOp: _recurrent,
+    recurrent.RecurrentOp: _recurrent,
     loss.SquaredError: _squared_error,
     loss.SmoothL1: _smooth_l1,
     loss.LogitsBinaryCrossEntropy: _logits_binary_cross_entropy,

@@ -15,8 +15,7 @@ from clcomm.base.errors import ClcommError, DeviceError, pip_install
 from clcomm.base.host import usable_cores, variables
 from clcomm.base.host.launcher import launched_rank
 from clcomm.base.host.launcher import local_place as local_place
-from clcomm.engine import intel_runtime
-from clcomm.engine import pocl as sealed_programs
+from clcomm.engine import intel_runtime, pocl
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -67,7 +66,7 @@ def prepare_environment(cores: int, spec: str | None = None, *, every: bool = Fa
     installed. Raises what `pocl_cache.prepare` raises.
     """
     _warn_of_options()
-    sealed_programs.prepare()
+    pocl.prepare()
     intel_runtime.limit(cores)
     is_first = _KIND_OR_FIRST.fullmatch(_asked(spec)[0] or "cpu") is not None
     if every or not is_first or not find_spec("pocl_binary_distribution"):

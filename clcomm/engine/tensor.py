@@ -14,7 +14,7 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.device import Device, default_device
-from clcomm.engine.tensor_in_place import HostExchange, array_from_dlpack
+from clcomm.engine.host_exchange import HostExchange, array_from_dlpack
 from clcomm.engine.tensor_methods import TensorOperators, require_none_noted
 
 FLOAT32 = np.dtype(np.float32)

@@ -47,9 +47,9 @@ from clcomm.horovod.functions import (
     broadcast_object_fn,
     broadcast_optimizer_state,
     broadcast_parameters,
-    join,
 )
 from clcomm.horovod.handles import poll, synchronize
+from clcomm.horovod.join import join
 from clcomm.horovod.operations import Compression, Compressor, ReduceOp
 from clcomm.horovod.optimizer import DistributedOptimizer
 from clcomm.horovod.world import (

@@ -17,7 +17,7 @@ from clcomm.comm.collectives.runner import CollectiveRunner, refused_on_all
 from clcomm.comm.tensors.background import Started
 from clcomm.comm.tensors.collectives import TensorCollectives
 from clcomm.comm.watch.job import this_job
-from clcomm.horovod import handles
+from clcomm.horovod import joined
 from clcomm.horovod.handles import Handle, internal_error
 from clcomm.horovod.operations import Barrier, Operation, ReduceOp
 from clcomm.horovod.world import ProcessSet, global_process_set
@@ -54,14 +54,14 @@ class OperationCall(NamedTuple):
                 try:
                     return self.change(self.operation.run(ranks))
                 except ArgumentError as error:
-                    if not handles.is_notice(error):
+                    if not joined.is_notice(error):
                         raise
                     this_job().started.run_ended()
             if self.process_set is not global_process_set:
                 raise ArgumentError(
                     "process_set: expected all ranks while some have joined, got a set; call it after join()"
                 )
-            handles.announce(self.operation)
+            joined.announce(self.operation)
             return self.change(self.operation.run(ranks))
         except Exception as error:
             found = internal_error(error)

@@ -1,4 +1,4 @@
-"""Horovod's all-gathers, broadcasts and all-to-alls: blocking, in place, and started to be completed later."""
+"""Horovod's all-gathers, broadcasts, all-to-alls and reduce-scatters: blocking, in place, and started."""
 
 from __future__ import annotations
 

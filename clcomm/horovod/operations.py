@@ -1,4 +1,4 @@
-"""Horovod's operations as objects: ranks run one and wait for it, or start it and complete it later.
+"""Horovod's operations and compressors as objects: ranks run one and wait for it, or start it and complete it later.
 
 Tensors are contiguous ones on the host, and results are new ones.
 """

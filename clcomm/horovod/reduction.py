@@ -14,7 +14,7 @@ import torch
 from clcomm.base.errors import ArgumentError
 from clcomm.comm.stats.events import Phase, count_step
 from clcomm.comm.tensors.step_settings import StepSettings
-from clcomm.horovod import handles, world
+from clcomm.horovod import joined, world
 from clcomm.horovod.calls import Adasum, OperationCall, like, sources
 from clcomm.horovod.gradients import GradientBuckets, require_same_start
 from clcomm.horovod.handles import raising_internal_errors
@@ -313,10 +313,10 @@ def _stepping(number: int) -> None:
 
     Ranks that have joined learn from it in which order a program with several optimizers steps them.
     """
-    everyone = handles.tell(number).wait().reshape(-1).tolist()
-    found = sorted({each for each in everyone if each != handles.HAS_JOINED})
+    everyone = joined.tell(number).wait().reshape(-1).tolist()
+    found = sorted({each for each in everyone if each != joined.HAS_JOINED})
     if len(found) > 1:
         raise UsageError(
             f"step: expected the same DistributedOptimizer on every rank, got numbers {found} in the order in which "
-            f"they were made ({handles.OPERATES}: another operation); step them in the same order"
+            f"they were made ({joined.OPERATES}: another operation); step them in the same order"
         )

@@ -17,9 +17,9 @@ from clcomm.base.errors import ArgumentError
 from clcomm.base.flat_space.layout import FlatLayout, ShardPart, require_same_parameters
 from clcomm.engine.flat import FlatSpace
 from clcomm.engine.grad_slot import NONE
+from clcomm.engine.modes import enable_grad
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
-from clcomm.engine.view import enable_grad
 from clcomm.optim.flat_state import ITEM, MASTER, FlatState, StateRun, in_order_of, order_of, runs_of
 from clcomm.optim.groups import (
     GROUPS,

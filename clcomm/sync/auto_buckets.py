@@ -13,9 +13,10 @@ from clcomm.base.flat_space.layout import FlatLayout
 from clcomm.base.units import format_size
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.costs import costfile
-from clcomm.comm.costs.costfile import SUMMED_BY, SignTest, sign_test
+from clcomm.comm.costs.costfile import SUMMED_BY
 from clcomm.comm.costs.forecast import Candidate, recommend
 from clcomm.comm.costs.model import MeasuredFit, cluster_of, fit
+from clcomm.comm.costs.sign_test import SignTest, sign_test
 from clcomm.sync.bucket_plan import GRADIENTS, BucketPlan
 from clcomm.sync.decision import Decision, Trial
 from clcomm.sync.overlap import Overlap

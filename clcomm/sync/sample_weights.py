@@ -5,18 +5,14 @@ They are given before backward (`expect`), with the synchronisation, or within a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from clcomm.base.errors import ArgumentError
 from clcomm.comm.communicator import Communicator
-from clcomm.sync import between_hosts
 from clcomm.sync.agreement import refused
-from clcomm.sync.compression import CommHook, StatefulHook
 from clcomm.sync.hooks import AdasumHook
 from clcomm.sync.known_models import KnownModels
 from clcomm.sync.model_ranks import (
@@ -27,7 +23,6 @@ from clcomm.sync.model_ranks import (
     require_equal_samples,
     total_inputs,
 )
-from clcomm.sync.shared_space import SharedSpace
 
 
 class SampleWeights:
@@ -123,42 +118,3 @@ class SampleWeights:
 
 
 # --- What a compression keeps of a model from step to step, such as residuals: written to checkpoints and read back.
-
-
-def state_of(comm: Communicator, known: KnownModels, model: object) -> dict[str, np.ndarray]:
-    """Return what the models' hook keeps on this rank for one of them, by name; empty where it keeps nothing.
-
-    Collective for a model not seen yet, where the hook keeps anything.
-    """
-    hook = known.settings.hook
-    if not isinstance(hook, StatefulHook):
-        return {}
-    gradients = _gradients_of_hook(comm, hook, known.of(model).space)
-    return {} if gradients is None else hook.state_of(gradients)
-
-
-def load_state(comm: Communicator, known: KnownModels, model: object, state: Mapping[str, np.ndarray]) -> None:
-    """Let the hook continue from this rank's `state_of`; ArgumentError, with nothing changed, for another model's."""
-    hook = known.settings.hook
-    if not isinstance(hook, StatefulHook):
-        return
-    space = known.of(model).space
-    check_state(hook, space, state)
-    gradients = _gradients_of_hook(comm, hook, space)
-    if state and gradients is not None:
-        hook.load_state_of(gradients, dict(state))
-
-
-def check_state(hook: StatefulHook | CommHook | None, space: SharedSpace, state: Mapping[str, np.ndarray]) -> None:
-    """Raise ArgumentError for a state that `state_of` cannot have returned for this hook and model."""
-    check = getattr(hook, "check_state", None)
-    if state and check is not None:
-        check(space.layout, state)
-
-
-def _gradients_of_hook(comm: Communicator, hook: StatefulHook, space: SharedSpace) -> np.ndarray | None:
-    """Return the flat gradients of which a hook gets parts; None where it is never called on this rank."""
-    arrays = space.arrays
-    if not between_hosts.is_for(comm, hook, arrays.grads, arrays.reduced):
-        return arrays.grads
-    return None if comm.local_rank else arrays.reduced

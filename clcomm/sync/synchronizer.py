@@ -15,7 +15,7 @@ from clcomm.base.flat_space.buckets import Bucket
 from clcomm.base.flat_space.parameters import Precision
 from clcomm.base.units import parse_size
 from clcomm.comm.communicator import Communicator
-from clcomm.sync import sample_weights
+from clcomm.sync import compression_state
 from clcomm.sync.bucket_plan import GRADIENTS, hook_name
 from clcomm.sync.compression import CommHook
 from clcomm.sync.decision import Decision
@@ -365,7 +365,7 @@ class Synchronizer:
         """
         if self.models.settings.policy is not None:
             return self._local.state_of(model)
-        return sample_weights.state_of(self.comm, self.models, model)
+        return compression_state.state_of(self.comm, self.models, model)
 
     def load_state_dict(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
         """Continue from this rank's `state_dict`; empty: from the start. Collective for a model not seen yet.
@@ -375,4 +375,4 @@ class Synchronizer:
         if self.models.settings.policy is not None:
             self._local.load_state(model, state)
             return
-        sample_weights.load_state(self.comm, self.models, model, state)
+        compression_state.load_state(self.comm, self.models, model, state)

@@ -14,10 +14,10 @@ with needed("torch"):
 
 from clcomm.comm.tensors.arrays import DEVICES
 from clcomm.comm.tensors.private_torch import backend_plugins
+from clcomm.torch.interruptions import GroupTimeoutError
 from clcomm.torch.launch import prepare_environment
 from clcomm.torch.memory import communicator, empty, group_of_store, share
 from clcomm.torch.process_group import ClcommProcessGroup
-from clcomm.torch.work import GroupTimeoutError
 
 __all__ = ["ClcommProcessGroup", "GroupTimeoutError", "communicator", "empty", "group_of_store", "share"]
 

@@ -63,7 +63,7 @@ def _complete_environment(inherited: dict[str, str | None], given: dict[str, str
     if mpi_runtime.processes_without_mpi() == 1 and not (rank_above() and own) and not is_torchrun():
         from clcomm.comm.watch.exits import hook_job  # here, as an import needs none of these
         from clcomm.comm.watch.job import Limits
-        from clcomm.comm.watch.worlds import StartWatch
+        from clcomm.comm.watch.startup_watchdog import StartWatch
 
         hook_job()  # an error is one line
         with StartWatch(Limits.of(10.0, 300.0)):

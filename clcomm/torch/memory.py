@@ -17,8 +17,8 @@ from clcomm.base.errors import ArgumentError, LaunchError, name_ranks
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.tensors import sharing
 from clcomm.torch import launch
+from clcomm.torch.interruptions import GroupTimeoutError
 from clcomm.torch.process_group import ClcommProcessGroup
-from clcomm.torch.work import GroupTimeoutError
 
 
 def communicator(group: dist.ProcessGroup | None = None) -> Communicator:

@@ -19,7 +19,8 @@ from clcomm.comm.stats.events import Collective, Phase
 from clcomm.comm.tensors.arrays import HostCopies, bytes_of, described
 from clcomm.comm.transport.mpi_messages import DescribedMessages, Received, Sent
 from clcomm.comm.transport.pending import wait_until
-from clcomm.torch.work import Interruptions, OwnWork, untraced
+from clcomm.torch.interruptions import Interruptions
+from clcomm.torch.work import OwnWork, untraced
 
 
 class GroupMessages:

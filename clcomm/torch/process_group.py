@@ -23,6 +23,7 @@ from clcomm.comm.stats.events import count_step
 from clcomm.comm.tensors.collectives import TensorCollectives
 from clcomm.comm.tensors.private_torch import current_backward, register_device, set_default_backend
 from clcomm.comm.transport import mpi_communicators
+from clcomm.torch.interruptions import Interruptions
 from clcomm.torch.launch import require_same_world
 from clcomm.torch.messages import GroupMessages
 from clcomm.torch.work import (
@@ -30,7 +31,6 @@ from clcomm.torch.work import (
     HAS_JOINED,
     NOTIFIES,
     CollectiveWork,
-    Interruptions,
     WorkQueue,
     in_stream_of,
     locals_of_caller,

@@ -31,7 +31,7 @@ def main(folder: str) -> None:
     os.environ["XDG_CACHE_HOME"] = folder
     os.environ.pop("POCL_CACHE_DIR", None)
     from clcomm.tools.doctor import caches, examine, limits, place
-    from clcomm.tools.doctor.cores import JobFacts
+    from clcomm.tools.doctor.job import JobFacts
 
     probes = {"place": place.probe, "shared memory": limits.probe_shared_memory, "caches": caches.probe}
     found = examine.judge(JobFacts([examine.look(probes)], False), (limits.check_shared_memory, caches.check))

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from clcomm import Communicator
-from clcomm.base.console.option_types import NOTE, OK, PROBLEM, Finding
+from clcomm.base.console.finding import NOTE, OK, PROBLEM, Finding
 from clcomm.base.storage.scratch import WriterLocks
 from clcomm.engine import pocl as sealed_programs
 from clcomm.jobs.launch.mpiexec import MPICH, OPEN_MPI
@@ -34,7 +34,7 @@ from clcomm.tools.doctor import (
     opencl,
     place,
 )  # fmt: skip
-from clcomm.tools.doctor.cores import JobFacts
+from clcomm.tools.doctor.job import JobFacts
 from tests.doctor import planted
 from tests.faults.launch import ROOT, clean_environment, mpiexec
 from tests.launch.test_mpiexec import launcher_at

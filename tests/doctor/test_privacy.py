@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clcomm.tools.doctor import network
-from clcomm.tools.doctor.cores import JobFacts
+from clcomm.tools.doctor.job import JobFacts
 
 SENT = network._LARGE * network._LARGE_SENT
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.base.console.option_types import NOTE, OK, PROBLEM
+from clcomm.base.console.finding import NOTE, OK, PROBLEM
 from clcomm.engine import Device, intel_runtime
 from clcomm.tools.doctor import caches, environment, examine, limits, modules, mpi, opencl, place, start
-from clcomm.tools.doctor.cores import JobFacts
+from clcomm.tools.doctor.job import JobFacts
 from tests.doctor import planted
 from tests.doctor.test_faults import GOOD, bad, job_of, only
 from tests.faults.launch import ROOT, clean_environment
@@ -146,7 +146,7 @@ def test_an_output_that_cannot_be_written(as_json, tmp_path) -> None:
     """Files may have no size: what was found is said on standard error, without a traceback."""
     code = "import sys, resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
     code += "from clcomm.tools.commands import doctor\n"
-    code += f"from clcomm.base.console.option_types import ok; sys.exit(doctor._shown([ok('a', 'b')], {as_json}))"
+    code += f"from clcomm.base.console.finding import ok; sys.exit(doctor._shown([ok('a', 'b')], {as_json}))"
     with (tmp_path / "out").open("w") as out:
         done = subprocess.run([sys.executable, "-c", code], stdout=out, stderr=subprocess.PIPE, text=True, timeout=60,
                               cwd=ROOT, env=clean_environment(), check=False)  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from clcomm.base.errors import ArgumentError
 from clcomm.engine import Op, Parameter, Tensor, nn, no_grad
 from clcomm.engine import functional as F
-from clcomm.engine.view import is_recording
+from clcomm.engine.modes import is_recording
 from tests.engine.values import drawn
 
 

@@ -13,7 +13,7 @@ from clcomm.engine import codec as device_codec
 from clcomm.engine import fold as device_fold
 from clcomm.engine.codec import DeviceCodec
 from clcomm.engine.fold import DeviceFold
-from clcomm.engine.recording_diff import Rehearsal
+from clcomm.engine.rehearsal import Rehearsal
 from clcomm.sync.compression.coding import BLOCK, Coding, chars_nbytes, largest_nbytes
 
 #: Where rounding, overflow and underflow of either half show, beside ordinary numbers.

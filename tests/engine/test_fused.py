@@ -12,7 +12,7 @@ from clcomm.engine import functional as F
 from clcomm.engine.fusion import fused, stages
 from clcomm.engine.gradients import grad
 from clcomm.engine.recomputation import checkpoint
-from clcomm.engine.recording_diff import Rehearsal
+from clcomm.engine.rehearsal import Rehearsal
 from tests.sampling import some
 
 #: The operands' shapes, which broadcast to the first's: two of it, a row, a column, a channel, an element.

@@ -12,8 +12,8 @@ import pytest
 
 from clcomm import optim
 from clcomm.engine import CrossEntropyLoss, Device, Tensor
-from clcomm.engine import recording_diff as rehearsal_module
-from clcomm.engine.recording_diff import Rehearsal, build_identity, shared_cache
+from clcomm.engine import rehearsal as rehearsal_module
+from clcomm.engine.rehearsal import Rehearsal, build_identity, shared_cache
 from models import MLP, ConvNet
 
 
@@ -96,7 +96,7 @@ DIVIDES = """
 import faulthandler
 import numpy as np
 from clcomm.engine import Device, Tensor
-from clcomm.engine.recording_diff import Rehearsal
+from clcomm.engine.rehearsal import Rehearsal
 
 device = Device.select("cpu")
 device.finish()

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from clcomm.engine import Tensor, tuning
+from clcomm.engine import Tensor, sub_groups
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
-from clcomm.engine.tuning import tree_sum
+from clcomm.engine.sub_groups import tree_sum
 
 SHAPES = [(1, 1), (3, 5), (7, 63), (7, 64), (5, 65), (2, 1000), (30, 300)]
 
@@ -68,7 +68,7 @@ class Claiming:
 
 
 def test_extensions_that_are_not_listed_are_not_used(device):
-    assert tuning.working(Claiming(device.queue, "cl_khr_fp64"), 64) == 0
+    assert sub_groups.working(Claiming(device.queue, "cl_khr_fp64"), 64) == 0
 
 
 def test_what_a_driver_lists_is_used_if_its_sums_have_the_right_bits(device, monkeypatch):
@@ -78,10 +78,10 @@ def test_what_a_driver_lists_is_used_if_its_sums_have_the_right_bits(device, mon
         tried.append(number)
         return tree_sum(values) + np.float32(number == 1)
 
-    monkeypatch.setattr(tuning, "_summed", summed)
+    monkeypatch.setattr(sub_groups, "_summed", summed)
     queue = Claiming(device.queue, "cl_intel_subgroups cl_khr_subgroup_shuffle")
-    assert tuning.working(queue, 64) == 2 and tried == [1, 2]
-    assert tuning.working(Claiming(device.queue, "cl_khr_subgroup_shuffle"), 64) == 0
+    assert sub_groups.working(queue, 64) == 2 and tried == [1, 2]
+    assert sub_groups.working(Claiming(device.queue, "cl_khr_subgroup_shuffle"), 64) == 0
 
 
 def test_functions_that_a_driver_lists_but_lacks_are_not_used(device, monkeypatch):
@@ -90,5 +90,5 @@ def test_functions_that_a_driver_lists_but_lacks_are_not_used(device, monkeypatc
     def missing(*_):
         raise cl.RuntimeError("sub_group_shuffle_xor is not declared")
 
-    monkeypatch.setattr(tuning, "_summed", missing)
-    assert tuning.working(Claiming(device.queue, "cl_khr_subgroup_shuffle"), 64) == 0
+    monkeypatch.setattr(sub_groups, "_summed", missing)
+    assert sub_groups.working(Claiming(device.queue, "cl_khr_subgroup_shuffle"), 64) == 0

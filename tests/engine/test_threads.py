@@ -12,7 +12,7 @@ import pytest
 
 from clcomm.engine import Generator, Linear, ReLU, Replay, Sequential, Tensor, no_grad
 from clcomm.engine import functional as F
-from clcomm.engine.view import current_backward, is_recording
+from clcomm.engine.modes import current_backward, is_recording
 from clcomm.optim import SGD
 
 STEPS = 12

@@ -78,7 +78,7 @@ def collector() -> Iterator[Collector]:
 
 
 def test_points_are_received_as_gauges_and_spans(collector: Collector) -> None:
-    from clcomm.insight.exporters.figures import Otlp
+    from clcomm.insight.exporters.otlp import Otlp
 
     exporter = Otlp(LABELS, collector.address + "/")
     exporter.write(Point(STEPS, 20, {"speed/step_ms": 12.5, "train/loss": 0.25}, 100.0, 100.25))

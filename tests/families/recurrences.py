@@ -8,7 +8,7 @@ import numpy as np
 
 from clcomm.engine import Tensor
 from clcomm.engine.device import Device
-from clcomm.engine.ops.softmax import CELLS, RecurrentOp
+from clcomm.engine.ops.recurrent import CELLS, RecurrentOp
 from tests.families.family import Family, assert_near, drawn, leaf
 
 _SLOPE_STEP = 1e-6

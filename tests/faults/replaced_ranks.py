@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from clcomm.comm.watch import job, worlds
+from clcomm.comm.watch import restarts, worlds
 from tests.faults.killed_shards import LIMIT_S, OPTIONS, TRAINING, digest, percentile
 from tests.faults.launch import ROOT, clean_environment
 
@@ -62,16 +62,16 @@ class Job:
             if process.name.isdigit():
                 variables = _variables_of_rank(process)
                 if variables.get(worlds.MEMORY) == str(folder):
-                    world = int(variables[job.RESTART])
+                    world = int(variables[restarts.RESTART])
                     if worlds.gate(folder, world).exists() == waiting:
-                        found.append((world, int(process.name), variables[job.PROGRESS]))
+                        found.append((world, int(process.name), variables[restarts.PROGRESS]))
         return sorted(found)
 
     def until_step(self, step: int) -> list[tuple[int, int, str]]:
         """Return the ranks of the world that trains when it is at this step or further."""
 
         def found() -> list[tuple[int, int, str]]:
-            return [each for each in self.ranks() if job.read_progress(each[2])[job.STEP] >= step]
+            return [each for each in self.ranks() if restarts.read_progress(each[2])[restarts.STEP] >= step]
 
         return until(found)
 

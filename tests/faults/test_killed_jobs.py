@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from clcomm.comm.watch import worlds
+from clcomm.jobs.launch.keeper import kept_job
 from clcomm.jobs.launch.keeper_process import Made, end_processes
-from clcomm.jobs.launch.supervisor import kept_job
 from tests.faults.killed_jobs import COMMANDS, HUNG_S, KilledJob, draw, run, until
 from tests.faults.launch import clean_environment
 

@@ -229,7 +229,7 @@ from clcomm import Communicator
 from clcomm.jobs.checkpoint import Checkpoint
 from clcomm.jobs.checkpoint.memory import MemoryCopies
 from clcomm.comm.watch.endings import note_step, run
-from clcomm.comm.watch.job import restart_number
+from clcomm.comm.watch.restarts import restart_number
 
 def main():
     comm = Communicator()

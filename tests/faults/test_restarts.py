@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from clcomm.comm.watch import job as restarts
+from clcomm.comm.watch import restarts
 from clcomm.jobs.checkpoint import load
 from clcomm.jobs.launch import supervisor as launcher
 from clcomm.jobs.launch.supervisor import FORWARDED, GRACE_S, LONGEST_PAUSE_S, End, reason_to_stop
@@ -197,7 +197,7 @@ def test_a_progress_file_that_is_cut_short_ends_no_rank(tmp_path: Path, monkeypa
 VICTIM = """
 import os, signal, time
 from clcomm.comm.watch.endings import run
-from clcomm.comm.watch.job import SAVED, read_progress, restart_number
+from clcomm.comm.watch.restarts import SAVED, read_progress, restart_number
 from examples.mnist import main
 from training import trainer
 
@@ -220,7 +220,7 @@ run(main)
 
 FLIPS_A_BIT = """
 from clcomm.comm.watch.endings import run
-from clcomm.comm.watch.job import restart_number
+from clcomm.comm.watch.restarts import restart_number
 from clcomm.comm.transport.mpi_failures import place_in_world
 from examples.mnist import main
 from training.trainer import Trainer

@@ -92,7 +92,7 @@ from clcomm.comm.watch.exit_monitor_process import is_gone
 from clcomm.comm.watch.status_page import StatusPage
 from clcomm.comm.watch import worlds
 from clcomm.comm.watch.other_hosts import Address, StatusClient
-from clcomm.comm.watch.worlds import find_jobs
+from clcomm.comm.watch.running_jobs import find_jobs
 from clcomm.jobs.top.view import NoJobError, choose
 from pathlib import Path
 from tests.job.test_status_page import BYTES

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.comm.watch import job, worlds
+from clcomm.comm.watch import restarts, worlds
 from clcomm.jobs.launch import hosts as module
 from clcomm.jobs.launch.hosts import Hosts
 from clcomm.jobs.launch.mpiexec import HostList
@@ -43,7 +43,7 @@ def agent_of(hosts: Hosts) -> int:
 
 def rank(folder: Path, world: str) -> subprocess.Popen[bytes]:
     """Start a process that looks like a rank of a world."""
-    told = {worlds.MEMORY: str(folder), job.RESTART: world}
+    told = {worlds.MEMORY: str(folder), restarts.RESTART: world}
     sleeps = [sys.executable, "-c", "import time; time.sleep(99)", "clcomm.jobs.launch.rank"]
     return subprocess.Popen(sleeps, env={**os.environ, **told})
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clcomm.base.errors import CheckpointError
-from clcomm.comm.watch.job import STEP, read_progress
+from clcomm.comm.watch.restarts import STEP, read_progress
 from clcomm.jobs.checkpoint import load
 from tests.faults.killed_shards import LIMIT_S, OPTIONS, digest, percentile
 from tests.faults.replaced_ranks import Job, until

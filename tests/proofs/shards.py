@@ -31,7 +31,7 @@ from clcomm.comm.transport import mpi_communicators
 from clcomm.comm.watch.endings import run
 from clcomm.engine import CrossEntropyLoss, Device, Module, Sequential, Tensor, nn
 from clcomm.engine.random_stream import RandomStream
-from clcomm.engine.recording_diff import Rehearsal
+from clcomm.engine.rehearsal import Rehearsal
 from clcomm.parallel import SyncBatchNorm
 from clcomm.sync.balance import Balancer
 from clcomm.sync.distributed_optimizer import DistributedOptimizer

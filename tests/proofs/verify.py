@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.base.console.option_types import NOTE, PROBLEM
+from clcomm.base.console.finding import NOTE, PROBLEM
 from clcomm.tools.verify.job import JobRecord
 from clcomm.tools.verify.judge import judge, refusal
 from clcomm.tools.verify.rank import install

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from clcomm.comm.stats.comm_stats import Collective, CommStats, Phase
-from clcomm.insight.report.record import LastSteps, run_document
+from clcomm.insight.report.last_steps import LastSteps
+from clcomm.insight.report.record import run_document
 from clcomm.insight.report.recording import read_runs
 from clcomm.insight.report.report import Report, build
 from tests.report.runs import record

@@ -7,14 +7,14 @@ from itertools import combinations
 import pytest
 
 from clcomm.insight.drawing.scene import ink_on, luminance, painted, stripe_of, text_on
-from clcomm.insight.report import warm_steps
+from clcomm.insight.report import step_parts
 from clcomm.insight.report.elements import PAINTS, paint_of
 from tests.colour_vision import APART, distance, rgb
 
 #: Parts that stand for one thing and never in one chart: a run's data moves compressed, or not, or to itself.
 ALIKE = (
-    {warm_steps.moving(True, True), warm_steps.moving(True, False), warm_steps.moving(False, False)},
-    {warm_steps.WAIT, "came last"},
+    {step_parts.moving(True, True), step_parts.moving(True, False), step_parts.moving(False, False)},
+    {step_parts.WAIT, "came last"},
 )
 
 
@@ -32,8 +32,8 @@ def test_every_part_has_a_colour_of_its_own_choice() -> None:
         "DATA", "COMPUTING", "OPTIMIZER", "DEVICE", "PACK", "WAIT", "EITHER", "UNPACK", "HIDDEN", "CORE", "REST",
         "COMPUTING_TOO", "CLIPPING",
     )  # fmt: skip
-    names = {getattr(warm_steps, name) for name in constants}
-    assert names | set(warm_steps.OTHER_LABELS.values()) <= set(PAINTS)
+    names = {getattr(step_parts, name) for name in constants}
+    assert names | set(step_parts.OTHER_LABELS.values()) <= set(PAINTS)
 
 
 @pytest.mark.parametrize("part", PAINTS)

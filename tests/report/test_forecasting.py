@@ -13,7 +13,7 @@ from clcomm.comm.stats.comm_stats import Collective, CommStats
 from clcomm.insight.report.forecasting import parse_link, parse_strategy, workload_of
 from clcomm.insight.report.recording import read_runs
 from clcomm.insight.report.run_costs import Analysis, mean_step
-from clcomm.insight.report.warm_steps import COMPUTING, EITHER, WAIT
+from clcomm.insight.report.step_parts import COMPUTING, EITHER, WAIT
 from clcomm.tools import cli
 from tests.report.runs import LAYOUT, document, written
 

@@ -16,7 +16,7 @@ from clcomm.base.errors import ArgumentError
 from clcomm.comm.stats.comm_stats import CommStats, bus_factor
 from clcomm.insight.report.recording import Run, parse
 from clcomm.insight.report.report import build
-from clcomm.insight.report.warm_steps import parts_of
+from clcomm.insight.report.step_parts import parts_of
 from tests.report.conftest import table
 from training import command_line
 from training.data.datasets import load_synthetic

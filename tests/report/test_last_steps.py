@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from clcomm.comm.stats.events import Collective, Phase
-from clcomm.insight.report.record import (
+from clcomm.insight.report.last_steps import (
     KINDS,
     MOST_EVENTS,
     MOST_SPANS,

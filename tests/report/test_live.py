@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from clcomm.base.errors import ArgumentError
-from clcomm.comm.watch.worlds import find_jobs
+from clcomm.comm.watch.running_jobs import find_jobs
 from clcomm.insight.report.formats import as_html
 from clcomm.insight.report.live import LiveReport, PageServer, causes
 from clcomm.jobs.top.view import NoJobError, RankRow

@@ -24,8 +24,8 @@ from clcomm.insight.report.planning import (
 )
 from clcomm.insight.report.recording import read_runs
 from clcomm.insight.report.run_costs import Analysis, mean_step
-from clcomm.insight.report.warm_steps import CORE
-from clcomm.jobs.launch.supervisor import kept_job
+from clcomm.insight.report.step_parts import CORE
+from clcomm.jobs.launch.keeper import kept_job
 from clcomm.jobs.launch.trial import Held, Trial, try_job
 from clcomm.tools import cli
 from clcomm.tools.commands import plan

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm.base.errors import DataError
-from clcomm.base.storage.files import MOST_ITEMS, signed_number
+from clcomm.base.storage.field_checks import MOST_ITEMS, signed_number
 from clcomm.insight.report import formats
 from clcomm.insight.report.formats import as_html
 from clcomm.insight.report.record import SCHEMA

@@ -18,7 +18,7 @@ from clcomm.insight.report.formats import as_html, as_json
 from clcomm.insight.report.recording import read_runs
 from clcomm.insight.report.report import Report, build
 from clcomm.insight.report.run_costs import Analysis
-from clcomm.insight.report.warm_steps import CORE, WAIT, parts_of
+from clcomm.insight.report.step_parts import CORE, WAIT, parts_of
 from clcomm.tools import cli
 from tests.faults.launch import HUNG_S, clean_environment, mpiexec
 from tests.report.conftest import table
@@ -247,12 +247,12 @@ def test_a_real_run_names_its_cause(tmp_path, capsys, cause, ranks, said):
     causes = (said, "Other processes run on the ranks' cores: ") if cause == "core" else said
     if len(os.sched_getaffinity(0)) < 2 or not os.path.exists("/proc/thread-self/schedstat"):
         pytest.skip("needs two cores, and a Linux that says how long threads wait for them")
-    for attempt in range(3):  # other programs may take the cores: then that is the cause
+    for attempt in range(5):  # other programs may take the cores: then that is the cause
         headline = headline_of_a_run(tmp_path / f"{attempt}.json", capsys, cause, ranks)
         first = [each for line in headline for each in re.split(r"(?<=[.])\s+(?=[A-Z])", line)][:3]
         if any(sentence.startswith(causes) for sentence in first):
             return
-    pytest.fail(f"expected {causes!r} in one of three runs, got {headline}")
+    pytest.fail(f"expected {causes!r} in one of five runs, got {headline}")
 
 
 def headline_of_a_run(report, capsys, cause, ranks):

@@ -11,7 +11,7 @@ from clcomm.engine import Linear, Sequential, Tanh, Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.parameter import Parameter
 from clcomm.optim import SGD
-from clcomm.parallel.devices.collectives import DeviceManager
+from clcomm.parallel.devices.manager import DeviceManager
 from clcomm.parallel.devices.replicas import replicate_params
 
 ROWS = np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(4, 3)

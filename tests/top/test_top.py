@@ -20,10 +20,10 @@ from clcomm.base.errors import ArgumentError
 from clcomm.comm.stats import events
 from clcomm.comm.stats.events import Collective
 from clcomm.comm.stats.flight_recorder import FlightRecorder
-from clcomm.comm.watch import figures, worlds
+from clcomm.comm.watch import figures, running_jobs
 from clcomm.comm.watch.other_hosts import packed, unpacked
+from clcomm.comm.watch.running_jobs import find_jobs, job_description
 from clcomm.comm.watch.status_page import FORMAT, NAME, RankStatus, StatusPage
-from clcomm.comm.watch.worlds import find_jobs, job_description
 from clcomm.jobs.top import view
 from clcomm.jobs.top.view import rows_of
 from clcomm.tools import cli
@@ -61,8 +61,8 @@ def public_page(**about: Any) -> StatusPage:
 
 def own_jobs(monkeypatch) -> None:
     """Let this process see its own pages alone, whatever else runs on the machine."""
-    every = worlds._open_pages
-    monkeypatch.setattr(worlds, "_open_pages", lambda: (each for each in every() if each[0] == os.getpid()))
+    every = running_jobs._open_pages
+    monkeypatch.setattr(running_jobs, "_open_pages", lambda: (each for each in every() if each[0] == os.getpid()))
 
 
 # --- finding jobs ---
@@ -88,10 +88,10 @@ def test_the_board_of_a_part_is_not_found(monkeypatch):
 
 def test_another_user_finds_nothing():
     page, parent = public_page(), os.getpid()
-    assert parent in {pid for pid, _ in worlds._open_pages()}
+    assert parent in {pid for pid, _ in running_jobs._open_pages()}
 
     def found() -> bool:
-        return parent in {pid for pid, _ in worlds._open_pages()}
+        return parent in {pid for pid, _ in running_jobs._open_pages()}
 
     assert not as_nobody(found)
 

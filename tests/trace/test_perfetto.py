@@ -12,7 +12,7 @@ import pytest
 from clcomm import Communicator
 from clcomm.comm.stats.events import Phase
 from clcomm.comm.transport import Pending
-from clcomm.comm.transport.hosts import SoloTransport
+from clcomm.comm.transport.solo import SoloTransport
 from clcomm.engine import Device
 from clcomm.insight.trace import Trace
 from tests.trace import perfetto_page, rules

@@ -13,7 +13,7 @@ import pytest
 from clcomm.base.errors import ArgumentError
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.stats.comm_stats import Collective
-from clcomm.insight.exporters.prometheus import TensorBoard
+from clcomm.insight.exporters.tensorboard import TensorBoard
 from tests.helpers import largest_file
 from training.communication_clock import CommunicationClock
 from training.console import make_console

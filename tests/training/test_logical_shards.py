@@ -15,7 +15,7 @@ from clcomm.base.errors import ArgumentError, CheckpointError
 from clcomm.comm.communicator import Communicator
 from clcomm.engine import BatchNorm1d, Device, Dropout, Generator, Linear, Module
 from clcomm.engine import functional as F
-from clcomm.engine.recording_diff import Rehearsal
+from clcomm.engine.rehearsal import Rehearsal
 from clcomm.parallel import SyncBatchNorm
 from clcomm.sync import elastic
 from clcomm.sync.balance import Balancer

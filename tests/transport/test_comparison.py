@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.comm.transport.hosts import Comparisons
+from clcomm.comm.transport.comparisons import Comparisons
 from clcomm.comm.transport.mpi_communicators import comparison_between_hosts
 
 TURNS = 50

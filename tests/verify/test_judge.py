@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from clcomm.base.console.option_types import NOTE, PROBLEM
+from clcomm.base.console.finding import NOTE, PROBLEM
 from clcomm.tools.verify.job import JobRecord
 from clcomm.tools.verify.judge import judge, refusal
 from clcomm.tools.verify.record import (

@@ -20,9 +20,8 @@ from clcomm.base.host import usable_cores
 from clcomm.base.storage.files import read_regular, write_whole
 from clcomm.base.storage.scratch import remove_stale, scratch_directory
 from clcomm.comm.communicator import Communicator
-from clcomm.engine import Device
-from clcomm.engine import pocl as sealed_programs
-from clcomm.engine.recording_diff import Rehearsal, build_identity, shared_cache
+from clcomm.engine import Device, pocl
+from clcomm.engine.rehearsal import Rehearsal, build_identity, shared_cache
 
 #: The most bytes that are read of a stamp.
 _MOST_BYTES = 1 << 20
@@ -63,7 +62,7 @@ def build_together(comm: Communicator, device: Device, rehearse: Callable[[], Re
         if need is not None and stamp is not None:
             failure = _build_share(rehearse, folders[needs.index(need)])
         comm.rendezvous()
-    found = comm.all_gather_object((failure, need, sealed_programs.names_used(stamp.parent) if stamp else []))
+    found = comm.all_gather_object((failure, need, pocl.names_used(stamp.parent) if stamp else []))
     failures = [error for error, _, _ in found if error is not None]
     if failures:
         raise failures[0]
@@ -89,7 +88,7 @@ def _claims(stack: ExitStack) -> Path | None:
 
 def _build_share(rehearse: Callable[[], Rehearsal], claims: Path | None) -> ClcommError | None:
     """Build the programs that no other rank has claimed, one by one; return the error, if any."""
-    shortage = sealed_programs.shortage()
+    shortage = pocl.shortage()
     if shortage:
         return ShortageError(shortage)  # LLVM ends the process where it cannot write
     if claims is None:
@@ -139,7 +138,7 @@ def _remove_damaged(stamp: Path) -> None:
     """Remove a run's stamp where a program has changed since, so that the ranks build it together again."""
     try:
         names = json.loads(read_regular(stamp, _MOST_BYTES))
-        if isinstance(names, list) and not sealed_programs.damaged(stamp.parent, map(os.path.basename, names)):
+        if isinstance(names, list) and not pocl.damaged(stamp.parent, map(os.path.basename, names)):
             return
     except FileNotFoundError:
         return

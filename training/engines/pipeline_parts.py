@@ -9,7 +9,7 @@ import numpy as np
 
 from clcomm.engine import Device, Tensor
 from clcomm.engine.nn.module import evaluating
-from clcomm.engine.recording_diff import Rehearsal
+from clcomm.engine.rehearsal import Rehearsal
 from clcomm.parallel.pipeline import Pipeline
 from training.engines.parts import Parts, make_native_optimizer
 

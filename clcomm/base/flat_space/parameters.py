@@ -1,4 +1,4 @@
-"""Trainable parameters by name, and the place of each in the flat space."""
+"""Trainable parameters by name: the place of each in the flat space, its precision, the mark of a missing gradient."""
 
 from __future__ import annotations
 

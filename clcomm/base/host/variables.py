@@ -1,4 +1,4 @@
-"""clcomm's environment variables: one table of their types and defaults, through which everyone reads them."""
+"""clcomm's environment variables: a table of types and defaults, through which all read them; deprecated names."""
 
 from __future__ import annotations
 

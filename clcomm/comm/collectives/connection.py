@@ -25,8 +25,9 @@ from clcomm.comm.transport.staged import StagedCollectives
 from clcomm.comm.watch import exit_monitor
 from clcomm.comm.watch.job import Limits, this_job
 from clcomm.comm.watch.other_hosts import OtherHosts
+from clcomm.comm.watch.running_jobs import job_description
+from clcomm.comm.watch.startup_watchdog import StartWatch
 from clcomm.comm.watch.status_page import StatusPage
-from clcomm.comm.watch.worlds import StartWatch, job_description
 
 #: Warned where MPI offers no shared memory.
 NO_WINDOWS = (

@@ -1,4 +1,4 @@
-"""What a Communicator reports to its observers: finished collectives, and finished phases around them."""
+"""Calls, collectives and phases, as a Communicator reports them to its observers, and the step that a rank is at."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ within each host first (docs/summation-order.md).
 """
 
 from clcomm.comm.transport.base import Transport
-from clcomm.comm.transport.hosts import SoloTransport
 from clcomm.comm.transport.pending import Pending
+from clcomm.comm.transport.solo import SoloTransport
 
 __all__ = ["Pending", "SoloTransport", "Transport"]

@@ -1,18 +1,15 @@
-"""The ranks of each host; hosts are ordered by their lowest ranks."""
+"""The ranks of each host, in the order of their lowest ranks, and how far the clocks of hosts are apart."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from clcomm.comm.transport.base import Transport, require_aligned
-from clcomm.comm.transport.mpi_runtime import Intracomm, Request
-from clcomm.comm.transport.pending import Pending, complete
+from clcomm.comm.transport.mpi_runtime import Intracomm
 
 
 @dataclass(frozen=True)
@@ -130,104 +127,5 @@ def _answer(comm: Intracomm, rank: int, round_trips: int) -> None:
 # calls. So
 # ranks that came to different operations, be they started in the background or blocking, find that out from the rows.
 
-#: Words (int64) of a row: a tag, and the `places` of two arrays.
-_WORDS = 9
-#: In place of a dtype's number: no array is described.
-_NO_ARRAY = -1
-
-
-class Comparisons:
-    """Compares the ranks of a communicator.
-
-    Args:
-        comm: an mpi4py communicator, on which rows are sent.
-        apart: a duplicate of it, for what ranks tell each other once they differ.
-    """
-
-    def __init__(self, comm: Intracomm, apart: Intracomm):
-        self._comm, self._apart = comm, apart
-        self._ranks = comm.Get_size()
-        self._begun = 0
-        self._own, self._everyone = self._rows()
-
-    def begin(self, tag: int, places: Sequence[int]) -> tuple[Request, np.ndarray]:
-        """Send a row without blocking; return the request, and the rows of all ranks once it is complete.
-
-        places: of two arrays, 8 numbers.
-        """
-        own, everyone = self._rows()
-        own[0], own[1:] = tag, places
-        return self._send(own, everyone), everyone
-
-    def alike(self, tag: int, arrived_ns: int) -> tuple[bool, list[int]]:
-        """Return whether all ranks have this tag, and each one's arrival; collective.
-
-        arrived_ns: this rank's arrival, by perf_counter_ns; ranks are on one host. A rank that waits in it advances its
-        operations on other communicators.
-        """
-        self._own[0], self._own[1] = tag, arrived_ns
-        complete(self._send(self._own, self._everyone))
-        tags, arrivals = self._everyone[:, :2].T.tolist()
-        return tags.count(tag) == len(tags), arrivals
-
-    def exchange(self, value: Any) -> list[Any]:
-        """Return all ranks' values, once ranks differ: what any has begun is then complete on all. Collective."""
-        counts, values = zip(*self._apart.allgather((self._begun, value)), strict=True)
-        for _ in range(max(counts) - self._begun):
-            self._send(*self._rows()).Wait()
-        return list(values)
-
-    def _rows(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.full(_WORDS, _NO_ARRAY, np.int64), np.empty((self._ranks, _WORDS), np.int64)
-
-    def _send(self, own: np.ndarray, everyone: np.ndarray) -> Request:
-        self._begun += 1
-        return self._comm.Iallgather(own, everyone)
-
 
 # --- A world of one rank: every collective is a copy. ---
-
-
-class SoloTransport(Transport):
-    """Collectives of a single rank; needs no MPI."""
-
-    name = "solo"
-    rank = 0
-    world_size = 1
-
-    def barrier(self) -> None:
-        pass
-
-    def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
-        _copy(source, out)
-
-    def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
-        require_aligned(source, out)
-        pending = Pending(deque(), None, lambda: _copy(source, out))
-        pending.wait()
-        pending.waits = []
-        return pending
-
-    def broadcast(self, array: np.ndarray, root: int) -> None:
-        pass
-
-    def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
-        _copy(source, out)
-
-    def start_all_gather(self, source: np.ndarray, out: np.ndarray) -> Pending:
-        return self.start_all_reduce(source, out, "sum")
-
-    def start_gather_rows(self, source: np.ndarray, rows: list[np.ndarray]) -> Pending:
-        rows.append(np.empty_like(source))
-        return self.start_all_reduce(source, rows[0], "sum")
-
-    def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
-        _copy(source, out)
-
-    def all_to_all(self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
-        _copy(sends[0], receives[0])
-
-
-def _copy(source: np.ndarray, out: np.ndarray) -> None:
-    if source is not out:
-        np.copyto(out, source)

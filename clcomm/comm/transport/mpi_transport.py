@@ -26,7 +26,7 @@ from clcomm.comm.transport.base import (
     require_aligned,
     require_alike,
 )
-from clcomm.comm.transport.hosts import Comparisons
+from clcomm.comm.transport.comparisons import Comparisons
 from clcomm.comm.transport.mpi_messages import Message, Messages, exchange_arrays
 from clcomm.comm.transport.mpi_runtime import Intracomm, Request
 from clcomm.comm.transport.pending import Pending, advance_started

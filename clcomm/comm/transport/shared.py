@@ -16,9 +16,9 @@ from functools import partial
 import numpy as np
 
 from clcomm.comm.transport.base import PreparedAllReduce, PreparedStart, require_aligned, require_alike
+from clcomm.comm.transport.comparisons import Comparisons
 from clcomm.comm.transport.fused import MOST_POLLS, FusedReduction, OwnPart, words_of
 from clcomm.comm.transport.host_memory import HostMemory, MemoryTransport
-from clcomm.comm.transport.hosts import Comparisons
 from clcomm.comm.transport.mpi_failures import revoke
 from clcomm.comm.transport.mpi_messages import exchange_arrays
 from clcomm.comm.transport.mpi_runtime import Intracomm, Request

@@ -26,7 +26,8 @@ from clcomm.base.host.launcher import launched_rank
 from clcomm.base.host.rank_process import launched_ranks
 from clcomm.comm.stats.events import NOW
 from clcomm.comm.watch.endings import print_line
-from clcomm.comm.watch.job import FAULTS, Job, restart_number
+from clcomm.comm.watch.job import Job
+from clcomm.comm.watch.restarts import FAULTS, restart_number
 
 CHAOS, LOG = "CLCOMM_CHAOS", "CLCOMM_CHAOS_LOG"
 KILL, STOP, SLOW, FLIP = KINDS = "kill", "stop", "slow", "flip"

@@ -26,7 +26,8 @@ from clcomm.base.host import variables
 from clcomm.comm.stats import events
 from clcomm.comm.transport import mpi_failures, mpi_runtime
 from clcomm.comm.watch.exit_monitor_process import FAILING, STOPPING
-from clcomm.comm.watch.job import SAVED, SIGNAL, STEP, this_job
+from clcomm.comm.watch.job import this_job
+from clcomm.comm.watch.restarts import SAVED, SIGNAL, STEP
 
 #: Exit codes: a user's mistake, a failure, SIGINT and SIGTERM (128 + the signal), a hang (as timeout(1) uses it).
 USER_ERROR, FAILURE, INTERRUPTED, TERMINATED, TIMED_OUT = 2, 1, 130, 143, 124

@@ -18,8 +18,8 @@ from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
 from clcomm.engine.fusion.stages import Stages
 from clcomm.engine.fusion.tracing import ELEMENTWISE, Given, Launch, Trace, Tracing, trace
+from clcomm.engine.modes import is_recording, no_grad
 from clcomm.engine.tensor import Tensor, empty
-from clcomm.engine.view import is_recording, no_grad
 
 #: Signatures that a function keeps for a device, and programs that it builds; beyond these it runs as it is.
 _MOST_KEPT, _MOST_PROGRAMS = 64, 32

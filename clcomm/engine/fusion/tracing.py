@@ -11,10 +11,10 @@ import numpy as np
 from clcomm.base.errors import ArgumentError
 from clcomm.engine import autograd
 from clcomm.engine.device import Device
+from clcomm.engine.modes import afresh
 from clcomm.engine.program import Size
 from clcomm.engine.tape import nodes_before
 from clcomm.engine.tensor import FLOAT32, Shape, Tensor, wrap
-from clcomm.engine.view import afresh
 
 #: The kernels whose first argument is all that they write to: those of elements by file, which a chain consists of, and
 #: sums, which run between chains.

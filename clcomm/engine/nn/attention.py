@@ -12,7 +12,7 @@ from clcomm.engine.device import Device
 from clcomm.engine.nn.init import Generator, uniform_values
 from clcomm.engine.nn.layers import Linear
 from clcomm.engine.nn.module import Module
-from clcomm.engine.ops.softmax import check_probability
+from clcomm.engine.ops.dropout import check_probability
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
 

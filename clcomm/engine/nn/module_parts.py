@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
 from clcomm.base.errors import ArgumentError
+from clcomm.engine.modes import is_recording
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
-from clcomm.engine.view import is_recording
 
 AnyModule = TypeVar("AnyModule")  # Module, whose file imports this one
 Own = TypeVar("Own", bound="ModuleParts[Any]")

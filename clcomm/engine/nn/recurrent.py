@@ -12,7 +12,8 @@ from clcomm.engine.nn.init import Generator, uniform_values
 from clcomm.engine.nn.layers import require_positive
 from clcomm.engine.nn.module import Module
 from clcomm.engine.nn.utils.rnn import PackedSequence
-from clcomm.engine.ops.softmax import CELLS, Cell, check_probability, recurrent
+from clcomm.engine.ops.dropout import check_probability
+from clcomm.engine.ops.recurrent import CELLS, Cell, recurrent
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor, float_tensor
 

@@ -12,9 +12,10 @@ from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
 from clcomm.engine.ops.batched_matmul import matmul
 from clcomm.engine.ops.comparisons import equal_to, logical_not, masked_fill
+from clcomm.engine.ops.dropout import check_probability, dropout
 from clcomm.engine.ops.elementwise import add, mul
 from clcomm.engine.ops.matmul import same_device
-from clcomm.engine.ops.softmax import check_probability, dropout, softmax
+from clcomm.engine.ops.softmax import softmax
 from clcomm.engine.ops.types import expand
 from clcomm.engine.program import Kernel
 from clcomm.engine.tensor import BOOL, FLOAT32, INT32, Shape, Tensor, empty, float_tensor

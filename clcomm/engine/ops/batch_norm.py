@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, Protocol
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
+from clcomm.engine.modes import is_recomputing
 from clcomm.engine.ops.shape import copy_part, permuted
 from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, wrap
-from clcomm.engine.view import Block, is_recomputing
+from clcomm.engine.view import Block
 
 #: Where the statistics come from, as in batch_norm.cl.
 GIVEN, _OF_BATCH, _TRACKED, _CUMULATIVE = range(4)

@@ -10,6 +10,7 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.grad_slot import Gradient
+from clcomm.engine.modes import is_recording
 from clcomm.engine.ops.comparisons import masked_fill, where
 from clcomm.engine.ops.indexing import index_select, parts_of, picks, places, take
 from clcomm.engine.ops.reduce import broadcast_to
@@ -17,7 +18,7 @@ from clcomm.engine.ops.shape import clone, copy_part, require_apart, reshape
 from clcomm.engine.ops.types import pytorch_names, to_float
 from clcomm.engine.parameter import LazyParameter
 from clcomm.engine.tensor import BOOL, FLOAT32, Shape, Tensor, constant, copy_into, empty, float_tensor
-from clcomm.engine.view import Block, View, block_of, is_recording, root_of, whole
+from clcomm.engine.view import Block, View, block_of, root_of, whole
 
 
 def overwrite(x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:

@@ -14,6 +14,7 @@ from clcomm.engine.fusion import chained
 from clcomm.engine.ops.activation import relu, tanh
 from clcomm.engine.ops.comparisons import equal_to, logical_and, masked_fill, one_hot, where
 from clcomm.engine.ops.composed import elu, logsigmoid, reduced_loss, softplus
+from clcomm.engine.ops.dropout import check_probability, dropout
 from clcomm.engine.ops.elementwise import add, div, mul, sub
 from clcomm.engine.ops.formulas import amax
 from clcomm.engine.ops.functions import abs, clamp, exp, log, minimum, sqrt, square
@@ -22,7 +23,7 @@ from clcomm.engine.ops.matrices import pairwise_distance
 from clcomm.engine.ops.norms import group_norm
 from clcomm.engine.ops.reduce import broadcast_to, mean, sum
 from clcomm.engine.ops.shape import reshape, swap_dimensions, unsqueeze
-from clcomm.engine.ops.softmax import check_probability, dropout, softmax
+from clcomm.engine.ops.softmax import softmax
 from clcomm.engine.ops.types import pytorch_names, to_float
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.tensor import Tensor, float_tensor

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -184,80 +183,4 @@ class _Handler(BaseHTTPRequestHandler):
 # --- TensorBoard's event files. ---
 
 
-class TensorBoard:
-    """An event file of scalars, written in the calling thread: errors in the thread of tensorboardX's writer get lost.
-
-    tensorboardX is imported without PyTorch, whose 190 MiB scalars don't need.
-
-    Args:
-        directory: that of the event files, a new one for each run.
-
-    Needs tensorboardX, the extra `tensorboard`. Raises OSError if the directory can't be written.
-    """
-
-    every_s = 0.3
-
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        hides_torch = "torch" not in sys.modules
-        if hides_torch:
-            sys.modules["torch"] = None  # type: ignore[assignment]  # makes `import torch` fail
-        try:
-            from tensorboardX.proto.event_pb2 import Event
-            from tensorboardX.proto.summary_pb2 import Summary
-            from tensorboardX.record_writer import RecordWriter
-        finally:
-            if hides_torch:
-                del sys.modules["torch"]
-        os.makedirs(directory, exist_ok=True)
-        self._event, self._summary = Event, Summary
-        name = f"events.out.tfevents.{int(time.time())}.{os.uname().nodename}"
-        self._writer = RecordWriter(os.path.join(directory, name))
-        self._write(file_version="brain.Event:2")
-
-    def write(self, point: Point) -> None:
-        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in point.figures.items()]
-        self._write(step=point.number, summary=self._summary(value=values))
-        if point.kind == EPOCH:
-            self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def _write(self, **fields: Any) -> None:
-        self._writer.write(self._event(wall_time=time.time(), **fields).SerializeToString())
-
-
 # --- Weights & Biases, offline: a run in a directory, which `wandb sync` uploads. ---
-
-PROJECT = "clcomm"
-
-
-class WeightsAndBiases:
-    """One run in a directory, which `wandb sync` uploads; needs the extra `wandb`.
-
-    Args:
-        directory: where the run is kept.
-        settings: the run's options.
-    """
-
-    every_s = 2.0
-
-    def __init__(self, directory: str | os.PathLike[str], settings: Mapping[str, Any]):
-        import wandb
-
-        os.makedirs(directory, exist_ok=True)
-        self._run = wandb.init(
-            project=PROJECT, config=dict(settings), dir=os.path.abspath(directory), mode="offline",
-            settings={"silent": True, "console": "off"},
-        )  # fmt: skip
-        self._step = 0
-
-    def write(self, point: Point) -> None:
-        # It counts on by one number; an epoch's own goes beside its figures.
-        if point.kind != EPOCH:
-            self._step = point.number
-        about = {EPOCH: point.number} if point.kind == EPOCH else {}
-        self._run.log({**about, **point.figures}, step=self._step)
-
-    def close(self) -> None:
-        self._run.finish()

@@ -17,7 +17,8 @@ from clcomm.base.flat_space.layout import FlatLayout, ShardPlan
 from clcomm.base.flat_space.memory import MemoryUse
 from clcomm.base.flat_space.parameters import ParameterSpec
 from clcomm.base.schedules.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, pipeline_schedule
-from clcomm.base.storage.files import checked_fields, number, read_regular, refuse_constant, whole
+from clcomm.base.storage.field_checks import checked_fields, number, refuse_constant, whole
+from clcomm.base.storage.files import read_regular
 from clcomm.base.units import format_size, parse_size
 from clcomm.comm.costs.forecast import Recommendation, recommend
 from clcomm.comm.costs.model import Cluster, Cost

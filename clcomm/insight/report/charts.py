@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from clcomm.comm.stats.tally import Histogram
-from clcomm.insight.report import record as last_steps
-from clcomm.insight.report import run_costs
+from clcomm.insight.report import last_steps, run_costs
 from clcomm.insight.report.chart_kinds import Bars, Chart, Curve, Curves, Distribution, Points, Stretch, Timeline
 from clcomm.insight.report.elements import MOST_SHOWN, PAINTS, count
-from clcomm.insight.report.record import Span, flattened, uncovered
+from clcomm.insight.report.last_steps import Span, flattened, uncovered
 from clcomm.insight.report.run_costs import Analysis, mean_step, mean_step_by_rank, per_call
-from clcomm.insight.report.warm_steps import (
+from clcomm.insight.report.step_parts import (
     COMPUTING,
     DATA,
     DEVICE,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from clcomm.base.units import format_number, format_size
 from clcomm.comm.stats.events import Row
 from clcomm.insight.drawing.scene import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, YELLOW, Paint, time_text
-from clcomm.insight.report import warm_steps
+from clcomm.insight.report import step_parts
 from clcomm.sync.clipping import CLIPPING
 
 #: The most rows of a table, bars of a chart and rows of a timeline that are shown; JSON and CSV have all.
@@ -96,25 +96,25 @@ def milliseconds(seconds: float) -> str:
 
 #: Parts of one colour are of one kind: waiting for ranks or a core, moving, packing, computing.
 PAINTS = {
-    warm_steps.DATA: Paint(ORANGE),
-    warm_steps.OTHER_LABELS["tuning"]: Paint(ORANGE, striped=True),
-    warm_steps.COMPUTING: Paint(GREEN),
-    warm_steps.DEVICE: Paint(GREEN, striped=True),
-    warm_steps.PACK: Paint(SKY),
-    warm_steps.UNPACK: Paint(SKY, striped=True),
-    warm_steps.WAIT: Paint(VERMILLION),
-    warm_steps.CORE: Paint(VERMILLION, striped=True),
-    warm_steps.moving(several=True, compressed=False): Paint(BLUE),
-    warm_steps.moving(several=True, compressed=True): Paint(BLUE),
-    warm_steps.moving(several=False, compressed=False): Paint(BLUE),
-    warm_steps.EITHER: Paint(BLUE, striped=True),
-    warm_steps.OPTIMIZER: Paint(PURPLE),
-    warm_steps.OTHER_LABELS["checks"]: Paint(PURPLE, striped=True),
-    warm_steps.HIDDEN: Paint(YELLOW),
+    step_parts.DATA: Paint(ORANGE),
+    step_parts.OTHER_LABELS["tuning"]: Paint(ORANGE, striped=True),
+    step_parts.COMPUTING: Paint(GREEN),
+    step_parts.DEVICE: Paint(GREEN, striped=True),
+    step_parts.PACK: Paint(SKY),
+    step_parts.UNPACK: Paint(SKY, striped=True),
+    step_parts.WAIT: Paint(VERMILLION),
+    step_parts.CORE: Paint(VERMILLION, striped=True),
+    step_parts.moving(several=True, compressed=False): Paint(BLUE),
+    step_parts.moving(several=True, compressed=True): Paint(BLUE),
+    step_parts.moving(several=False, compressed=False): Paint(BLUE),
+    step_parts.EITHER: Paint(BLUE, striped=True),
+    step_parts.OPTIMIZER: Paint(PURPLE),
+    step_parts.OTHER_LABELS["checks"]: Paint(PURPLE, striped=True),
+    step_parts.HIDDEN: Paint(YELLOW),
     CLIPPING: Paint(YELLOW, striped=True),
     "came last": Paint(VERMILLION),
-    warm_steps.COMPUTING_TOO: Paint(GREY, striped=True),
-    warm_steps.REST: Paint(GREY),
+    step_parts.COMPUTING_TOO: Paint(GREY, striped=True),
+    step_parts.REST: Paint(GREY),
 }
 
 

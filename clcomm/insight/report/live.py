@@ -14,14 +14,14 @@ from types import TracebackType
 
 from clcomm.base.errors import name_ranks
 from clcomm.base.units import format_number
-from clcomm.comm.watch.worlds import RunningJob
+from clcomm.comm.watch.running_jobs import RunningJob
 from clcomm.insight.exporters.prometheus import TextServer
 from clcomm.insight.report.chart_kinds import Bars, Chart, Curve, Curves
 from clcomm.insight.report.elements import Column, Table
 from clcomm.insight.report.formats import as_html
 from clcomm.insight.report.report import Report
 from clcomm.insight.report.sentences import Tile
-from clcomm.insight.report.warm_steps import COMPUTING_TOO, WAIT, moving
+from clcomm.insight.report.step_parts import COMPUTING_TOO, WAIT, moving
 from clcomm.jobs.top.view import (
     COLUMNS,
     WORTH_NAMING,

@@ -15,7 +15,7 @@ from clcomm.insight.report.elements import Column, Table, count, milliseconds
 from clcomm.insight.report.forecasting import cluster_of, model_memory, optimizer_buffers, workload_of
 from clcomm.insight.report.report import LeftOut, Report
 from clcomm.insight.report.run_costs import Analysis, mean_step
-from clcomm.insight.report.warm_steps import CORE
+from clcomm.insight.report.step_parts import CORE
 from clcomm.jobs.launch.trial import Held
 from clcomm.sync.policies.choose import POLICIES, parse_policy
 from clcomm.sync.policies.policy import Policy

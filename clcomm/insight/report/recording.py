@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clcomm.base.errors import DataError
 from clcomm.base.host import variables
-from clcomm.base.storage.files import refuse_constant
+from clcomm.base.storage.field_checks import refuse_constant
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.stats.comm_stats import CommStats
 from clcomm.insight.report.documents import Document, Record

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from clcomm.base.console.table import TextColumn, TextTable
 from clcomm.base.units import format_size
-from clcomm.comm.stats.tally import parse_cpus
+from clcomm.comm.stats.cores import parse_cpus
 from clcomm.insight.report import charts, run_costs, sentences, tables, what_if
 from clcomm.insight.report.chart_kinds import Chart
 from clcomm.insight.report.documents import Record

@@ -18,7 +18,8 @@ from clcomm.comm.stats.comm_stats import MOST_TALLIES
 from clcomm.comm.stats.events import Row
 from clcomm.insight.report.documents import Record
 from clcomm.insight.report.recording import Run
-from clcomm.insight.report.warm_steps import OFTEN, PART_KEYS, moving, parts_of, reducing, synchronisation, warm
+from clcomm.insight.report.step_parts import OFTEN, PART_KEYS, moving, parts_of, reducing, synchronisation
+from clcomm.insight.report.warm_steps import warm
 from clcomm.sync.synchronizer import GRADIENTS
 
 #: Requirements of a fit: different sizes, the ratio of the largest to the smallest, calls of each size.

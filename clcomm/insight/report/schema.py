@@ -5,7 +5,7 @@ A file with any other value is refused; fields that are not listed here are left
 
 from __future__ import annotations
 
-from clcomm.base.storage.files import (
+from clcomm.base.storage.field_checks import (
     MOST_ITEMS,
     Check,
     boolean,
@@ -26,11 +26,12 @@ from clcomm.base.storage.files import (
 )
 from clcomm.comm.costs.costfile import SUMMED_BY
 from clcomm.comm.stats.comm_stats import Histogram
+from clcomm.comm.stats.cores import parse_cpus
 from clcomm.comm.stats.events import Row
-from clcomm.comm.stats.tally import parse_cpus
 from clcomm.insight.measure.timing import Estimate
 from clcomm.insight.report.documents import Document
-from clcomm.insight.report.record import COMPARISON_SCHEMA, FORMAT, MOST_SPANS, SCHEMA, STEPS, Span, parse_span
+from clcomm.insight.report.last_steps import MOST_SPANS, STEPS, Span, parse_span
+from clcomm.insight.report.record import COMPARISON_SCHEMA, FORMAT, SCHEMA
 from clcomm.sync.decision import Decision, Trial
 
 

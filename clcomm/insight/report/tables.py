@@ -20,7 +20,7 @@ from clcomm.insight.report.run_costs import (
     per_call,
     rank_rows,
 )
-from clcomm.insight.report.warm_steps import HIDDEN, PART_KEYS
+from clcomm.insight.report.step_parts import HIDDEN, PART_KEYS
 from clcomm.sync.synchronizer import GRADIENTS
 
 _TIMES = (

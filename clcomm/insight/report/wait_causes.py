@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from clcomm.base.units import format_size
 from clcomm.comm.stats.comm_stats import CommStats
-from clcomm.comm.stats.tally import parse_cpus
+from clcomm.comm.stats.cores import parse_cpus
 from clcomm.insight.report.documents import Record
 from clcomm.insight.report.elements import milliseconds, written
 from clcomm.insight.report.run_costs import Analysis, mean_step_by_rank
-from clcomm.insight.report.warm_steps import (
+from clcomm.insight.report.step_parts import (
     COMPUTING,
     COMPUTING_TOO,
     CORE,

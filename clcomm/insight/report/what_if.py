@@ -15,7 +15,7 @@ from typing import NamedTuple
 from clcomm.base.units import format_size
 from clcomm.insight.report.elements import Column, Table, count, milliseconds
 from clcomm.insight.report.run_costs import Analysis, mean_step_by_rank
-from clcomm.insight.report.warm_steps import CORE, DATA, EITHER, WAIT
+from clcomm.insight.report.step_parts import CORE, DATA, EITHER, WAIT
 
 #: What saves less than this share of a step is left out.
 _NOTABLE = 0.01

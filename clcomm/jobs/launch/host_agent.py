@@ -15,8 +15,7 @@ import sys
 from pathlib import Path
 
 from clcomm.base.errors import LaunchError
-from clcomm.comm.watch import job as restarts
-from clcomm.comm.watch import worlds
+from clcomm.comm.watch import restarts, worlds
 from clcomm.jobs.launch.keeper_process import end_processes
 
 #: What it is told: answer; end a world's ranks; let them end after a copy; the job has ended. It repeats the first two.

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from clcomm.base.host.rank_process import handle_signals, leave_to_python, say_ended
-from clcomm.comm.watch import job as restarts
+from clcomm.comm.watch import restarts
 from clcomm.jobs.launch import rank_logs
 from clcomm.jobs.launch.variables import share_cores
 
@@ -75,7 +75,7 @@ def _set_variables(address: str, port: str) -> None:
     """Set the variables that scripts for torchrun read; collective."""
     from clcomm.comm.transport import mpi_runtime
     from clcomm.comm.watch.job import Limits
-    from clcomm.comm.watch.worlds import StartWatch
+    from clcomm.comm.watch.startup_watchdog import StartWatch
     from clcomm.jobs.launch.variables import torch_variables
 
     with StartWatch(Limits.of(10.0, 300.0)):

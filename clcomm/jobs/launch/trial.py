@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from clcomm.jobs.launch.keeper import Keeper
 from clcomm.jobs.launch.mpiexec import find_mpiexec
-from clcomm.jobs.launch.supervisor import Keeper
 
 #: How often processes are looked at, and how often their common memory, for which the kernel walks their pages.
 _LOOK_S, _COMMON_S = 0.02, 0.1

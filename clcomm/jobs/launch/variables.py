@@ -1,4 +1,4 @@
-"""The environment variables of torchrun's scripts, from MPI."""
+"""The environment variables of torchrun's scripts, from MPI, and each rank's share of the cores as threads."""
 
 from __future__ import annotations
 

@@ -18,16 +18,15 @@ from typing import NamedTuple
 
 from clcomm.base.errors import ArgumentError
 from clcomm.base.storage.scratch import scratch_directory, scratch_file
-from clcomm.comm.watch import job as restarts
-from clcomm.comm.watch import worlds
+from clcomm.comm.watch import restarts, worlds
 from clcomm.comm.watch.endings import FAILURE
 from clcomm.jobs.launch.hosts import STEADY_S, Hosts
+from clcomm.jobs.launch.keeper import Keeper
 from clcomm.jobs.launch.supervisor import (
     GRACE_S,
     LOOK_S,
     NOT_FOUND,
     End,
-    Keeper,
     Supervisor,
     at,
     end_of,

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from clcomm.base.console.table import TextColumn, TextTable
 from clcomm.base.errors import ArgumentError, ClcommError, escaped
 from clcomm.base.units import format_size
+from clcomm.comm.watch.running_jobs import RunningJob, find_jobs
 from clcomm.comm.watch.stall_message import LEFT, SILENT_S, UNKNOWN
 from clcomm.comm.watch.status_page import RankStatus
-from clcomm.comm.watch.worlds import RunningJob, find_jobs
 
 #: A rank that has been in its collective for so long when its line was written waits for those that are not in it.
 WAITS_S = 0.5

@@ -17,9 +17,9 @@ from clcomm.base.errors import ArgumentError, ClcommError, MismatchError
 from clcomm.base.schedules.pipeline import PipelineSchedule
 from clcomm.comm.communicator import Communicator
 from clcomm.engine.device import Device
+from clcomm.engine.modes import no_grad
 from clcomm.engine.nn.module import Module, evaluating
 from clcomm.engine.tensor import FLOAT32, Shape, Tensor, copy_into, empty, wrap
-from clcomm.engine.view import no_grad
 from clcomm.parallel.pipeline.channels import ChannelPlan, Receiver, Sender, open_channels
 from clcomm.parallel.pipeline.stage import Stage
 from clcomm.sync.agreement import CHECKS, digest

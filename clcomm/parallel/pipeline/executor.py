@@ -15,8 +15,8 @@ from clcomm.base.schedules.pipeline import Action, PipelineSchedule
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.stats.events import TimedPhase
 from clcomm.engine.device import Device
+from clcomm.engine.modes import no_grad
 from clcomm.engine.tensor import Tensor, copy_into, empty, wrap
-from clcomm.engine.view import no_grad
 from clcomm.parallel.pipeline.boundary import Arrived, Boundaries, Inbox, MicroBatches
 from clcomm.parallel.pipeline.stage import Stage
 

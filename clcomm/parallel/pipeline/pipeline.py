@@ -13,10 +13,10 @@ from clcomm.base.errors import ArgumentError, no_copy
 from clcomm.base.schedules.pipeline import INTERLEAVED, ONE_F_ONE_B, PipelineSchedule
 from clcomm.comm.communicator import Communicator
 from clcomm.engine import functional as F
+from clcomm.engine.modes import no_grad
 from clcomm.engine.nn import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
-from clcomm.engine.view import no_grad
 from clcomm.parallel.data_parallel import DistributedDataParallel
 from clcomm.parallel.mesh import Mesh
 from clcomm.parallel.pipeline.boundary import BatchCheck, Boundaries, MicroBatches, Passing, find_passing

@@ -14,10 +14,10 @@ import numpy as np
 from clcomm.base.errors import ArgumentError, ClcommError, MismatchError
 from clcomm.base.schedules.pipeline import PipelineSchedule, pipeline_schedule
 from clcomm.comm.communicator import Communicator
+from clcomm.engine.modes import no_grad
 from clcomm.engine.nn import Module, Sequential
 from clcomm.engine.nn.module import evaluating
 from clcomm.engine.tensor import Tensor
-from clcomm.engine.view import no_grad
 from clcomm.parallel.pipeline.stage import Names
 from clcomm.sync.agreement import CHECKS
 

@@ -16,12 +16,8 @@ from clcomm.engine.ops.types import launch_broadcast
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor, empty
 from clcomm.parallel.exchange import ACTIVATIONS, INPUT_GRADIENTS, Exchange
-from clcomm.parallel.tensor_parallel.functions import (
-    gather_from_ranks,
-    reduce_scatter_to_ranks,
-    scatter_to_ranks,
-    shared_gradients,
-)
+from clcomm.parallel.tensor_parallel.functions import gather_from_ranks, reduce_scatter_to_ranks, scatter_to_ranks
+from clcomm.parallel.tensor_parallel.sequence import shared_gradients
 
 
 class ColumnLinear(Op):

@@ -11,8 +11,8 @@ from clcomm.engine.nn.layers import Embedding, Linear
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.parallel.exchange import Exchange
-from clcomm.parallel.tensor_parallel.functions import SequenceForward
 from clcomm.parallel.tensor_parallel.linear import ColumnParallelLinear, HeadParallelAttention, RowParallelLinear
+from clcomm.parallel.tensor_parallel.sequence import SequenceForward
 from clcomm.parallel.tensor_parallel.shards import Cut, Shards
 from clcomm.parallel.tensor_parallel.vocabulary import VocabularyParallelEmbedding
 

@@ -19,8 +19,8 @@ from clcomm.engine.codec import DeviceCodec, hash_buffer
 from clcomm.engine.fold import DeviceFold
 from clcomm.engine.grad_slot import NONE
 from clcomm.engine.launch_queue import QueueMark
+from clcomm.engine.modes import current_backward
 from clcomm.engine.random_stream import RandomStream
-from clcomm.engine.view import current_backward
 
 if TYPE_CHECKING:
     from clcomm.comm.stats.events import Phase

@@ -22,7 +22,7 @@ from clcomm.base.errors import ArgumentError
 from clcomm.base.flat_space.buckets import Bucket
 from clcomm.base.flat_space.layout import require_same_parameters, require_same_trainable
 from clcomm.base.flat_space.parameters import ParameterSpec
-from clcomm.engine.view import is_recording
+from clcomm.engine.modes import is_recording
 from clcomm.sync.adapters.adapter import CopyingAdapter
 from clcomm.sync.adapters.netcl_runtime import FLAT_DTYPES, NetclParameter, NetclTensor, named_tensors, prepare, quiet
 

@@ -31,7 +31,8 @@ import numpy as np
 from clcomm.base.errors import ArgumentError
 from clcomm.base.flat_space.buckets import Bucket
 from clcomm.comm.communicator import Communicator
-from clcomm.sync.compression.powersgd import DeMo, PowerSGD
+from clcomm.sync.compression.decoupled import DeMo
+from clcomm.sync.compression.powersgd import PowerSGD
 from clcomm.sync.compression.quantized import BFloat16, Float16, Int8, TopK
 
 

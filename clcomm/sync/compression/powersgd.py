@@ -12,19 +12,17 @@ from clcomm.base.errors import ArgumentError
 from clcomm.base.flat_space.buckets import Bucket
 from clcomm.base.flat_space.layout import FlatLayout
 from clcomm.base.flat_space.parameters import ParameterRange
-from clcomm.base.host.arrays import BFLOAT16, aligned_empty, aligned_zeros, from_bfloat16, to_bfloat16
+from clcomm.base.host.arrays import aligned_empty, aligned_zeros
 from clcomm.comm.collectives.arguments import address_of
 from clcomm.comm.transport.reduction import without_warnings
 from clcomm.sync.compression.coding import Coding, Work
 from clcomm.sync.compression.quantized import (
-    COPIES_DIFFER,
     Feedback,
-    FlatMemory,
     checked_entry,
     model_of,
     require_known,
 )
-from clcomm.sync.compression.ranks import PreparedHook, Ranks, Task, prepare_exchange
+from clcomm.sync.compression.ranks import PreparedHook, Ranks, Task
 
 
 class PowerSGD(PreparedHook):
@@ -171,122 +169,3 @@ def _orthogonal(matrix: np.ndarray) -> np.ndarray:
 # gets.
 #
 # Source: Peng, Quesnelle and Kingma, "DeMo: Decoupled momentum optimization", arXiv 2411.19870.
-
-#: Numbers are transformed in squares of so many rows; of the momentum a step keeps this share.
-_EDGE, _DECAY = 64, np.float32(0.999)
-#: A place in a square, and its value.
-_SENT = np.dtype([("place", np.uint16), ("value", BFLOAT16)])
-
-
-class DeMo(PreparedHook):
-    """A bucket's result is the sign of the ranks' mean of their `count` strongest frequencies in each 4,096 numbers."""
-
-    refuses_parts = COPIES_DIFFER
-
-    def __init__(self, count: int):
-        self.count = count
-        self._momentum = FlatMemory()
-
-    def prepare(self, task: Task) -> Work:
-        size, squares = task.gradient.size, -(-task.gradient.size // _EDGE**2)
-        momentum = self._momentum.of(task.gradient, task.bucket, task.flat)
-        is_parameter = _parameters_of(task)
-
-        def encode(rows: np.ndarray, rank: int) -> Work:
-            def run() -> None:
-                np.multiply(momentum, _DECAY, out=momentum)
-                np.add(momentum, task.gradient, out=momentum)
-                frequencies = _transformed(_squares(momentum), _COSINES.T)
-                sent = rows[rank].view(_SENT).reshape(squares, self.count)
-                _put_strongest(frequencies.reshape(squares, -1), sent)
-                own = np.zeros_like(frequencies)
-                _add(sent, own.reshape(squares, -1))
-                np.subtract(momentum, _transformed(own, _COSINES).reshape(-1)[:size], out=momentum)
-                np.multiply(momentum, is_parameter, out=momentum)
-
-            return run
-
-        def decode(rows: np.ndarray) -> Work:
-            def run() -> None:
-                total = np.zeros((squares, _EDGE, _EDGE), np.float32)
-                for row in rows:
-                    _add(row.view(_SENT).reshape(squares, self.count), total.reshape(squares, -1))
-                np.multiply(np.sign(_transformed_alike(total)).reshape(-1)[:size], is_parameter, out=task.out)
-
-            return run
-
-        return prepare_exchange(task.ranks, squares * self.count * _SENT.itemsize, np.uint8, encode, decode)
-
-    def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
-        """Return this rank's momentum of the model with gradients in `flat`, for a checkpoint."""
-        return {"momentum": self._momentum.whole(flat)}
-
-    def check_state(self, layout: FlatLayout, state: Mapping[str, np.ndarray]) -> None:
-        """Raise ArgumentError unless `state` holds finite momentum of this layout."""
-        momentum = checked_entry(state, "momentum", np.dtype(np.uint8), (layout.span,))
-        require_known(state, {"momentum"})
-        for place in layout.ranges:
-            if not np.isfinite(layout.view(momentum, place.name)).all():
-                raise ArgumentError(f"state_dict['momentum']: expected finite numbers, got others for {place.name!r}")
-
-    def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        self._momentum.load(flat, state["momentum"])
-
-    def __str__(self) -> str:
-        return f"demo:{self.count}"
-
-
-def _cosines() -> np.ndarray:
-    """Return the orthonormal type-II discrete cosine transform: column k has frequency k."""
-    at, frequency = np.arange(_EDGE)[:, None] + 0.5, np.arange(_EDGE)[None, :]
-    cosines = np.cos(math.pi / _EDGE * at * frequency) * math.sqrt(2 / _EDGE)
-    cosines[:, 0] /= math.sqrt(2)
-    found: np.ndarray = cosines.astype(np.float32)
-    return found
-
-
-_COSINES = _cosines()
-
-
-def _parameters_of(task: Task) -> np.ndarray:
-    """Return 1 for a bucket's parameters, and 0 for the padding between them, which is to stay zero."""
-    found, item = np.zeros_like(task.gradient), task.gradient.itemsize
-    for place in task.bucket.ranges:
-        start, stop = max(place.start, task.bucket.start), min(place.stop, task.bucket.stop)
-        found[(start - task.bucket.start) // item : (stop - task.bucket.start) // item] = 1
-    return found
-
-
-def _squares(values: np.ndarray) -> np.ndarray:
-    squares = np.zeros((-(-values.size // _EDGE**2), _EDGE, _EDGE), np.float32)
-    squares.reshape(-1)[: values.size] = values
-    return squares
-
-
-def _transformed(squares: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """Return the two-dimensional transform of each square: `_COSINES.T` analyses, `_COSINES` puts together."""
-    return np.asarray(matrix @ squares @ matrix.T)
-
-
-def _transformed_alike(squares: np.ndarray) -> np.ndarray:
-    """Put squares together with the same bits on every rank: BLAS adds in an order that depends on the processor."""
-    for axis in (1, 2):
-        total = np.zeros_like(squares)
-        for frequency in range(_EDGE):
-            wave = _COSINES[:, frequency].reshape((-1, 1) if axis == 1 else (1, -1))
-            total += wave * np.take(squares, [frequency], axis=axis)
-        squares = total
-    return squares
-
-
-def _put_strongest(frequencies: np.ndarray, sent: np.ndarray) -> None:
-    """Write the places and values of each row's largest magnitudes, in the order of places."""
-    places = np.argpartition(-np.abs(frequencies), sent.shape[1] - 1, axis=1)[:, : sent.shape[1]]
-    places.sort(axis=1)
-    sent["place"], sent["value"] = places, to_bfloat16(np.take_along_axis(frequencies, places, axis=1))
-
-
-def _add(sent: np.ndarray, rows: np.ndarray) -> None:
-    """Add what a rank has sent to rows of frequencies."""
-    places, values = sent["place"].astype(np.int64), from_bfloat16(np.ascontiguousarray(sent["value"]))
-    np.put_along_axis(rows, places, np.take_along_axis(rows, places, axis=1) + values, axis=1)

@@ -10,7 +10,7 @@ import numpy as np
 from clcomm.base.errors import ArgumentError
 from clcomm.comm.communicator import Communicator
 from clcomm.sync.policies import codes
-from clcomm.sync.policies.codes import DiLoCo, LocalSGD, Nesterov
+from clcomm.sync.policies.outer import DiLoCo, LocalSGD, Nesterov
 from clcomm.sync.policies.policy import OUTER, LocalSteps, ModelParameters, Policy, parse_settings
 
 # --- NoLoCo: ranks take outer steps in pairs, which change from one to the next; no data goes to all. ---

@@ -15,7 +15,7 @@ from clcomm.base.host.arrays import aligned_zeros
 from clcomm.comm.communicator import Communicator
 from clcomm.engine.device import Device
 from clcomm.engine.grad_slot import NONE, GradUnit
-from clcomm.engine.view import current_backward
+from clcomm.engine.modes import current_backward
 from clcomm.sync.adapters.adapter import FlatArrays
 from clcomm.sync.agreement import CHECKS
 from clcomm.sync.bucket_plan import GRADIENTS, Readiness

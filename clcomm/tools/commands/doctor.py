@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from clcomm.tools.commands.command import Command
 
 if TYPE_CHECKING:
-    from clcomm.base.console.option_types import Finding
+    from clcomm.base.console.finding import Finding
 
 NAME = "clcomm doctor"
 #: The exit code where a problem was found; notes alone are 0.
@@ -27,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Examine, print, and return FOUND if there is a problem; under mpiexec rank 0 prints, and all return the same."""
-    from clcomm.base.console import option_types
+    from clcomm.base.console import finding
     from clcomm.base.host.launcher import launched_rank, local_place
     from clcomm.base.host.rank_process import launched_ranks
     from clcomm.jobs.launch.mpiexec import require_hostfile
     from clcomm.tools.doctor import examine, network, start
-    from clcomm.tools.doctor.cores import JobFacts
+    from clcomm.tools.doctor.job import JobFacts
 
     if options.hostfile:
         require_hostfile(options.hostfile)
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         return _shown(examine.judge(JobFacts([facts], True)), options.json) if prints else FOUND
     from clcomm.comm.transport import mpi_runtime
 
-    render = option_types.as_json if options.json else partial(option_types.as_text, command=NAME)
+    render = finding.as_json if options.json else partial(finding.as_text, command=NAME)
     job = examine.together(facts, launched, render if prints else None)
     code = 0 if job is None else _shown(examine.judge(job), options.json)
     if not mpi_runtime.is_running():
@@ -59,18 +59,18 @@ def run(options: argparse.Namespace) -> int:
 
 def _shown(findings: list[Finding], as_json: bool) -> int:
     """Print findings and return the exit code; where the output cannot be written, they go to standard error."""
-    from clcomm.base.console import option_types
-    from clcomm.base.console.option_types import PROBLEM, problem
+    from clcomm.base.console import finding
+    from clcomm.base.console.finding import PROBLEM, problem
 
     try:
-        option_types.show(findings, NAME, as_json)
+        finding.show(findings, NAME, as_json)
         sys.stdout.flush()
     except BrokenPipeError:  # its reader has seen enough
         raise
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is in the buffer still
         findings = [*findings, problem("output", f"could not be written: {error.strerror}", "name a file elsewhere")]
-        sys.stderr.write(option_types.as_text(findings, NAME))
+        sys.stderr.write(finding.as_text(findings, NAME))
     return FOUND if any(each.level == PROBLEM for each in findings) else 0
 
 

@@ -159,7 +159,7 @@ def try_way(program: Sequence[str], way: Way, ranks_per_host: int, steps: int, m
     from clcomm.insight.report.planning import Tried
     from clcomm.insight.report.recording import read_runs
     from clcomm.insight.report.run_costs import Analysis
-    from clcomm.jobs.launch.supervisor import kept_job
+    from clcomm.jobs.launch.keeper import kept_job
     from clcomm.jobs.launch.trial import try_job
 
     ranks, cores = way.ranks_tried(ranks_per_host, most), len(usable_cores())

@@ -13,9 +13,10 @@ from clcomm.base.errors import ArgumentError
 from clcomm.comm.transport.mpi_runtime import launched_ranks
 from clcomm.jobs.launch import rank_logs, supervisor
 from clcomm.jobs.launch.hosts import Hosts
+from clcomm.jobs.launch.keeper import require_descriptors
 from clcomm.jobs.launch.mpiexec import BINDINGS, HostList, find_mpiexec, require_hostfile
 from clcomm.jobs.launch.rank import CHOSEN
-from clcomm.jobs.launch.supervisor import LONGEST_PAUSE_S, Supervisor, print_notice, require_descriptors, resize
+from clcomm.jobs.launch.supervisor import LONGEST_PAUSE_S, Supervisor, print_notice, resize
 from clcomm.jobs.launch.world_supervisor import Sizes, WorldSupervisor
 from clcomm.tools.commands import horovodrun
 from clcomm.tools.commands.command import Command

@@ -33,9 +33,9 @@ def run(options: argparse.Namespace) -> int:
     if launched_ranks() > 1:
         raise ArgumentError("verify: expected to be outside mpiexec, as in clcomm verify -n 2 train.py, got a rank")
     require_script("verify", options.job, options.module)
-    from clcomm.base.console import option_types
+    from clcomm.base.console import finding
     from clcomm.base.storage.scratch import remove_stale
-    from clcomm.jobs.launch.supervisor import kept_job
+    from clcomm.jobs.launch.keeper import kept_job
     from clcomm.tools.verify import job as watched
     from clcomm.tools.verify.judge import judge, refusal
 
@@ -48,11 +48,11 @@ def run(options: argparse.Namespace) -> int:
     if options.show_output:
         sys.stdout.write(printed)
     found = judge(record)
-    is_wrong = any(each.level == option_types.PROBLEM for each in found)
+    is_wrong = any(each.level == finding.PROBLEM for each in found)
     why = "" if is_wrong else refusal(record)
     if why:
         raise ArgumentError(f"verify: cannot judge this script: {why}; --show-output prints what it printed")
-    option_types.show(found, "clcomm verify", options.json)
+    finding.show(found, "clcomm verify", options.json)
     return FOUND if is_wrong else 0
 
 

@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from clcomm.base.console.option_types import Finding, note, ok, problem
+from clcomm.base.console.finding import Finding, note, ok, problem
 from clcomm.base.host import variables
 from clcomm.base.units import format_size
-from clcomm.tools.doctor.cores import JobFacts
+from clcomm.tools.doctor.job import JobFacts
 from clcomm.tools.doctor.limits import temporary
 
 #: Less room than this is too little for a model's kernels.
@@ -66,14 +66,13 @@ def _free(directory: str) -> int:
 def _damaged(own: Path) -> list[str]:
     """Return the folders of stored programs whose files differ from the built ones."""
     try:
-        from clcomm.engine import pocl as sealed_programs
-        from clcomm.engine import program
+        from clcomm.engine import pocl, program
     except (ImportError, AttributeError):  # something hides NumPy, which has a line of its own
         return []
     found = []
     given = os.environ.get("POCL_CACHE_DIR")
     for cache in {Path(os.path.realpath(path)) for path in (given, _common() / "pocl" / "kcache") if path}:
-        found += sealed_programs.damaged(cache)
+        found += pocl.damaged(cache)
     if (own / "programs").is_dir():
         found += program.damaged()
     return sorted({str(path) for path in found})

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from clcomm.base.console.option_types import Finding, note, ok, problem
+from clcomm.base.console.finding import Finding, note, ok, problem
 from clcomm.base.host import variables
-from clcomm.tools.doctor.cores import JobFacts
+from clcomm.tools.doctor.job import JobFacts
 
 _REMEDY = "correct it, or unset it for its default (docs/environment.md)"
 _PAGE = "docs/environment.md lists clcomm's"

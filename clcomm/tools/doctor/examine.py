@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from clcomm.base.console.option_types import Finding, note, problem
+from clcomm.base.console.finding import Finding, note, problem
 from clcomm.tools.doctor import (
     caches,
     cores,
@@ -23,8 +23,8 @@ from clcomm.tools.doctor import (
     place,
     start,
 )
-from clcomm.tools.doctor.cores import FAILED, Facts, JobFacts
 from clcomm.tools.doctor.guard import StageGuard
+from clcomm.tools.doctor.job import FAILED, Facts, JobFacts
 
 Probe = Callable[[], Facts]
 #: How long a probe may take; those that wait for other programs have limits of their own below this.

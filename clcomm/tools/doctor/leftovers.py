@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from clcomm.base.console.option_types import Finding, note, ok, problem
+from clcomm.base.console.finding import Finding, note, ok, problem
 from clcomm.base.units import format_size
-from clcomm.tools.doctor.cores import JobFacts
+from clcomm.tools.doctor.job import JobFacts
 from clcomm.tools.doctor.limits import temporary
 
 #: Files of MPICH, Open MPI and Intel MPI in /dev/shm.

@@ -7,9 +7,9 @@ import os
 import resource
 from collections.abc import Iterator
 
-from clcomm.base.console.option_types import Finding, note, ok, problem
+from clcomm.base.console.finding import Finding, note, ok, problem
 from clcomm.base.units import format_size
-from clcomm.tools.doctor.cores import FAILED, Facts, JobFacts
+from clcomm.tools.doctor.job import FAILED, Facts, JobFacts
 
 #: Open files: MPI does not start with less; hundreds of ranks and PyTorch's workers need more than the second.
 LEAST_OPEN, AMPLE_OPEN = 64, 256

@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from clcomm._version import __version__
-from clcomm.base.console.option_types import Finding, note, ok, problem
+from clcomm.base.console.finding import Finding, note, ok, problem
 from clcomm.base.errors import name_ranks
-from clcomm.tools.doctor.cores import Facts, JobFacts
+from clcomm.tools.doctor.job import Facts, JobFacts
 
 #: The packages of every installation, as they are imported and as they are called.
 PACKAGES = {"numpy": "NumPy", "mpi4py": "mpi4py", "pyopencl": "PyOpenCL", "rich": "Rich", "pooch": "Pooch"}

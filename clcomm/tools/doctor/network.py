@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clcomm.base.console.option_types import Finding, note, ok, problem
+from clcomm.base.console.finding import Finding, note, ok, problem
 from clcomm.base.errors import name_ranks
 from clcomm.base.units import format_size
-from clcomm.tools.doctor.cores import Facts, JobFacts
+from clcomm.tools.doctor.job import Facts, JobFacts
 
 if TYPE_CHECKING:
     from clcomm.comm.transport.mpi_runtime import Intracomm

@@ -20,12 +20,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from clcomm.base.console.option_types import Finding, note, ok, problem
+from clcomm.base.console.finding import Finding, note, ok, problem
 from clcomm.base.errors import ClcommError, name_ranks, pip_install
 from clcomm.base.host.launcher import without_job
 from clcomm.base.storage.scratch import scratch_directory
 from clcomm.tools.doctor import caches
-from clcomm.tools.doctor.cores import Facts, JobFacts
+from clcomm.tools.doctor.job import Facts, JobFacts
 
 if TYPE_CHECKING:
     from clcomm.engine.device import Device

@@ -6,9 +6,9 @@ import os
 import sys
 from collections.abc import Iterator
 
-from clcomm.base.console.option_types import Finding, note, ok
+from clcomm.base.console.finding import Finding, note, ok
 from clcomm.base.host.launcher import launched_rank
-from clcomm.tools.doctor.cores import JobFacts
+from clcomm.tools.doctor.job import JobFacts
 
 
 def probe() -> dict[str, object]:
@@ -33,7 +33,7 @@ def check(job: JobFacts) -> Iterator[Finding]:
 
 def probe_other_jobs() -> dict[str, object]:
     """Return the running jobs, and the errors of status pages that cannot be read."""
-    from clcomm.comm.watch.worlds import find_jobs
+    from clcomm.comm.watch.running_jobs import find_jobs
 
     jobs, problems = find_jobs()
     return {"jobs": [[job.pid, job.program, len(job.ranks)] for job in jobs], "problems": problems,

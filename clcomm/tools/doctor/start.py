@@ -12,9 +12,9 @@ import sys
 import time
 from collections.abc import Iterator
 
-from clcomm.base.console.option_types import Finding, ok, problem
+from clcomm.base.console.finding import Finding, ok, problem
 from clcomm.jobs.launch import mpiexec
-from clcomm.tools.doctor.cores import JobFacts
+from clcomm.tools.doctor.job import JobFacts
 
 RANKS = 2
 #: How long the ranks may take; imports from a network file system are slow.

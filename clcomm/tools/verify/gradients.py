@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clcomm.base.console.option_types import Finding, note, ok
+from clcomm.base.console.finding import Finding, note, ok
 from clcomm.tools.verify.job import JobRecord
 from clcomm.tools.verify.record import BACKWARD, STEP, SYNC, Sketches, Step
 from clcomm.tools.verify.watcher import by_rank, wrong

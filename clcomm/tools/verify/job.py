@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from clcomm.jobs.launch.keeper import Keeper
 from clcomm.jobs.launch.mpiexec import find_mpiexec
-from clcomm.jobs.launch.supervisor import Keeper
 from clcomm.tools.verify.rank import ABORT, GO, LOOK_S
 from clcomm.tools.verify.record import Progress, RankRecord, Step, read, read_progress
 

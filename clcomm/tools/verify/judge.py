@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from clcomm.base.console.option_types import PROBLEM, Finding, note, ok
+from clcomm.base.console.finding import PROBLEM, Finding, note, ok
 from clcomm.base.errors import name_ranks
 from clcomm.tools.verify.gradients import judge_gradients
 from clcomm.tools.verify.job import JobRecord

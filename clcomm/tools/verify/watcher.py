@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.base.console.option_types import Finding, problem
+from clcomm.base.console.finding import Finding, problem
 from clcomm.tools.verify.record import (
     BACKWARD,
     CLIP,

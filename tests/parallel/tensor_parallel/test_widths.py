@@ -10,12 +10,12 @@ import pytest
 from clcomm.base.errors import ArgumentError, MismatchError
 from clcomm.engine import Linear, MultiheadAttention, Sequential, Tensor
 from clcomm.engine import functional as F
+from clcomm.engine.modes import no_grad
 from clcomm.engine.ops.blocks import Block, copy_part
 from clcomm.engine.ops.matmul import column_sums, multiply
 from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.ops.types import launch_broadcast
 from clcomm.engine.tensor import copy_into
-from clcomm.engine.view import no_grad
 from clcomm.parallel.exchange import ACTIVATIONS, Exchange
 from clcomm.parallel.tensor_parallel import (
     ColumnParallel,

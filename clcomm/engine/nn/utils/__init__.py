@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from clcomm.base.errors import ArgumentError
 from clcomm.engine import functional as F
 from clcomm.engine.flat import space_of
+from clcomm.engine.modes import no_grad
 from clcomm.engine.nn.utils import rnn
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
-from clcomm.engine.view import no_grad
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_", "parameters_to_vector", "rnn", "vector_to_parameters"]
 
