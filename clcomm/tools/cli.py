@@ -10,14 +10,15 @@ import atexit
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from clcomm._version import __version__
 from clcomm.base.console.option_types import OneLineParser
+from clcomm.base.errors import ArgumentError
 from clcomm.base.host.launcher import launched_rank, without_job
 from clcomm.base.host.rank_process import ENDED_BY, handle_signals, rank_above, say_ended
-from clcomm.tools.commands.listing import COMMANDS, DESCRIPTION, EPILOG, Listed, add
+from clcomm.tools.commands.listing import COMMANDS, DESCRIPTION, EPILOG, MOVED, Listed, add
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -52,6 +53,8 @@ def make_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, the process's own by default; return the exit code."""
     given = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if given[0] in MOVED:
+        raise ArgumentError(f"{given[0]}: works in clcomm's repository alone; there, python -m training.{given[0]}")
     options = make_parser(given).parse_args(given)
     if options.command == DOCTOR:  # no job, and NumPy may be missing
         return options.run(options) or 0
@@ -63,12 +66,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def entry() -> NoReturn:
     """Run this process's command line and exit; errors are one line."""
+    first, others = sys.argv[1:2], sys.argv[2:]
+    is_known = first and first[0] in [each.name for each in COMMANDS]
+    asks = first in ([], ["--version"], ["--help"], ["-h"]) or (is_known and others in (["--help"], ["-h"]))
+    run_alone(main, bool(asks) or (first == [DOCTOR] and _lacks_numpy()))
+
+
+def run_alone(main: Callable[[], int], at_once: bool = False) -> NoReturn:
+    """Run a command and exit with its code; errors are one line. at_once: without slow imports, as for help."""
     if rank_above():  # the command is a job of its own
         for name in {*os.environ} - {*without_job(os.environ)}:
             del os.environ[name]
-    if sys.argv[1:2] in ([], ["--version"], ["--help"], ["-h"]) or sys.argv[2:] in (["--help"], ["-h"]):
-        sys.exit(main())  # these need no slow imports
-    if sys.argv[1:2] == [DOCTOR] and _lacks_numpy():
+    if at_once:
         sys.exit(main())
     if launched_rank() is not None:
         from clcomm.comm.watch import endings

@@ -53,7 +53,6 @@ def main():
 
 run(main)
 """
-_CLCOMM = (sys.executable, "-m", "clcomm")
 #: The commands, and the exit code of a run that nobody disturbs; how often each is drawn; whether it replaces ranks.
 COMMANDS: dict[str, tuple[Callable[[], list[str]], int, int, bool]] = {
     "run": (lambda: ["run", "-n", "2", "job.py"], 0, 4, False),
@@ -63,8 +62,10 @@ COMMANDS: dict[str, tuple[Callable[[], list[str]], int, int, bool]] = {
     "min-ranks": (lambda: ["run", "--min-ranks", "1", "-n", "2", "job.py"], 0, 4, True),
     "hosts": (lambda: ["run", "--min-ranks", "1", "-n", "2", "--hosts", "localhost:2", "job.py"], 0, 3, True),
     "verify": (lambda: ["verify", "job.py"], 2, 3, False),
-    "plan": (lambda: ["plan", "--model", "mlp", "--ranks", "2", "--strategies", "dp"], 0, 1, False),
+    "plan": (lambda: ["--model", "mlp", "--ranks", "2", "--strategies", "dp"], 0, 1, False),
 }
+#: The programs of those that are none of `clcomm`'s.
+_PROGRAMS = {"plan": "training.plan"}
 #: The processes, by a word of their command lines; the launcher's own are told by their names.
 _WORDS = {
     "agent": "clcomm.jobs.launch.host_agent", "keeper": "keeper_process.py", "monitor": "exit_monitor_process.py",
@@ -73,6 +74,11 @@ _WORDS = {
 #: What a process is sent: all but the launcher's helpers would end.
 _SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSEGV)
 _DEADLY = (signal.SIGKILL, signal.SIGSEGV)
+
+
+def command_line(command: str) -> list[str]:
+    """Return a command's line."""
+    return [sys.executable, "-m", _PROGRAMS.get(command, "clcomm"), *COMMANDS[command][0]()]
 
 
 class Case(NamedTuple):
@@ -128,7 +134,7 @@ class KilledJob:
             place += ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh"]
         self.errors = (folder / "errors").open("w+")
         self.process = subprocess.Popen(
-            [*place, *_CLCOMM, *COMMANDS[command][0]()], env=environment, cwd=folder, stdin=subprocess.DEVNULL,
+            [*place, *command_line(command)], env=environment, cwd=folder, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=self.errors, start_new_session=True,
         )  # fmt: skip
         until(self._is_clcomm)

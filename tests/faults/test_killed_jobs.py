@@ -18,7 +18,7 @@ import pytest
 from clcomm.comm.watch import worlds
 from clcomm.jobs.launch.keeper import kept_job
 from clcomm.jobs.launch.keeper_process import Made, end_processes
-from tests.faults.killed_jobs import COMMANDS, HUNG_S, KilledJob, draw, run, until
+from tests.faults.killed_jobs import COMMANDS, HUNG_S, KilledJob, command_line, draw, run, until
 from tests.faults.launch import clean_environment
 
 CASES, SEED = int(os.environ.get("CLCOMM_KILLED_JOBS", "3")), os.environ.get("CLCOMM_KILLED_JOBS_SEED", "1")
@@ -160,8 +160,8 @@ def test_a_job_without_free_descriptors_is_one_line(tmp_path: Path, number: int)
     (tmp_path / "job.py").write_text("raise SystemExit('started')")
     limit = f'ulimit -n {draw.randint(6, 60)}; exec "$@"'
     ended = subprocess.run(
-        ["sh", "-c", limit, "sh", sys.executable, "-m", "clcomm", *COMMANDS[command][0]()], cwd=tmp_path,
-        env=clean_environment(), capture_output=True, text=True, timeout=HUNG_S, check=False,
+        ["sh", "-c", limit, "sh", *command_line(command)], cwd=tmp_path, env=clean_environment(),
+        capture_output=True, text=True, timeout=HUNG_S, check=False,
     )  # fmt: skip
     lines = ended.stderr.splitlines()[command == "plan" :]  # which first says what it does
     assert (ended.returncode, ended.stdout, len(lines)) == (1, "", 1), (command, limit, ended)

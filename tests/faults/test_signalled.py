@@ -48,8 +48,6 @@ clcomm/jobs/launch/supervisor.py Supervisor._ended
     the launcher: this process's child
 clcomm/jobs/launch/supervisor.py Supervisor._forward
     the launcher: this process's child
-clcomm/jobs/launch/trial.py try_job
-    the ranks of a trial: the process group of this process's child
 clcomm/jobs/launch/world_supervisor.py World.end
     the launcher: this process's child
 clcomm/jobs/launch/world_supervisor.py WorldSupervisor._start
@@ -60,6 +58,8 @@ clcomm/comm/transport/mpi_failures.py abort
     all ranks: MPI's own
 clcomm/tools/verify/job.py watch
     the watched script's ranks: the process group of this process's child
+training/trial.py try_job
+    the ranks of a trial: the process group of this process's child
 examples/one_idea/elastic.py main
     the rank itself: its own number
 """

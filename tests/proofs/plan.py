@@ -1,4 +1,4 @@
-"""Drawn jobs under drawn limits of memory: whether each fits is what `clcomm plan` says, and its peak within 5%.
+"""Drawn jobs under drawn limits of memory: whether each fits is what training/plan.py says, and its peak within 5%.
 
     python -m tests.proofs.plan CASES SEED
 
@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 from clcomm.comm.costs.jobs import Job
 from clcomm.insight.report.forecasting import optimizer_buffers, workload_of
-from clcomm.insight.report.planning import MARGIN, NO, YES, Way, parse_way, peak_of
 from clcomm.jobs.launch.mpiexec import find_mpiexec
-from clcomm.tools.commands.plan import program_of, try_way
+from training.plan import program_of, try_way
+from training.planning import MARGIN, NO, YES, Way, parse_way, peak_of
 
 CGROUPS = Path("/sys/fs/cgroup/memory")
 PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))

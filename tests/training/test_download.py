@@ -7,12 +7,15 @@ import hashlib
 import http.server
 import os
 import socket
+import sys
 import threading
+from functools import partial
 
 import pytest
 
 from clcomm.base.errors import DataError
 from training.data import download as module
+from training.data.cifar import download_cifar10
 from training.data.datasets import MNIST_FILES, find_mnist_files
 from training.data.download import FASHION_MNIST, MNIST, Remote, download, matches
 
@@ -165,6 +168,13 @@ def test_a_file_larger_than_any_dataset_is_cut_short(mirrors, tmp_path, monkeypa
     monkeypatch.setattr(module, "MAX_FILE_BYTES", 1000)
     big = mirrors(FILES | {"t10k-labels-idx1-ubyte.gz": bytes(200_000)})
     assert "more than 1000 B" in failure(Remote("set", (big.url,), SUMS), tmp_path)
+
+
+def test_without_pooch_a_line_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    for fetch in (partial(download, MNIST), download_cifar10):
+        with pytest.raises(DataError, match=r"^Pooch, which downloads data, is not installed; pip install pooch$"):
+            fetch(tmp_path)
 
 
 def test_an_unwritable_directory_is_named(tmp_path):

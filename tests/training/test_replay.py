@@ -1,4 +1,4 @@
-"""`clcomm replay`: the bits of any rank's step, in one process; and where two runs part."""
+"""`python -m training.replay`: the bits of any rank's step, in one process; and where two runs part."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 from clcomm.base.errors import ClcommError
 from clcomm.comm.communicator import Communicator
 from clcomm.jobs import checkpoint
-from clcomm.tools import cli
-from clcomm.tools.commands.replay import Saved
 from tests.helpers import one_line
+from training import replay
 from training.console import make_console
 from training.options import TrainingOptions
-from training.replay import replayed
+from training.replay import Saved
+from training.replayed_steps import replayed
 from training.session import Session
 from training.step_values import StepValues, Value
 from training.text_options import TextOptions
@@ -142,7 +142,7 @@ def make_saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    assert cli.main(["replay", "--trust", "tests", *map(str, words)]) == 0
+    assert replay.main(["--trust", "tests", *map(str, words)]) == 0
     return capsys.readouterr().out
 
 
@@ -218,7 +218,6 @@ def without_program(saved: Path, into: Path) -> Path:
         ({}, ("--step", 1, "--rank", 1), "--rank: expected 0 to 0, the run's ranks, got 1"),
         ({"version": "0.0.7"}, ("--step", 1), "expected one of clcomm .*, found 0.0.7; replay with the release"),
         ({"began": 6}, ("--step", 3), "--step: expected one after 6, the first saved since the run went on from"),
-        ({"module": "nowhere.training"}, ("--step", 1), "expected the run's module nowhere.training in "),
         ({"session": "nowhere:Session"}, ("--step", 1), "expected the run's nowhere:Session, found none in "),
         ({"session": "training.options:TrainingOptions"}, ("--step", 1), "expected the run's training.options:Train"),
         ({"device": "another"}, ("--step", 1), "replay: expected the run's device, another, got native engine on "),
@@ -229,25 +228,24 @@ def test_one_line_says_what_cannot_be_replayed(
 ) -> None:
     path = spoilt(saved, tmp_path / "run.npz", **change)
     with pytest.raises(ClcommError, match=reason) as caught:
-        cli.main(["replay", "--trust", "nowhere", str(path), *map(str, words)])
+        replay.main(["--trust", "nowhere", str(path), *map(str, words)])
     one_line(caught)
 
 
-@pytest.mark.parametrize("field", ["module", "session", "options"])
+@pytest.mark.parametrize("field", ["session", "options"])
 @pytest.mark.parametrize("place", ["run_file", "--against"])
 def test_no_module_is_imported_that_a_file_without_a_signature_names(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, place: str
 ) -> None:
     name = f"planted_{os.getpid()}_{field}_{place.strip('-')}"
     (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Session: pass\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    path = spoilt(saved, tmp_path / "run.npz", **{field: name if field == "module" else f"{name}:Session"})
+    monkeypatch.syspath_prepend(tmp_path)
+    path = spoilt(saved, tmp_path / "run.npz", **{field: f"{name}:Session"})
     words = [str(path), "--step", "1"] if place == "run_file" else [str(saved), "--against", str(path)]
     with pytest.raises(
         ClcommError, match=f"found '{name}.*which anybody can have written.*add --trust {name}"
     ) as caught:
-        cli.main(["replay", *words])
+        replay.main(words)
     one_line(caught)
     assert not (tmp_path / "ran").exists() and name not in sys.modules
     key = tmp_path / "key"
@@ -255,7 +253,7 @@ def test_no_module_is_imported_that_a_file_without_a_signature_names(
     monkeypatch.setenv("CLCOMM_CHECKPOINT_KEY", str(key))
     checkpoint.save(tmp_path / "signed.npz", checkpoint_of(path, monkeypatch))
     with pytest.raises(ClcommError, match="replay: expected the run's"):  # it is imported, and is no Session
-        cli.main(["replay", str(tmp_path / "signed.npz"), "--step", "1"])
+        replay.main([str(tmp_path / "signed.npz"), "--step", "1"])
     assert (tmp_path / "ran").exists()
 
 
@@ -284,11 +282,11 @@ def test_other_data_and_runs_that_depend_on_their_ranks_are_refused(
         old.facts["program"]["settings"] = {**held, **settings}
         checkpoint.save(tmp_path / "run.npz", old, keep=2)
     with pytest.raises(ClcommError, match=reason) as caught:
-        cli.main(["replay", str(tmp_path / "run.npz"), "--step", str(STEPS)])
+        replay.main([str(tmp_path / "run.npz"), "--step", str(STEPS)])
     one_line(caught)
 
 
 def test_a_run_without_a_program_is_refused(saved: Path, tmp_path: Path) -> None:
     path = without_program(saved, tmp_path / "run.npz")
     with pytest.raises(ClcommError, match="expected one that a Session saved, whose class is in a module, found no"):
-        cli.main(["replay", str(path), "--step", "1"])
+        replay.main([str(path), "--step", "1"])

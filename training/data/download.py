@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -149,8 +150,10 @@ def fetch(url: str, path: Path, wait_s: float, most_bytes: int, answered: Callab
         most_bytes: the largest size of the file.
         answered: called when the first bytes are here.
 
-    Raises FetchError where that fails.
+    Raises FetchError where that fails, DataError without Pooch.
     """
+    if find_spec("pooch") is None:
+        raise DataError("Pooch, which downloads data, is not installed; pip install pooch")
     transfer = _Transfer(url, path, wait_s, most_bytes)
     thread = threading.Thread(target=transfer.run, name="clcomm-download", daemon=True)
     thread.start()

@@ -35,13 +35,12 @@ COMMANDS: tuple[Listed | Command, ...] = (
     Listed("tune", "fit latency and bandwidth, recommend a bucket size, predict scaling"),
     Listed("report", "show a run's figures: tables, charts, a page"),
     Listed("forecast", "forecast a run's step on more ranks and another network"),
-    Listed("plan", "find the strategies that fit a host's memory, the fastest first"),
     Listed("compare", "compare runs' reports: settings, speed, communication, bytes, accuracy"),
-    Listed("replay", "compute a step of a run again in one process, or find where two runs part"),
     Listed("trace", "write the timeline of a job that was ended"),
     Listed("completion", "print the completion of this command's words for a shell"),
 )
-
+#: What is a program of the repository's package `training` now, as it knows that package's programs alone.
+MOVED = ("plan", "replay")
 
 #: Of the whole command: the first and the last lines of its help.
 DESCRIPTION = "Data-parallel training for OpenCL devices over MPI."

@@ -18,7 +18,7 @@ from clcomm.base.errors import name_ranks
 from clcomm.tools.doctor.job import Facts, JobFacts
 
 #: The packages of every installation, as they are imported and as they are called.
-PACKAGES = {"numpy": "NumPy", "mpi4py": "mpi4py", "pyopencl": "PyOpenCL", "rich": "Rich", "pooch": "Pooch"}
+PACKAGES = {"numpy": "NumPy", "mpi4py": "mpi4py", "pyopencl": "PyOpenCL", "rich": "Rich"}
 #: The checks that fail for lack of a package, whatever else they say.
 _NEED = {
     "numpy": ("start", "OpenCL", "device"), "mpi4py": ("MPI", "start"), "pyopencl": ("OpenCL", "device"),

@@ -16,9 +16,9 @@ from clcomm.insight.report.forecasting import cluster_of, model_memory, optimize
 from clcomm.insight.report.report import LeftOut, Report
 from clcomm.insight.report.run_costs import Analysis, mean_step
 from clcomm.insight.report.step_parts import CORE
-from clcomm.jobs.launch.trial import Held
 from clcomm.sync.policies.choose import POLICIES, parse_policy
 from clcomm.sync.policies.policy import Policy
+from training.trial import Held
 
 #: How far a forecast peak may be from the run's, as a share.
 MARGIN = 0.05

@@ -1,25 +1,26 @@
-"""`clcomm plan`: which strategies fit a host's memory, and which is fastest, before a run."""
+"""`python -m training.plan`: which strategies fit a host's memory, and which is fastest, before a run."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 from clcomm.base.console.option_types import whole_number
 from clcomm.base.errors import ArgumentError
 from clcomm.base.host import host_bytes, usable_cores
 from clcomm.base.units import format_size, parse_size
+from clcomm.tools.cli import run_alone
 from clcomm.tools.commands import output
 from clcomm.tools.commands.command import Command
+from training import command
 
 if TYPE_CHECKING:
     from clcomm.comm.costs.jobs import Job
-    from clcomm.insight.report.planning import Row, Tried, Way
     from clcomm.insight.report.report import LeftOut
+    from training.planning import Row, Tried, Way
 
 #: The examples by the model that they train: the module, and its options for that model and for a trial.
 PROGRAMS = {
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     """Try each strategy and write the plan. Raises ArgumentError, in one line, where none fits."""
     from clcomm.comm.costs.model import Cost
     from clcomm.insight.report.forecasting import parse_link
-    from clcomm.insight.report.planning import parse_way, plan_of, rows_of
+    from training.planning import parse_way, plan_of, rows_of
 
     job, form = _job(options), output.form_of(options)
     memory = host_bytes() if options.memory is None else parse_size(options.memory, "--memory")
@@ -115,7 +116,7 @@ def _trials(
 
 def _remedy(least: Row, tried: dict[Way, Tried], job: Job, memory: int) -> str:
     """Return what would fit, where the way that needs least does not."""
-    from clcomm.insight.report.planning import MARGIN, buffers_of, most_ranks, peak_of
+    from training.planning import MARGIN, buffers_of, most_ranks, peak_of
 
     of = least.way, tried[least.way], buffers_of(tried)
     most = most_ranks(*of, job, memory)
@@ -140,9 +141,6 @@ def program_of(text: str) -> list[str]:
     if name not in PROGRAMS:
         raise ArgumentError(f"--model: expected one of {', '.join(PROGRAMS)}, with options, got {text!r}")
     module, own = PROGRAMS[name]
-    is_here = Path(*module.split(".")).with_suffix(".py").is_file()  # which the script `clcomm` cannot import
-    if not is_here and (find_spec("examples") is None or find_spec(module) is None):
-        raise ArgumentError(f"--model {name}: expected {module}, of clcomm's repository, in the working directory")
     words: list[str] = []
     for part in filter(None, settings.split(",")):
         key, equals, value = part.partition("=")
@@ -156,11 +154,11 @@ def try_way(program: Sequence[str], way: Way, ranks_per_host: int, steps: int, m
     As many cores are used for each rank as on the planned host, if that has as many as this one. A first trial builds
     kernels, which takes memory that a run with built ones does not need.
     """
-    from clcomm.insight.report.planning import Tried
     from clcomm.insight.report.recording import read_runs
     from clcomm.insight.report.run_costs import Analysis
     from clcomm.jobs.launch.keeper import kept_job
-    from clcomm.jobs.launch.trial import try_job
+    from training.planning import Tried
+    from training.trial import try_job
 
     ranks, cores = way.ranks_tried(ranks_per_host, most), len(usable_cores())
     used = min(cores, max(1, round(ranks * cores / ranks_per_host)))
@@ -195,7 +193,15 @@ COMMAND = Command(
     add_arguments,
     run,
     (
-        ("clcomm plan --model gpt:layers=6,width=384 --ranks 16 --memory 8GiB", "16 ranks on one host with 8 GiB"),
-        ("clcomm plan --model convnet:batch_size=256 --ranks 4 --strategies dp zero3", "of two strategies"),
+        (
+            "python -m training.plan --model gpt:layers=6,width=384 --ranks 16 --memory 8GiB",
+            "16 ranks on one host with 8 GiB",
+        ),
+        ("python -m training.plan --model convnet:batch_size=256 --ranks 4 --strategies dp zero3", "of two strategies"),
     ),
 )
+main = partial(command.run, COMMAND)
+
+
+if __name__ == "__main__":
+    run_alone(main)

@@ -1,4 +1,4 @@
-"""`clcomm plan`: what it takes from trials, what it prints, and what it refuses."""
+"""`python -m training.plan`: what it takes from trials, what it prints, and what it refuses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import pytest
 from clcomm.base.errors import ArgumentError
 from clcomm.comm.costs.jobs import Job
 from clcomm.comm.costs.model import Cost
-from clcomm.insight.report.planning import (
+from clcomm.insight.report.recording import read_runs
+from clcomm.insight.report.run_costs import Analysis, mean_step
+from clcomm.insight.report.step_parts import CORE
+from clcomm.jobs.launch.keeper import kept_job
+from tests.report.runs import LAYOUT, document, written
+from training import plan
+from training.plan import enough_steps, program_of, try_way
+from training.planning import (
     MARGIN,
     NO,
     PERHAPS,
@@ -22,15 +29,7 @@ from clcomm.insight.report.planning import (
     plan_of,
     rows_of,
 )
-from clcomm.insight.report.recording import read_runs
-from clcomm.insight.report.run_costs import Analysis, mean_step
-from clcomm.insight.report.step_parts import CORE
-from clcomm.jobs.launch.keeper import kept_job
-from clcomm.jobs.launch.trial import Held, Trial, try_job
-from clcomm.tools import cli
-from clcomm.tools.commands import plan
-from clcomm.tools.commands.plan import enough_steps, program_of, try_way
-from tests.report.runs import LAYOUT, document, written
+from training.trial import Held, Trial, try_job
 
 MIB = 1 << 20
 #: Of 4 ranks of the ConvNet: 100 MiB each, 10 MiB more of the first, 4 MiB in common beside windows, 40 MiB of data.
@@ -185,18 +184,12 @@ def test_a_policy_is_tried_with_an_exchange():
 )  # fmt: skip
 def test_options_that_tell_no_job_are_refused(options, what):
     with pytest.raises(ArgumentError, match=rf"\A{what}[^\n]*\Z"):
-        cli.main(["plan", *options])
+        plan.main(options)
 
 
-def test_a_program_is_found_in_the_working_directory(tmp_path, monkeypatch):
-    """As the script `clcomm` finds it, from which Python does not import what lies there."""
-    monkeypatch.setattr(plan, "find_spec", lambda name: None)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ArgumentError, match=r"--model mlp: expected examples.mnist, [^\n]* in the working directory"):
-        program_of("mlp")
-    (tmp_path / "examples").mkdir()
-    (tmp_path / "examples" / "mnist.py").touch()
-    assert program_of("mlp:width=3")[:2] == ["-m", "examples.mnist"]
+def test_a_model_s_options_are_those_of_its_example():
+    assert program_of("mlp:width=3,no_bucketing")[:4] == ["-m", "examples.mnist", "--model", "mlp"]
+    assert program_of("mlp:batch_size=3,no_bucketing")[-3:] == ["--batch-size", "3", "--no-bucketing"]
 
 
 def tried(*words: object) -> Trial:
@@ -235,7 +228,7 @@ def test_a_trial_that_fails_says_why():
 def test_a_model_is_planned_and_its_run_holds_that(capsys, tmp_path):
     model, file = "mlp:data=synthetic,batch_size=256", tmp_path / "plan.json"
     given = ["--ranks", "2", "--strategies", "dp", "--steps", "14", "--memory", "4GiB", "-o", str(file)]
-    assert cli.main(["plan", "--model", model, *given]) == 0
+    assert plan.main(["--model", model, *given]) == 0
     assert "trying dp" in capsys.readouterr().err
     (row,) = json.loads(file.read_text())["tables"]["plan"]
     assert row["fits"] == YES and row["step_s"] > 0
