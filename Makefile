@@ -64,7 +64,7 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
   tests/test_replayed_synchronisation.py tests/sync/test_overlap.py tests/training/test_build_together.py
 
 .DELETE_ON_ERROR:
-.PHONY: ulfm options help mnist test test-all test-torch test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
+.PHONY: ulfm options help mnist test test-all test-loaded test-torch test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
 .PHONY: causes killed-jobs model-check pairs orders snippets views families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
 .PHONY: faults clean examples notebooks deploy matrix release newcomer hosts debian-packages unpack-debian docs
 .PHONY: docs-check drawings exporters trees
@@ -93,6 +93,9 @@ test-all: test ## every case of every test: about two hours
 
 test-torch: $(VENV)/.has-$(SETUP),test,torch-suite | $(OCLGRIND) ## what `make test` skipped for want of PyTorch, which this installs
 	@$(RUN_TESTS) --ranks $(TEST_RANKS) --only-skipped-for PyTorch
+
+test-loaded: $(FOR_TEST) ## the tests that look at other processes, beside four busy loops, three times: hours
+	$(BIN)/python -m tests.loaded $(TEST_ARGS)
 
 test-plain: $(FOR_TEST) | $(OCLGRIND) ## the tests that need no mpiexec
 	@$(RUN_TESTS) --ranks

@@ -26,6 +26,7 @@ from tests.outcomes import Recorder, among  # noqa: E402
 from tests.sampling import (  # noqa: E402
     MOST_CASES,
     MOST_CASES_ON_RANKS,
+    TIMED_FOLDERS,
     divided,
     is_about_ranks,
     is_whole_suite,
@@ -68,6 +69,12 @@ def pytest_collection_modifyitems(config, items):
             chosen = divided(chosen, world().Get_size())
         else:
             chosen = longest_first([item for item in chosen if item.get_closest_marker("mpi") is None])
+    runs_again = not with_mpi and config.pluginmanager.hasplugin("rerunfailures")  # of several ranks, one would alone
+    for item in chosen:
+        if item.path.parent.name in TIMED_FOLDERS:
+            item.add_marker("timing")
+        if runs_again and item.get_closest_marker("timing") is not None:
+            item.add_marker(pytest.mark.flaky(reruns=1))
     if listed := config.getoption("--only-listed"):
         chosen = among(chosen, set(listed.read_text().splitlines()))
     kept = set(chosen)
@@ -91,7 +98,7 @@ def pytest_configure_node(node):
 def pytest_runtest_makereport(item, call):
     """Let fixtures know of a failure as `request.node.has_failed`."""
     report = yield
-    item.has_failed = getattr(item, "has_failed", False) or report.failed
+    item.has_failed = report.failed or (call.when != "setup" and item.has_failed)  # a second run begins with its setup
     return report
 
 

@@ -18,6 +18,7 @@ class Outcomes:
 
     passed: int = 0
     failed: list[str] = field(default_factory=list)
+    again: list[str] = field(default_factory=list)  # what failed once, and ran again
     skipped: dict[str, str] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
@@ -45,6 +46,8 @@ class Recorder:
     def _note(self, report: pytest.CollectReport | pytest.TestReport) -> None:
         if report.failed and report.nodeid not in self.outcomes.failed:  # a test and its fixture may both fail
             self.outcomes.failed.append(report.nodeid)
+        elif report.outcome == "rerun":
+            self.outcomes.again.append(report.nodeid)
         elif report.skipped and not hasattr(report, "wasxfail"):
             reason = report.longrepr[2].removeprefix("Skipped: ")
             if reason != FOR_RANKS:

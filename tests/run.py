@@ -76,14 +76,17 @@ def main(arguments: list[str]) -> int:
             print(f"Nothing in {options.record} was skipped for {options.only_skipped_for}: run `make test` first")
             return 2
     print(f"Parts: {', '.join(part.name for part in parts)}; each runs whatever fails before it", flush=True)
-    lines, failed, skipped = [], [], Counter[str]()
+    lines, failed, again, skipped = [], [], [], Counter[str]()
     for part in parts:
         code, took_s, outcomes = part.run()
         lines.append(f"{part.name:<10} {_verdict(code):<12} {outcomes.passed:>6,} passed {len(outcomes.failed):>4} "
                      f"failed {len(outcomes.skipped):>5,} skipped {took_s:>6.0f} s")  # fmt: skip
         failed += [f"{part.name}: {name}" for name in outcomes.failed] or [part.name] * (code not in ENDED_WELL)
+        again += [f"{part.name}: {name}" for name in outcomes.again]
         skipped.update(outcomes.skipped.values())
     print("\n".join(["", *lines, *_skips(skipped), *(f"FAILED {name}" for name in failed)]))
+    if again:
+        print(f"{len(again)} failed once and ran again: {', '.join(again)}")
     return 1 if failed else 0
 
 

@@ -29,6 +29,8 @@ SLOW = tuple(
         "trace/", "training/test_engines", "zero/test_memory",
     )
 )  # fmt: skip
+#: Folders whose tests look at what other processes do meanwhile: a busy machine may be late.
+TIMED_FOLDERS = ("doctor", "faults", "job", "launch", "multihost", "report", "top", "verify")
 #: From how many cases on a test's cases are divided between numbers of ranks.
 DIVIDED_FROM = 2
 #: Where one of four such cases runs: half of them on two ranks, which take least time.

@@ -96,3 +96,30 @@ def test_processes_that_a_failed_test_leaves_are_ended_and_are_no_later_tests_fa
     _, lines = run(tmp_path, "--ranks", drawn=LEAVES)
     assert lines[0].split()[:5] == ["plain", "failed", "1", "passed", "1"], lines
     assert lines[1:] == ["FAILED plain: test_drawn.py::test_that_leaves_processes"]
+
+
+TIMED = """
+import pathlib
+import pytest
+
+def looked(name):
+    seen = pathlib.Path(__file__).with_name(name)
+    seen.write_text("again" if seen.exists() else "once")
+    return seen.read_text()
+
+@pytest.mark.timing
+def test_that_looks_too_early():
+    assert looked("timed") == "again"
+
+def test_without_the_mark():
+    assert looked("other") == "again"
+"""
+
+
+def test_what_is_marked_timing_runs_once_more_and_is_counted(tmp_path: Path) -> None:
+    code, lines = run(tmp_path, "--ranks", drawn=TIMED)
+    assert code == 1 and lines[0].split()[:5] == ["plain", "failed", "1", "passed", "1"], lines
+    assert lines[1:] == [
+        "FAILED plain: test_drawn.py::test_without_the_mark",
+        "1 failed once and ran again: plain: test_drawn.py::test_that_looks_too_early",
+    ]
