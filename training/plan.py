@@ -20,7 +20,7 @@ from training import command
 if TYPE_CHECKING:
     from clcomm.comm.costs.jobs import Job
     from clcomm.insight.report.report import LeftOut
-    from training.planning import Row, Tried, Way
+    from training.planning import Row, TrialResult, Way
 
 #: The examples by the model that they train: the module, and its options for that model and for a trial.
 PROGRAMS = {
@@ -96,11 +96,11 @@ def _job(options: argparse.Namespace) -> Job:
 
 def _trials(
     program: Sequence[str], ways: Sequence[Way], ranks_per_host: int, options: argparse.Namespace
-) -> tuple[dict[Way, Tried], list[LeftOut]]:
+) -> tuple[dict[Way, TrialResult], list[LeftOut]]:
     """Return each way's trial, and why others have none; ArgumentError where the first, plain one, has none."""
     from clcomm.insight.report.report import LeftOut
 
-    tried: dict[Way, Tried] = {}
+    tried: dict[Way, TrialResult] = {}
     left = []
     for way in dict.fromkeys(ways):
         print(f"clcomm: trying {way}", file=sys.stderr)
@@ -114,7 +114,7 @@ def _trials(
     return tried, left
 
 
-def _remedy(least: Row, tried: dict[Way, Tried], job: Job, memory: int) -> str:
+def _remedy(least: Row, tried: dict[Way, TrialResult], job: Job, memory: int) -> str:
     """Return what would fit, where the way that needs least does not."""
     from training.planning import MARGIN, buffers_of, most_ranks, peak_of
 
@@ -148,7 +148,9 @@ def program_of(text: str) -> list[str]:
     return ["-m", module, *own, "--no-eval", "--quiet", *words]
 
 
-def try_way(program: Sequence[str], way: Way, ranks_per_host: int, steps: int, most: int | None = None) -> Tried | str:
+def try_way(
+    program: Sequence[str], way: Way, ranks_per_host: int, steps: int, most: int | None = None
+) -> TrialResult | str:
     """Return what a trial of a strategy showed on this host; or in one line why there is none.
 
     As many cores are used for each rank as on the planned host, if that has as many as this one. A first trial builds
@@ -157,19 +159,19 @@ def try_way(program: Sequence[str], way: Way, ranks_per_host: int, steps: int, m
     from clcomm.insight.report.recording import read_runs
     from clcomm.insight.report.run_costs import Analysis
     from clcomm.jobs.launch.keeper import kept_job
-    from training.planning import Tried
+    from training.planning import TrialResult
     from training.trial import try_job
 
     ranks, cores = way.ranks_tried(ranks_per_host, most), len(usable_cores())
     used = min(cores, max(1, round(ranks * cores / ranks_per_host)))
     slowdown = max(1.0, ranks_per_host / cores) / max(1.0, ranks / used)
 
-    def attempt(number: int) -> Tried | str:
+    def attempt(number: int) -> TrialResult | str:
         asked = [*program, *way.options_for(number), "--max-steps", str(number), "--report", report]
         trial = try_job(keeper, asked, ranks, used, _LIMIT_S)
         if trial.problem:
             return trial.problem.removeprefix("clcomm: ")
-        return Tried(Analysis(read_runs([report])), trial.peak, slowdown, ranks > used)
+        return TrialResult(Analysis(read_runs([report])), trial.peak, slowdown, ranks > used)
 
     with kept_job() as keeper:
         report = str(keeper.folder / "report.json")

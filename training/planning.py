@@ -18,7 +18,7 @@ from clcomm.insight.report.run_costs import Analysis, mean_step
 from clcomm.insight.report.step_parts import CORE
 from clcomm.sync.policies.choose import POLICIES, parse_policy
 from clcomm.sync.policies.policy import Policy
-from training.trial import Held
+from training.trial import HostMemory
 
 #: How far a forecast peak may be from the run's, as a share.
 MARGIN = 0.05
@@ -63,15 +63,15 @@ class Way:
         return self.division * max(1, min(most or TRIED, ranks) // self.division)
 
 
-class Tried(NamedTuple):
-    """A trial's report, and what its job held on the host when it was most.
+class TrialResult(NamedTuple):
+    """A trial's report, and the most memory that its job held on the host.
 
-    slowdown: how much longer a rank of the planned job computes, where more of them share a core. shared: whether ranks
-    of the trial shared cores, so that waits for one are part of a step.
+    slowdown: the factor by which a rank of the planned job computes longer, where more ranks share a core. shared:
+    whether the trial's ranks shared cores, so that a step includes waits for one.
     """
 
     analysis: Analysis
-    peak: Held
+    peak: HostMemory
     slowdown: float = 1.0
     shared: bool = False
 
@@ -133,19 +133,19 @@ def _least_every(policy: Policy) -> int:
     return policy.h
 
 
-def rows_of(tried: Mapping[Way, Tried], job: Job, link: Cost) -> list[Row]:
+def rows_of(tried: Mapping[Way, TrialResult], job: Job, link: Cost) -> list[Row]:
     """Return what each way takes on a job; `tried` begins with plain data parallelism."""
     plain, buffers = next(iter(tried.values())).analysis, buffers_of(tried)
     return [_row(way, each, plain, buffers, job, link) for way, each in tried.items()]
 
 
-def buffers_of(tried: Mapping[Way, Tried]) -> int:
+def buffers_of(tried: Mapping[Way, TrialResult]) -> int:
     """Return how many arrays as large as the parameters the optimizer of the first, plain trial keeps."""
     plain = next(iter(tried.values())).analysis
     return optimizer_buffers(plain, workload_of(plain)) or 0
 
 
-def peak_of(way: Way, tried: Tried, buffers: int, job: Job) -> tuple[int, int]:
+def peak_of(way: Way, tried: TrialResult, buffers: int, job: Job) -> tuple[int, int]:
     """Return the most bytes on a host of a job, and those of the model in them.
 
     What the model takes on so many ranks follows from formulas (docs/zero.md). Everything else is a rank's as it was in
@@ -175,7 +175,7 @@ def _mean_stage(analysis: Analysis) -> float:
     return mean
 
 
-def _row(way: Way, tried: Tried, plain: Analysis, buffers: int, job: Job, link: Cost) -> Row:
+def _row(way: Way, tried: TrialResult, plain: Analysis, buffers: int, job: Job, link: Cost) -> Row:
     analysis = plain if way.policy_every else tried.analysis  # a policy's steps compute what plain ones do
     work = workload_of(analysis)
     if tried.shared:
@@ -270,7 +270,7 @@ def _shown(row: Row, best: Row, job: Job, memory: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def most_ranks(way: Way, tried: Tried, buffers: int, job: Job, memory: int) -> int:
+def most_ranks(way: Way, tried: TrialResult, buffers: int, job: Job, memory: int) -> int:
     """Return the most ranks a host, up to the job's, with which a way fits; 0: none does."""
     able = (n for n in range(job.ranks_per_host, 0, -1) if n % way.division == 0)
     fitting = (n for n in able if peak_of(way, tried, buffers, Job(job.hosts, n))[0] * (1 + MARGIN) <= memory)

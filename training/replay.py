@@ -68,7 +68,7 @@ class Saved(NamedTuple):
         return cls(Path(path), dict(sorted(steps.items())))
 
     def facts(self, step: int) -> dict[str, Any]:
-        """Return those of the first checkpoint after a step, whose ranks computed it, or else of the last."""
+        """Return the facts of the first checkpoint at or after a step, whose ranks computed it; else the last one's."""
         return self.steps[next((each for each in self.steps if each >= step), max(self.steps))][1].facts
 
     def before(self, step: int) -> tuple[Path | None, int]:

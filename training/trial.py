@@ -27,11 +27,12 @@ _ANONYMOUS, _PAGES = "RssAnon", "VmPTE"
 _KERNEL_BYTES = 11 << 18
 
 
-class Held(NamedTuple):
-    """Bytes that a job's processes have each for itself, that they have in common, and that one more rank would have.
+class HostMemory(NamedTuple):
+    """Bytes that a job's processes hold on one host.
 
-    data: that a host has once, however many ranks read it. another: the mean of all ranks but the largest, with
-    its share of small processes; the first rank reads data and writes reports for all.
+    own: of each process alone, added up. common: shared by several processes. data: the dataset, which a host holds
+    once. another: of one more rank, which is the mean of all ranks but the largest (the first one reads data and
+    writes reports for all), with its share of small processes.
     """
 
     own: int = 0
@@ -47,7 +48,7 @@ class Held(NamedTuple):
 class Trial(NamedTuple):
     """What a job's processes held when it was most, and the last line of its errors; "" where it ended well."""
 
-    peak: Held
+    peak: HostMemory
     problem: str
 
 
@@ -98,7 +99,7 @@ class _Watch:
     """The memory of a process and of all that it started; `peak` is that of the moment when it was most."""
 
     def __init__(self, root: int, ranks: int):
-        self.peak = Held()
+        self.peak = HostMemory()
         self._root, self._ranks = root, ranks
         self._common, self._data, self._walked_s = 0, 0, 0.0
 
@@ -117,7 +118,7 @@ class _Watch:
             helpers = sum(sizes[self._ranks :]) // self._ranks  # the launcher's processes are small
             alike = sizes[1 : self._ranks] or sizes[:1]
             another = sum(alike) // len(alike) + helpers + _KERNEL_BYTES
-            self.peak = Held(whole, self._common, self._data, another)
+            self.peak = HostMemory(whole, self._common, self._data, another)
 
 
 def _fields(pid: int, file: str) -> dict[str, int]:

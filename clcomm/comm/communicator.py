@@ -186,9 +186,9 @@ class Communicator(OtherNames):
             ResourceError: MPI has no communicators left.
             MismatchError: the ranks of a part differ in its name.
         """
-        from clcomm.comm.collectives.parts import PartEvents, Wanted, members_of, part_of
+        from clcomm.comm.collectives.parts import PartEvents, SplitRequest, members_of, part_of
 
-        wanted = Wanted.of(color, self.rank if key is None else key, name)
+        wanted = SplitRequest.of(color, self.rank if key is None else key, name)
         everyone = self.runner.run_uncounted("split", self.world.allgather, wanted)
         members = members_of(everyone, self.rank, self.name_ranks)
         settings = self.settings() | {"observers": (), "name": name, "transport": transport or self.transport}
@@ -197,7 +197,7 @@ class Communicator(OtherNames):
             self.lifetime.parts.add(part)
             if name:
                 part.add_observer(PartEvents(self.notifier, name, members))
-        self.lifetime.be_latest()
+        self.lifetime.keep_alive()
         return part
 
     # --- memory ---

@@ -55,7 +55,7 @@ class GradientSpace(Protocol):
 
     @property
     def adapter(self) -> GradientMoves:
-        """Copies gradients to the one, and means from the other."""
+        """Copies gradients to `arrays.grads`, and their means from `arrays.reduced`."""
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,10 @@ class Synchronizer:
             most ranks have (of equally many the lowest rank's), and the state of the optimizer that
             `attach_optimizer` named.
         check_finite: raise NonFiniteError on every rank when a mean gradient holds NaN or Inf.
-        compression: "none", "fp16", "bf16", "int8", "topk:SHARE", "powersgd:RANK" or "demo:COUNT": the form in which
-            gradients travel; all but the first change them, the next but two with error feedback, and the last is an
-            optimizer's momentum too (docs/policies.md). `register_comm_hook` takes others.
+        compression: the form in which gradients travel. "none" leaves them as they are; "fp16" and "bf16" round them;
+            "int8", "topk:SHARE" and "powersgd:RANK" send less and add in the next step what they left out (error
+            feedback); "demo:COUNT" replaces the optimizer's momentum too (docs/policies.md). `register_comm_hook`
+            takes others.
         algorithm: "ring", "halving", "tree" or "direct": reduce buckets with messages from rank to rank, to study them
             (docs/algorithms.md); instead of compression. None: the Communicator's own all-reduce, which is faster.
         combination: what the ranks' gradients become: their "mean", or "adasum": tensor by tensor an adaptive sum,

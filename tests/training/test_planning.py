@@ -22,25 +22,25 @@ from training.planning import (
     NO,
     PERHAPS,
     YES,
-    Tried,
+    TrialResult,
     most_ranks,
     parse_way,
     peak_of,
     plan_of,
     rows_of,
 )
-from training.trial import Held, Trial, try_job
+from training.trial import HostMemory, Trial, try_job
 
 MIB = 1 << 20
 #: Of 4 ranks of the ConvNet: 100 MiB each, 10 MiB more of the first, 4 MiB in common beside windows, 40 MiB of data.
 WINDOWS = 4 * 2 * 829_440 + 829_440
-HELD = Held(410 * MIB + 4 * 829_440, WINDOWS + 4 * MIB, 40 * MIB, 100 * MIB + 829_440)
+HELD = HostMemory(410 * MIB + 4 * 829_440, WINDOWS + 4 * MIB, 40 * MIB, 100 * MIB + 829_440)
 LINK = Cost(1e-5, 1e-9)
 
 
-def trials(tmp_path, *names: str, held: Held = HELD) -> dict:
+def trials(tmp_path, *names: str, held: HostMemory = HELD) -> dict:
     analysis = Analysis(read_runs(written(tmp_path, [document()])))
-    return {parse_way(name): Tried(analysis, held) for name in names}
+    return {parse_way(name): TrialResult(analysis, held) for name in names}
 
 
 def planned(tmp_path, memory: int, *names: str, ranks: int = 4):
@@ -108,7 +108,9 @@ def test_waits_for_a_core_count_where_ranks_of_the_trial_shared_it(tmp_path):
     for record in given["ranks"]:
         record["core_waits_s"] = {"forward_backward": 0.02}
     analysis = Analysis(read_runs(written(tmp_path, [given])))
-    alone, shared = (rows_of({way: Tried(analysis, HELD, shared=each)}, Job(1, 4), LINK)[0] for each in (False, True))
+    alone, shared = (
+        rows_of({way: TrialResult(analysis, HELD, shared=each)}, Job(1, 4), LINK)[0] for each in (False, True)
+    )
     assert dict(mean_step(analysis))[CORE] > 0
     assert shared.step_s - alone.step_s == pytest.approx(dict(mean_step(analysis))[CORE])
 
@@ -119,7 +121,7 @@ def test_stages_have_parts_of_the_model_as_large_as_theirs(tmp_path):
         "schedule": "1f1b", "micro_batches": 4, "chunks": 1, "first_layers": [0, 3], "bubble": 0.3,
         "parameter_bytes": [829_440, 414_720], "peak_activation_bytes": [5, 6], "bubble_by_formula": 0.2,
     }  # fmt: skip
-    tried = Tried(Analysis(read_runs(written(tmp_path, [document(pipeline=stages)]))), HELD)
+    tried = TrialResult(Analysis(read_runs(written(tmp_path, [document(pipeline=stages)]))), HELD)
     way = parse_way("pp2")
     assert (way.options, way.division, way.ranks_tried(6)) == (("--pp", "2"), 2, 4)
     peak, model = peak_of(way, tried, 1, Job(1, 4))

@@ -57,7 +57,7 @@ def open_world(comm: Intracomm | None, transport: str, limits: Limits, arguments
     if transport not in TRANSPORTS:
         raise ArgumentError(f"transport: expected one of {', '.join(TRANSPORTS)}, got {transport!r}")
     world = World()
-    with StartWatch(limits), mpi_failures.revoking(world.made), mpi_communicators.taking_communicators():
+    with StartWatch(limits), mpi_failures.revoking(world.created), mpi_communicators.taking_communicators():
         _connect_ranks(world, comm, transport, limits, arguments)
         world.cores = _share_of_cores(world.comm)
         compares = _wants_checks(world.comm)
@@ -86,7 +86,7 @@ def _connect_ranks(world: World, comm: Any, transport: str, limits: Limits, argu
         return
     world.comm = comm = mpi_communicators.duplicate(parent)
     world.address = mpi_communicators.address_function()
-    world.made.append(comm)
+    world.created.append(comm)
     try:
         require_same_start(comm, {"transport": transport, **arguments}, limits)
     except MismatchError:
@@ -99,7 +99,7 @@ def _connect_ranks(world: World, comm: Any, transport: str, limits: Limits, argu
         exit_monitor.watch_host(job.record, comm, 0)
         return
     host = mpi_communicators.host_of(comm)
-    world.made.append(host)
+    world.created.append(host)
     mpi_failures.unlink_shared_files()
     exit_monitor.watch_host(job.record, host, mpi_failures.place_in_world()[0])
     world.local_rank, world.local_size = host.Get_rank(), host.Get_size()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ABANDON = "abandon()"
 
 
-class Owner(OpenCommunicator, Watched, Protocol):
+class LastingCommunicator(OpenCommunicator, Watched, Protocol):
     """The Communicator, as this file uses it."""
 
     def add_observer(self, observer: Observer) -> None:
@@ -56,7 +56,7 @@ class Lifetime:
         self.watchdog: Watchdog | None = None
         self._recorder = FlightRecorder()
 
-    def begin(self, owner: Owner) -> None:
+    def begin(self, owner: LastingCommunicator) -> None:
         """Begin with the Communicator that is now complete, and that this object does not keep alive."""
         self._owner, world = weakref.ref(owner), self._world
         owner.add_observer(self._recorder)
@@ -64,11 +64,11 @@ class Lifetime:
             held = [each for each in (world.shared, world.base) if each is not None]
             everyone = this_job().communicators
             self.resources = MpiResources(owner, world.comm, held, world.pending, world.number, everyone, self._name)
-        self.be_latest()
+        self.keep_alive()
         self._watch(owner)
 
-    def be_latest(self) -> None:
-        """Be the Communicator that the hooks keep alive, with its parts, in place of any other."""
+    def keep_alive(self) -> None:
+        """Let the job's hooks keep this Communicator and its parts alive from now on, in place of any other."""
         owner = self._owner()
         if owner is not None and self._world.base.world_size > 1:
             hook_job().opened(owner)
@@ -81,7 +81,7 @@ class Lifetime:
         if owner is not None:
             self._watch(owner)
 
-    def _watch(self, owner: Owner) -> None:
+    def _watch(self, owner: LastingCommunicator) -> None:
         """Start the watchdog where there is something to watch, or let it have the present limits."""
         world = self._world
         if self.watchdog is not None:

@@ -15,7 +15,7 @@ from clcomm.comm.transport import mpi_communicators
 from clcomm.comm.transport.mpi_runtime import Intracomm
 
 
-class Wanted(NamedTuple):
+class SplitRequest(NamedTuple):
     """What a rank asks of a split: its part's number (None: it is in none), its place in it, and the part's name."""
 
     color: int | None
@@ -23,7 +23,7 @@ class Wanted(NamedTuple):
     name: str
 
     @classmethod
-    def of(cls, color: object, key: object, name: object) -> Wanted | ArgumentError:
+    def of(cls, color: object, key: object, name: object) -> SplitRequest | ArgumentError:
         """Return the checked arguments of `Communicator.split`, or the error, for the ranks to compare."""
         if color is not None and not (isinstance(color, Integral) and 0 <= int(color) < 1 << 31):
             return ArgumentError(f"color: expected a number from 0 up, or None for no part, got {color!r}")
@@ -34,7 +34,7 @@ class Wanted(NamedTuple):
         return cls(None if color is None else int(color), int(key), name)
 
 
-def members_of(everyone: Sequence[Wanted | ArgumentError], rank: int, name_of: RankNames) -> list[int]:
+def members_of(everyone: Sequence[SplitRequest | ArgumentError], rank: int, name_of: RankNames) -> list[int]:
     """Return the ranks of `rank`'s part in their order there; empty for none.
 
     Raises the same ArgumentError on every rank where one asks for something invalid.
@@ -49,7 +49,7 @@ def members_of(everyone: Sequence[Wanted | ArgumentError], rank: int, name_of: R
                                          key=lambda r: (found[r].key, r))  # fmt: skip
 
 
-class Begun(Protocol):
+class PartLifetime(Protocol):
     """The Lifetime of a part."""
 
     @property
@@ -63,7 +63,7 @@ class Part(Protocol):
     runner: CollectiveRunner
 
     @property
-    def lifetime(self) -> Begun:
+    def lifetime(self) -> PartLifetime:
         """Its life in the job."""
 
     def finalize(self) -> None:

@@ -39,8 +39,8 @@ class World:
 
     #: The private duplicate of the mpi4py communicator; None without MPI.
     comm: Any = None
-    #: That one and its host's, in which ranks may wait until the world is open.
-    made: list[Intracomm] = field(default_factory=list)
+    #: mpi4py communicators that were made for it: its own and its host's. While it opens, ranks may wait in either.
+    created: list[Intracomm] = field(default_factory=list)
     #: Moves any array between all ranks.
     base: Transport = field(default_factory=SoloTransport)
     #: Reduces arrays that it allocated itself; None without shared memory.

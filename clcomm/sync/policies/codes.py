@@ -31,8 +31,9 @@ def place_bytes(count: int) -> int:
 
 
 def pack_places(places: np.ndarray) -> np.ndarray:
-    """Return the ascending places, (rows, count), of some numbers of each row as bytes: 12 bits for each of them, or
-    where that is less a bit for each number of the row, or nothing where all are meant.
+    """Return as bytes which numbers of each row are chosen; `places`, (rows, count), are theirs, in ascending order.
+
+    A place takes 12 bits. Where that is less, there is one bit for each number of the row; where all are chosen, none.
     """
     count = places.shape[1]
     if place_bytes(count) < ROW // 8:
