@@ -8,10 +8,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import IO, NamedTuple
 
+from clcomm.base.host.host_processes import processes, read, stat_fields
 from clcomm.jobs.launch.keeper import Keeper
 from clcomm.jobs.launch.mpiexec import find_mpiexec
 
@@ -123,22 +122,15 @@ class _Watch:
 
 def _fields(pid: int, file: str) -> dict[str, int]:
     """Return a process's sizes in bytes by name; {} for one that has ended."""
-    try:
-        lines = Path("/proc", str(pid), file).read_text().splitlines()
-    except OSError:
-        return {}
+    lines = read(pid, file).decode().splitlines()
     sizes = (line.partition(":") for line in lines if line.endswith(" kB"))
     return {name: _KIB * int(value.split()[0]) for name, _, value in sizes}
 
 
 def _common_of(pid: int, data: dict[str, int]) -> int:
     """Return a process's share of common memory, and note each training set's size by its inode."""
-    try:
-        lines = Path("/proc", str(pid), "smaps").read_text().splitlines()
-    except OSError:
-        return 0
     share, name, inode, size = 0, "", "", 0
-    for line in lines:
+    for line in read(pid, "smaps").decode(errors="replace").splitlines():
         words = line.split(None, 5)
         if words[0] == "Size:":
             size = _KIB * int(words[1])
@@ -154,10 +146,9 @@ def _common_of(pid: int, data: dict[str, int]) -> int:
 def descendants(root: int) -> Iterator[int]:
     """Yield the ids of a process and of those that it started, their own included."""
     children: dict[int, list[int]] = {}
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-        with suppress(OSError, IndexError):  # it has ended
-            parent = int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(pid)
+    for pid in processes():
+        for parent in stat_fields(pid)[1:2]:  # none where it has ended
+            children.setdefault(int(parent), []).append(pid)
     waiting = [root]
     while waiting:
         pid = waiting.pop()

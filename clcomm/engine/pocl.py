@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clcomm.base.errors import DeviceError
+from clcomm.base.host.rank_process import start_time
 from clcomm.base.storage.files import open_regular, read_regular
 from clcomm.base.storage.private import first_private, unfit, user_cache
 
@@ -191,21 +192,14 @@ def _digest(text: str) -> str:
 
 
 def _own() -> tuple[str, int, int]:
-    return os.uname().nodename, os.getpid(), _began(os.getpid())
-
-
-def _began(pid: int) -> int:
-    """Return when a process began, in clock ticks; 0: it does not live, or there is no /proc."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    return 0
+    return os.uname().nodename, os.getpid(), start_time(os.getpid())
 
 
 def _is_alive(place: Path, by: tuple[str, int, int]) -> bool:
     """Return whether the process that builds lives; one on another host is taken for alive for a while."""
     host, pid, began = by
     if host == os.uname().nodename:
-        return began > 0 and _began(pid) == began
+        return began > 0 and start_time(pid) == began
     with suppress(OSError):
         return time.time() - place.stat().st_mtime < _ELSEWHERE_S
     return False

@@ -9,17 +9,21 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from clcomm.base.host.host_processes import Made, has
+from clcomm.base.host.host_processes import processes as all_processes
 from clcomm.comm.watch import worlds
 from clcomm.jobs.launch.keeper import kept_job
-from clcomm.jobs.launch.keeper_process import Made, end_processes
-from tests.faults.killed_jobs import COMMANDS, HUNG_S, KilledJob, command_line, draw, run, until
-from tests.faults.launch import clean_environment
+from clcomm.jobs.launch.keeper_process import end_processes
+from tests.faults.killed_jobs import COMMANDS, GONE_S, HUNG_S, KilledJob, command_line, draw, own_memory, run, until
+from tests.faults.launch import clean_environment, mpiexec
+from tests.leftovers import kill_with_descendants
 
 CASES, SEED = int(os.environ.get("CLCOMM_KILLED_JOBS", "3")), os.environ.get("CLCOMM_KILLED_JOBS_SEED", "1")
 MEMORY = Path("/dev/shm")
@@ -75,11 +79,11 @@ def test_an_exception_of_whoever_started_a_job_ends_it():
 @pytest.mark.parametrize("kind", ["mpich_shar_tmp", "mpich_shm_", "mpich_vci_"])
 def test_what_a_killed_process_made_goes_too(kind: str):
     mine, theirs, setting = named(kind), named(kind), f"TESTS_JOB={secrets.token_hex(6)}"
-    made = Made(setting)
+    made = Made()
     name, _, value = setting.partition("=")
     processes = [started({**os.environ, name: value}, mine), started(dict(os.environ), theirs)]
     try:
-        made.note()
+        made.note(filter(has(setting), all_processes()))
         for process in processes:
             end(process)
         assert made.names == {mine.name} and end_processes([setting], 0.0, made.names) == 0
@@ -88,6 +92,72 @@ def test_what_a_killed_process_made_goes_too(kind: str):
         for process, path in zip(processes, (mine, theirs), strict=True):
             end(process)
             path.unlink(missing_ok=True)
+
+
+#: A rank that kills itself once it has made or opened MPI's file in shared memory: in MPI_Init, or after that.
+KILLS_ITSELF = """
+import os, sys, time
+import clcomm.comm.communicator
+victim, moment, number, own = *map(int, sys.argv[1:]), os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
+
+def holds(process):
+    named = "/dev/shm/mpich_", "/dev/shm/sm_segment"
+    return any(name in line and "deleted" not in line for line in open(f"/proc/{process}/maps") for name in named)
+
+def kill(process):
+    while not holds(process):
+        time.sleep(0.001)
+    time.sleep(0.2)
+    os.kill(process, number)
+
+if victim == int(own) and moment == 0 and not os.fork():
+    kill(os.getppid())
+    os._exit(0)
+from mpi4py import MPI
+if victim == int(own):
+    kill(os.getpid())
+clcomm.comm.communicator.Communicator()
+"""
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("number", range(12))
+def test_a_rank_of_mpiexec_that_dies_before_its_communicator_leaves_nothing_in_shared_memory(number: int):
+    if not own_memory():
+        pytest.skip("needs a /dev/shm of its own")
+    draw = random.Random(number)
+    ranks = draw.randint(2, 3)  # a job of one rank needs no MPI
+    words = [draw.randrange(ranks), number % 2, draw.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])]
+    mount = 'mount -t tmpfs none /dev/shm && echo $$ && "$@"; echo ended; read line'
+    job = subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", mount, "sh", mpiexec(), "-n", str(ranks), sys.executable, "-c", KILLS_ITSELF,
+         *map(str, words)], env=clean_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert job.stdout is not None
+        memory = Path(f"/proc/{int(job.stdout.readline())}/root/dev/shm")
+        while job.stdout.readline() != "ended\n":
+            assert job.poll() is None
+        assert until(lambda: not os.listdir(memory), GONE_S), (ranks, words, os.listdir(memory))
+    finally:
+        kill_with_descendants(job.pid)
+        job.communicate()
+
+
+@pytest.mark.parametrize("initialize", [True, False])
+def test_a_rank_whose_launcher_has_ended_leaves_no_folder_of_mpis(tmp_path: Path, initialize: bool):
+    """It starts MPI as a process without a launcher does, which makes a folder in TMPDIR."""
+    folders = [tmp_path / name for name in ("job", "tmp")]
+    for folder in folders:
+        folder.mkdir()
+    program = (
+        "import mpi4py, os; from clcomm.comm.transport.mpi_runtime import load_mpi\n"
+        f"mpi4py.rc.initialize = {initialize}; load_mpi(); print(os.environ['TMPDIR'], flush=True); os._exit(0)"
+    )
+    environment = clean_environment(TMPDIR=str(folders[1]), CLCOMM_JOB_FOLDER=str(folders[0]))
+    said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert (said.stdout.split(), list(folders[1].iterdir())) == ([str(folders[1])], [])
 
 
 def test_what_a_job_made_in_shared_memory_goes_with_it_and_nothing_else():

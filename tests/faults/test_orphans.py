@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -14,9 +13,10 @@ from contextlib import ExitStack
 import pytest
 
 from clcomm.base.errors import name_ranks
+from clcomm.base.host.host_processes import stat_fields
 from clcomm.base.host.rank_process import ancestors
-from clcomm.comm.watch import exit_monitor, exit_monitor_process
-from clcomm.comm.watch.exit_monitor_process import PID, RANK, RECORD_BYTES, stat_fields
+from clcomm.comm.watch import exit_monitor
+from clcomm.comm.watch.exit_monitor_process import PID, RANK, RECORD_BYTES
 from tests.faults.launch import start
 
 #: How long ranks without a launcher may run on a busy machine.
@@ -121,9 +121,3 @@ def test_the_exit_monitor_ends_ranks_without_a_launcher(programs, launchers, cap
         time.sleep(0.05)
     named = name_ranks([7 + place for place in range(len(ranks))])
     assert said == f"clcomm: {named}: the launcher is gone; ended by the exit monitor\n"
-
-
-@pytest.mark.parametrize("count", range(1, 20))
-def test_the_exit_monitor_names_ranks_as_every_message_does(count):
-    ranks = sorted(random.Random(count).sample(range(200), count))
-    assert exit_monitor_process.name_ranks(ranks) == name_ranks(ranks)

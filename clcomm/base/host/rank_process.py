@@ -13,6 +13,7 @@ from functools import cache
 from types import FrameType
 
 from clcomm.base.host import variables
+from clcomm.base.host.host_processes import stat_fields
 from clcomm.base.host.launcher import JOB_VARIABLE, OF_RUN, RANK_VARIABLES, SIZES, launched_rank, numbers_of
 
 #: Set by a rank for what it starts: its process, that one's start time, and what the launcher told it.
@@ -88,18 +89,11 @@ def launch_of(pid: int) -> str:
 
 def start_time(pid: int) -> int:
     """Return when a process started, in the kernel's ticks; 0 for one that is gone."""
-    return int((_fields(pid) or ["0"] * 20)[19])
+    return int((stat_fields(pid)[19:20] or ["0"])[0])
 
 
 def _parent(pid: int) -> int:
-    return int((_fields(pid) or ["0"] * 2)[1])
-
-
-def _fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the command's name."""
-    with suppress(OSError), open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()
-    return []
+    return int((stat_fields(pid)[1:2] or ["0"])[0])
 
 
 def _is_launcher(pid: int) -> bool:

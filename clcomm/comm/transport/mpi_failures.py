@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import cast
 import numpy as np
 
 from clcomm.base.errors import LaunchError
+from clcomm.base.host.host_processes import SHARED_MEMORY, files_of
 from clcomm.base.host.launcher import launched_rank
 from clcomm.comm.transport.mpi_runtime import (
     Intracomm,
@@ -36,10 +36,9 @@ def unlink_shared_files() -> None:
     MPICH unlinks them only in MPI_Finalize, so a job that ends in any other way would leave them behind; Open MPI's
     launcher removes them, unless it is killed. MPI does not open them again after MPI_Init.
     """
-    with open("/proc/self/maps") as maps:
-        for path in {line.split()[-1] for line in maps if re.search("/dev/shm/(mpich_shm_|sm_segment[.])", line)}:
-            with contextlib.suppress(OSError):  # unlinked by another rank, or the line ends in "(deleted)"
-                os.unlink(path)
+    for name in files_of(os.getpid(), r"mpich_shm_\S+|sm_segment[.]\S+"):
+        with contextlib.suppress(OSError):  # unlinked by another rank
+            os.unlink(f"{SHARED_MEMORY}/{name}")
 
 
 def tolerates_failures() -> bool:

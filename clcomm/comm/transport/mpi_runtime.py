@@ -99,7 +99,11 @@ def load_mpi() -> ModuleType:
             f"has started; communicate in the rank, take transport='solo', or start a job of its own with "
             f"`clcomm run -n N script.py`"
         )
-    with warnings.catch_warnings():
+    if is_running():
+        return sys.modules["mpi4py.MPI"]
+    from clcomm.base.storage.scratch import in_job_folder  # here, as an import needs none of it
+
+    with warnings.catch_warnings(), in_job_folder():  # a rank of Open MPI whose launcher has ended makes a folder
         warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
         try:
             from mpi4py import MPI
@@ -111,9 +115,9 @@ def load_mpi() -> ModuleType:
                     f"`{pip_install('mpich')}` or see docs/installation.md"
                 ) from None
             raise ImportError(reason) from None
-    if not MPI.Is_initialized():
-        MPI.Init_thread()
-        process_mpi().is_ours_to_end = True  # the program has set mpi4py.rc.initialize to False
+        if not MPI.Is_initialized():
+            MPI.Init_thread()
+            process_mpi().is_ours_to_end = True  # the program has set mpi4py.rc.initialize to False
     return MPI
 
 

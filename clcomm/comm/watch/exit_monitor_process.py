@@ -8,7 +8,6 @@ waits.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import math
 import mmap
@@ -20,10 +19,18 @@ import struct
 import sys
 import termios
 import time
+from collections.abc import Callable
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
+if TYPE_CHECKING or __name__ != "__main__":
+    from clcomm.base.errors import name_ranks
+    from clcomm.base.host.host_processes import OF_MPI, Made, files_of, has, processes, remove, stat_fields
+    from clcomm.base.host.launcher import JOB_VARIABLE
+else:
+    sys.path += [os.path.join(os.path.dirname(__file__), "../../base", folder) for folder in ("", "host")]
+    from errors import name_ranks
+    from host_processes import OF_MPI, Made, files_of, has, processes, remove, stat_fields
+    from launcher import JOB_VARIABLE
 
 #: A rank's record: its size, and the indices of its words (int64).
 RECORD_BYTES = 64
@@ -35,8 +42,6 @@ RUNNING, FINALIZED, LEAVING, STOPPING, FAILING = range(5)
 JOINED = 9
 #: The kernel's request for information on a process, and its flag for the exit status (linux/pidfd.h).
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 0x8
-#: Identifies a job among those of one Open MPI daemon, as in base/host/launcher.py, which this process cannot import.
-JOB_VARIABLE = "PMIX_NAMESPACE"
 #: Whether MPICH's launcher has started ranks on other hosts too: their number here is less than that of all.
 OTHER_HOSTS = 0 < int(os.environ.get("MPI_LOCALNRANKS") or 0) < int(os.environ.get("PMI_SIZE") or 0)
 #: How long the launcher may take to read the report, and to pass it on, before it is ended.
@@ -200,7 +205,8 @@ def watch_start(
 ) -> None:
     """Watch a rank until it has a Communicator; if it exits unexpectedly before, end the host's other ranks.
 
-    Launchers ignore a rank that exits before MPI has started, and the others would wait for it in MPI_Init.
+    Launchers ignore a rank that exits before MPI has started, and the others would wait for it in MPI_Init. What MPI
+    has made for the rank in shared memory is removed once no process uses it.
 
     Args:
         rank: the rank's number, "?" if the launcher does not give it.
@@ -213,32 +219,35 @@ def watch_start(
         pipe: read end of a pipe to which the rank writes its state, one byte each time.
     """
     ignore_signals()
-    state, waiting, within_ms = RUNNING, select.poll(), None
-    for each in (handle, pipe):
+    made, state, waiting, within_ms = Made(OF_MPI), RUNNING, select.poll(), None
+    made.names |= files_of(os.getppid(), OF_MPI)  # this process's parent is the rank, as long as that lives
+    sources = [each for each in (handle, pipe, made.descriptor) if each >= 0]
+    for each in sources:
         waiting.register(each, select.POLLIN)
     while True:
         ready = [descriptor for descriptor, _ in waiting.poll(within_ms)]
-        if not ready:
-            return
+        if made.descriptor in ready:
+            made.note([os.getppid()])
         written = os.read(pipe, 64) if pipe in ready else b""
-        if JOINED in written or FAILING in written or STOPPING in written:
+        if JOINED in written:
             return
         state = max([state, *written])
         if pipe in ready and not written:
-            waiting.unregister(pipe)
+            for each in sources[1:]:
+                waiting.unregister(each)
             within_ms = OTHERS_GRACE_S * 1000 if in_shell else None
-        if handle in ready:
+        if handle in ready or not ready:
             break
-    status = exit_status(pid, handle)
-    if (state == LEAVING or in_shell) and not status:
-        return
-    deadline = time.monotonic() + OTHERS_GRACE_S
-    while (others := children_of(launcher, job)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    if others:
-        os.write(2, f"clcomm: rank {rank} {ended(status, 0)} before it had a Communicator\n".encode())
-    for other in others:
-        kill_if(is_child, other, launcher, job, above)
+    status = exit_status(pid, handle) if ready else 0
+    if state < STOPPING and (status or (state < LEAVING and not in_shell)):
+        deadline = time.monotonic() + OTHERS_GRACE_S
+        while (others := children_of(launcher, job)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if others:
+            os.write(2, f"clcomm: rank {rank} {ended(status, 0)} before it had a Communicator\n".encode())
+        for other in others:
+            kill_if(is_child, other, launcher, job, above)
+    remove(made.names, OTHERS_GRACE_S)
 
 
 def end_other_hosts(launchers: tuple[int, ...]) -> None:
@@ -284,14 +293,6 @@ def end(records: list[memoryview], pidfds: list[int], number: int) -> None:
         ranks = name_ranks([record[RANK] for record in records])
         with contextlib.suppress(OSError):  # the reader may be gone too
             os.write(2, f"clcomm: {ranks}: the launcher is gone; ended by the exit monitor\n".encode())
-
-
-def name_ranks(ranks: list[int], most: int = 8) -> str:
-    """Return ranks in words, as clcomm.base.errors.name_ranks, which this process cannot import, returns them."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    last = ranks[-1] if len(ranks) <= most else f"{len(ranks) - most} more"
-    return f"ranks {', '.join(map(str, ranks[: min(len(ranks) - 1, most)]))} and {last}"
 
 
 def ended(status: int | None, step: int) -> str:
@@ -355,8 +356,7 @@ def kill_if(is_meant: Callable[..., bool], pid: int, *facts: object) -> None:
 
 def children_of(parent: int, job: str) -> list[int]:
     """Return the live children of a launcher that belong to a job; an Open MPI daemon can serve several jobs."""
-    everyone = map(int, filter(str.isdigit, os.listdir("/proc")))
-    return sorted(pid for pid in everyone if is_child(pid, parent, job))
+    return sorted(pid for pid in processes() if is_child(pid, parent, job))
 
 
 def is_child(pid: int, parent: int, job: str, above: int = -1) -> bool:
@@ -369,32 +369,9 @@ def is_child(pid: int, parent: int, job: str, above: int = -1) -> bool:
         above: the launcher's pidfd: no later process with its number is meant; -1: it is known to live.
     """
     fields = stat_fields(pid)
-    if len(fields) < 2 or int(fields[1]) != parent or fields[0] in ("Z", "X") or (job and job != job_of(pid)):
+    if fields[1:2] != [str(parent)] or fields[0] in ("Z", "X") or (job and not has(f"{JOB_VARIABLE}={job}")(pid)):
         return False
     return above < 0 or not select.select([above], [], [], 0)[0]
-
-
-def job_of(pid: int) -> str:
-    """Return the name that the launcher gave to a rank's job, or ""."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-        for variable in file.read().split(b"\0"):
-            if variable.startswith(JOB_VARIABLE.encode() + b"="):
-                return variable.partition(b"=")[2].decode(errors="replace")
-    return ""
-
-
-def stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the command's name; none for a process that is gone.
-
-    Where no descriptor is free they are those of a process that runs, as no more is known of it then: "?".
-    """
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            return []
-    return ["?"] if os.path.exists(f"/proc/{pid}") else []
 
 
 if __name__ == "__main__":

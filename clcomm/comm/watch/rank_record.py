@@ -100,13 +100,9 @@ class RankRecord:
         for start in range(0, len(self._records), _WORDS):
             pid, began = self._records[start + PID], self._records[start + START]
             if pid not in (0, os.getpid()):
-                kill_if(_began_at, pid, began)
+                kill_if(lambda pid, began: start_time(pid) == began, pid, began)
         between, launcher = ancestors(os.getpid())
         job = os.environ.get(JOB_VARIABLE, "")
         for pid in children_of(launcher, job) if launcher else ():
             if pid not in (os.getpid(), *between):
                 kill_if(is_child, pid, launcher, job)
-
-
-def _began_at(pid: int, began: int) -> bool:
-    return start_time(pid) == began

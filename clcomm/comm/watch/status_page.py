@@ -14,8 +14,8 @@ from time import perf_counter_ns, sleep
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from clcomm.base.host.host_processes import stat_fields
 from clcomm.base.host.rank_process import start_time
-from clcomm.comm.watch.exit_monitor_process import stat_fields
 from clcomm.comm.watch.job import common_memory
 
 if TYPE_CHECKING:

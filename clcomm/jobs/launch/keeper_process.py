@@ -12,18 +12,21 @@ number may be another's by then.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import os
-import re
 import select
 import shutil
 import signal
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING or __name__ != "__main__":
+    from clcomm.base.host.host_processes import FULL, Made, files_of, has, processes, read, remove, stat_fields
+else:
+    sys.path.append(os.path.join(os.path.dirname(__file__), "../../base/host"))
+    from host_processes import FULL, Made, files_of, has, processes, read, remove, stat_fields
 
 #: No process is to be ended, as the job has ended well.
 LEAVE = "leave"
@@ -31,15 +34,9 @@ LEAVE = "leave"
 #: processes whose launcher has ended to end by themselves, with their last lines.
 KILLED_S, TRACKERS_S, PATIENCE_S = 4.0, 1.0, 1.0
 _LOOK_S = 0.02
-#: No descriptor is free; how many are left where processes' are opened.
-_FULL, _SPARE = (errno.EMFILE, errno.ENFILE), 3
-_SHARED_MEMORY = "/dev/shm"
-#: How files are named that a program has for itself: by MPICH, UCX, Open MPI, multiprocessing and PyTorch.
-_NAME = r"(?:mpich|ucx_shm_posix|torch)_\w+|(?:sm|vader)_segment\.\S+|osc_rdma\.\S+|sem\.mp-\w+|psm_\w+"
-_NAMED, _MAPPED = re.compile(_NAME), re.compile(rf" {_SHARED_MEMORY}/({_NAME})$", re.MULTILINE)
+#: How many descriptors are left where processes' are opened.
+_SPARE = 3
 _TRACKER = b"multiprocessing.resource_tracker"
-#: inotify(7): a file was made; without waiting, not for child processes; the head of an event.
-_CREATED, _FLAGS, _EVENT = 0x100, os.O_NONBLOCK | os.O_CLOEXEC, struct.Struct("iIII")
 
 
 def end_processes(settings: Iterable[str], patience_s: float = 0.0, made: Iterable[str] = ()) -> int:
@@ -54,12 +51,9 @@ def end_processes(settings: Iterable[str], patience_s: float = 0.0, made: Iterab
 
     Returns how many were killed.
     """
-    wanted, names, killed = {each.encode() for each in settings}, set(made), set()
+    is_own, names, killed = has(*settings), set(made), set()
     patient_until = time.monotonic() + patience_s
     until = patient_until + KILLED_S
-
-    def is_own(process: int) -> bool:
-        return wanted <= set(_read(process, "environ").split(b"\0"))
 
     while time.monotonic() < until:
         with ExitStack() as stack:
@@ -68,19 +62,19 @@ def end_processes(settings: Iterable[str], patience_s: float = 0.0, made: Iterab
                 break
             now_s = time.monotonic()
             helpers_end = now_s >= patient_until + TRACKERS_S  # they remove what the others have left
-            found = [each for each in found if helpers_end or _TRACKER not in _read(each[0], "cmdline")]
+            found = [each for each in found if helpers_end or _TRACKER not in read(each[0], "cmdline")]
             if now_s < patient_until or not found:
                 time.sleep(_LOOK_S)
                 continue
             for number in (signal.SIGSTOP, signal.SIGKILL):
                 for process, handle in found:
-                    names |= _files_of(process)
+                    names |= files_of(process)
                     with suppress(OSError):
                         signal.pidfd_send_signal(handle, number)
             killed |= {process for process, _ in found}
             for _, handle in found:
                 select.select([handle], [], [], max(0.0, until - time.monotonic()))
-    _remove(names)
+    remove(names)
     return len(killed)
 
 
@@ -95,7 +89,7 @@ def opened(is_wanted: Callable[[int], bool], stack: ExitStack) -> list[tuple[int
         for _ in range(_SPARE):
             spare.callback(os.close, os.open("/proc", os.O_RDONLY))
         try:
-            for process in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+            for process in processes():
                 if process != os.getpid() and is_wanted(process):
                     with suppress(ProcessLookupError):  # it has ended
                         handle = os.pidfd_open(process)
@@ -103,7 +97,7 @@ def opened(is_wanted: Callable[[int], bool], stack: ExitStack) -> list[tuple[int
                         if is_wanted(process):
                             found.append((process, handle))
         except OSError as error:
-            if error.errno not in _FULL or not found:
+            if error.errno not in FULL or not found:
                 raise
     return found
 
@@ -111,88 +105,21 @@ def opened(is_wanted: Callable[[int], bool], stack: ExitStack) -> list[tuple[int
 def kill_children(parent: int) -> None:
     """Kill the processes that a process, which the caller has started and not waited for, has started in its turn."""
     with ExitStack() as stack, suppress(OSError):
-        for _, handle in opened(lambda process: _parent(process) == parent, stack):
+        for _, handle in opened(lambda process: stat_fields(process)[1:2] == [str(parent)], stack):
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
-
-
-def _parent(process: int) -> int:
-    fields = _read(process, "stat").rpartition(b")")[2].split()
-    return int(fields[1]) if len(fields) > 1 else 0
-
-
-def _read(process: int, file: str) -> bytes:
-    """Return a file of /proc/PROCESS; nothing where it has ended, or is another user's.
-
-    Raises OSError where no descriptor is free, which says nothing of the process.
-    """
-    try:
-        with open(f"/proc/{process}/{file}", "rb") as opened_file:
-            return opened_file.read()
-    except OSError as error:
-        if error.errno in _FULL:
-            raise
-    return b""
-
-
-def _files_of(process: int) -> set[str]:
-    """Return the names of files in shared memory that a process has mapped or open; none that are removed."""
-    names = set(_MAPPED.findall(_read(process, "maps").decode(errors="replace")))
-    with suppress(OSError):
-        for descriptor in os.listdir(f"/proc/{process}/fd"):
-            with suppress(OSError):
-                folder, _, name = os.readlink(f"/proc/{process}/fd/{descriptor}").rpartition("/")
-                if folder == _SHARED_MEMORY and _NAMED.fullmatch(name):
-                    names.add(name)
-    return names
-
-
-def _remove(names: set[str]) -> None:
-    """Remove files in shared memory that no process uses any more."""
-    left = {name for name in names if os.path.exists(f"{_SHARED_MEMORY}/{name}")}
-    if left:
-        left.difference_update(*(_files_of(int(process)) for process in os.listdir("/proc") if process.isdigit()))
-    for name in left:
-        with suppress(OSError):  # not this user's
-            os.unlink(f"{_SHARED_MEMORY}/{name}")
-
-
-class Made:
-    """The names of files that the job's processes make in shared memory: one that is killed has no maps to look at."""
-
-    def __init__(self, setting: str):
-        self._wanted, self.names = setting.encode(), set[str]()
-        self.descriptor = -1
-        with suppress(OSError, AttributeError):  # not Linux
-            library = ctypes.CDLL(None, use_errno=True)
-            self.descriptor = library.inotify_init1(_FLAGS)
-            library.inotify_add_watch(self.descriptor, _SHARED_MEMORY.encode(), _CREATED)
-
-    def note(self) -> None:
-        """Find out whose the files are that were just made."""
-        read, start, new = b"", 0, set()
-        with suppress(BlockingIOError):
-            read = os.read(self.descriptor, 1 << 16)
-        while start < len(read):
-            size = _EVENT.unpack_from(read, start)[3]
-            new.add(os.fsdecode(read[start + _EVENT.size : start + _EVENT.size + size].rstrip(b"\0")))
-            start += _EVENT.size + size
-        if any(_NAMED.fullmatch(name) and os.path.exists(f"{_SHARED_MEMORY}/{name}") for name in new):
-            for process in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-                if self._wanted in _read(process, "environ").split(b"\0"):
-                    self.names |= _files_of(process) & new
 
 
 def main(setting: str, *folders: str) -> None:
     """Serve as the module's text says."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    made, rest = Made(setting), b""
+    made, rest = Made(), b""
     sources = [each for each in (0, made.descriptor) if each >= 0]
     while True:
         found = select.select(sources, [], [])[0]
         if made.descriptor in found:
-            made.note()
+            made.note(filter(has(setting), processes()))
         if 0 not in found:
             continue
         read = os.read(0, 1 << 12)

@@ -10,10 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import NamedTuple
 
 from clcomm.base.errors import ArgumentError, escaped
+from clcomm.base.host.host_processes import has
 from clcomm.base.storage.scratch import remove_stale, scratch_file
 from clcomm.comm.watch import restarts, worlds
 from clcomm.comm.watch.chaos import CHAOS, LOG, Schedule, read_log
@@ -214,7 +214,8 @@ def resize(ranks: int, job: list[str]) -> str:
     """
     running = worlds.running()
     wanted = job[0] if job else str(running[0].pid) if len(running) == 1 else ""
-    found = next((each for each in running if wanted in (str(each.pid), _job_of(wanted, each.folder))), None)
+    of_job = [each for each in running if wanted.isdecimal() and has(f"{worlds.MEMORY}={each.folder}")(wanted)]
+    found = next((each for each in running if str(each.pid) == wanted or each in of_job), None)
     if found is None:
         known = ", ".join(str(each.pid) for each in running) or "none"
         raise ArgumentError(
@@ -226,15 +227,3 @@ def resize(ranks: int, job: list[str]) -> str:
     if not worlds.tell(found.folder, worlds.RESIZE, 0, ranks):
         raise ArgumentError(f"--resize: expected a job that runs, but {found.pid} has ended")
     return f"job {found.pid} is asked to go on with {ranks} ranks"
-
-
-def _job_of(process: str, folder: Path) -> str:
-    """Return the process's number where it belongs to a job, "" where it does not."""
-    setting = f"{worlds.MEMORY}={folder}".encode()
-    with contextlib.suppress(OSError, ValueError):
-        if process.isdecimal() and setting in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
-            return process
-    return ""
-
-
-# --- A job that ends with whoever starts it: its processes carry a mark, and a small process ends those that have it.
