@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from clcomm.insight.report.warm_steps import process_age_s
+from training.first_steps import process_age_s
 
 #: Fields of /proc/self/status, in kB: the peak of all resident pages, and the resident pages at the end, by kind.
 FIELDS = ("VmHWM", "RssAnon", "RssFile", "RssShmem")

@@ -19,7 +19,6 @@ from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.selection import load_platforms
 from clcomm.insight.report.last_steps import LastSteps
 from clcomm.insight.report.record import gather_records, layout_of
-from clcomm.insight.report.warm_steps import FirstSteps, StartTimes
 from clcomm.insight.summary import Summary, summarize
 from clcomm.parallel.mesh import in_words
 from clcomm.sync import elastic
@@ -32,6 +31,7 @@ from training.data.loader import Loader
 from training.data.open_data import open_data
 from training.engines.parts import Parts
 from training.evaluate import EVALUATION_BATCH, Evaluation, evaluate
+from training.first_steps import FirstSteps, StartTimes
 from training.history import StepHistory
 from training.options import JobOptions, TrainingOptions
 from training.result import PER_TENSOR, Result

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.watch.worlds import ThisWorld
-from clcomm.engine.rehearsal import Rehearsal
 from training.console import make_console, make_silent
+from training.engines.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
     from rich.console import Console

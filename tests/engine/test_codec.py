@@ -13,8 +13,8 @@ from clcomm.engine import codec as device_codec
 from clcomm.engine import fold as device_fold
 from clcomm.engine.codec import DeviceCodec
 from clcomm.engine.fold import DeviceFold
-from clcomm.engine.rehearsal import Rehearsal
 from clcomm.sync.compression.coding import BLOCK, Coding, chars_nbytes, largest_nbytes
+from training.engines.rehearsal import Rehearsal
 
 #: Where rounding, overflow and underflow of either half show, beside ordinary numbers.
 SPECIAL = np.array(

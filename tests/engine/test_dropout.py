@@ -14,10 +14,10 @@ from clcomm.base.errors import ArgumentError
 from clcomm.engine import Dropout, Linear, RandomStream, Replay, Sequential, Tensor, manual_seed
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
-from clcomm.engine.rehearsal import Rehearsal
 from clcomm.engine.tuning import Tuning
 from tests.helpers import cpu_device
 from tests.random_words import philox, random_words
+from training.engines.rehearsal import Rehearsal
 
 SEED, RANK = 12_345_678_901_234, 3
 #: Counters and keys with their words, from the authors' implementation.

@@ -12,8 +12,8 @@ from clcomm.engine import functional as F
 from clcomm.engine.fusion import fused, stages
 from clcomm.engine.gradients import grad
 from clcomm.engine.recomputation import checkpoint
-from clcomm.engine.rehearsal import Rehearsal
 from tests.sampling import some
+from training.engines.rehearsal import Rehearsal
 
 #: The operands' shapes, which broadcast to the first's: two of it, a row, a column, a channel, an element.
 SHAPES = ((5, 3, 7), (5, 3, 7), (7,), (5, 1, 1), (3, 1), (1,))

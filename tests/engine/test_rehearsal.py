@@ -12,9 +12,9 @@ import pytest
 
 from clcomm import optim
 from clcomm.engine import CrossEntropyLoss, Device, Tensor
-from clcomm.engine import rehearsal as rehearsal_module
-from clcomm.engine.rehearsal import Rehearsal, build_identity, shared_cache
 from models import MLP, ConvNet
+from training.engines import rehearsal as rehearsal_module
+from training.engines.rehearsal import Rehearsal, build_identity, shared_cache
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ DIVIDES = """
 import faulthandler
 import numpy as np
 from clcomm.engine import Device, Tensor
-from clcomm.engine.rehearsal import Rehearsal
+from training.engines.rehearsal import Rehearsal
 
 device = Device.select("cpu")
 device.finish()

@@ -36,8 +36,8 @@ STEPS, FAULTY_STEP = 8, 5
 def use_kernels(comm: Communicator) -> None:
     """Build the kernels of a small computation with the other ranks, and check their results."""
     from clcomm.engine import Tensor, default_device
-    from clcomm.engine.rehearsal import Rehearsal
     from training.engines.build_together import build_together
+    from training.engines.rehearsal import Rehearsal
 
     left, right = (np.arange(12, dtype=np.float32).reshape(shape) for shape in ((3, 4), (4, 3)))
     device = default_device()

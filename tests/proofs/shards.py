@@ -31,7 +31,6 @@ from clcomm.comm.transport import mpi_communicators
 from clcomm.comm.watch.endings import run
 from clcomm.engine import CrossEntropyLoss, Device, Module, Sequential, Tensor, nn
 from clcomm.engine.random_stream import RandomStream
-from clcomm.engine.rehearsal import Rehearsal
 from clcomm.parallel import SyncBatchNorm
 from clcomm.sync.balance import Balancer
 from clcomm.sync.distributed_optimizer import DistributedOptimizer
@@ -45,6 +44,7 @@ from training import build_trainer
 from training.console import make_console
 from training.data.datasets import load_synthetic
 from training.engines import parts
+from training.engines.rehearsal import Rehearsal
 from training.options import TrainingOptions
 from training.session import Session
 

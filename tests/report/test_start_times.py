@@ -8,30 +8,30 @@ import time
 
 import pytest
 
-from clcomm.insight.report import warm_steps
 from clcomm.insight.report.recording import read_runs
 from clcomm.insight.report.report import build
-from clcomm.insight.report.warm_steps import StartTimes, process_age_s
 from tests.report.runs import document, written
+from training import first_steps
+from training.first_steps import StartTimes, process_age_s
 
 
 def test_a_process_knows_its_age():
     program = "import time; time.sleep(0.3)\n"
-    program += "from clcomm.insight.report.warm_steps import process_age_s; print(process_age_s())"
+    program += "from training.first_steps import process_age_s; print(process_age_s())"
     begin = time.perf_counter()
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert 0.29 <= float(told.stdout) <= time.perf_counter() - begin + 0.02
 
 
 def test_the_age_is_unknown_without_proc(monkeypatch, tmp_path):
-    monkeypatch.setattr(warm_steps, "Path", lambda name: tmp_path / "missing")
+    monkeypatch.setattr(first_steps, "Path", lambda name: tmp_path / "missing")
     assert process_age_s() == 0.0
 
 
 def test_each_part_begins_where_the_one_before_it_ended(monkeypatch):
     clock = iter([10.0, 12.0, 15.0, 99.0])
-    monkeypatch.setattr(warm_steps.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(warm_steps, "process_age_s", lambda: 1.0)
+    monkeypatch.setattr(first_steps.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(first_steps, "process_age_s", lambda: 1.0)
     start = StartTimes()
     for part in ("program", "data", "program"):
         start.end(part)

@@ -15,7 +15,6 @@ from clcomm.base.errors import ArgumentError, CheckpointError
 from clcomm.comm.communicator import Communicator
 from clcomm.engine import BatchNorm1d, Device, Dropout, Generator, Linear, Module
 from clcomm.engine import functional as F
-from clcomm.engine.rehearsal import Rehearsal
 from clcomm.parallel import SyncBatchNorm
 from clcomm.sync import elastic
 from clcomm.sync.balance import Balancer
@@ -26,6 +25,7 @@ from training.console import make_console
 from training.data.datasets import load_synthetic
 from training.data.shard_sampler import ShardSampler
 from training.engines import parts as parts_module
+from training.engines.rehearsal import Rehearsal
 from training.options import TrainingOptions
 from training.session import Session
 

@@ -21,7 +21,7 @@ from clcomm.base.storage.files import read_regular, write_whole
 from clcomm.base.storage.scratch import remove_stale, scratch_directory
 from clcomm.comm.communicator import Communicator
 from clcomm.engine import Device, pocl
-from clcomm.engine.rehearsal import Rehearsal, build_identity, shared_cache
+from training.engines.rehearsal import Rehearsal, build_identity, shared_cache
 
 #: The most bytes that are read of a stamp.
 _MOST_BYTES = 1 << 20

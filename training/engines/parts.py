@@ -20,9 +20,9 @@ from clcomm.base.host.arrays import aligned_zeros
 from clcomm.engine import CrossEntropyLoss, Device, Module, Replay, Tensor, codec, fold, gather, no_grad
 from clcomm.engine.gather import DeviceGather
 from clcomm.engine.nn.module import evaluating
-from clcomm.engine.rehearsal import Rehearsal
 from clcomm.parallel.pipeline import Pipeline
 from models import MLP, ConvNet, LeNet, ResNet
+from training.engines.rehearsal import Rehearsal
 
 Shape = tuple[int, ...]
 #: The models by name.

@@ -9,9 +9,9 @@ import numpy as np
 
 from clcomm.engine import Device, Tensor
 from clcomm.engine.nn.module import evaluating
-from clcomm.engine.rehearsal import Rehearsal
 from clcomm.parallel.pipeline import Pipeline
 from training.engines.parts import Parts, make_native_optimizer
+from training.engines.rehearsal import Rehearsal
 
 #: The label of results, which the last stage's rank sends to the others.
 RESULTS = "results"

@@ -14,12 +14,11 @@ from clcomm.base.errors import ArgumentError
 from clcomm.comm.costs.costfile import SUMMED_BY
 from clcomm.comm.costs.forecast import Candidate, Recommendation, recommend
 from clcomm.comm.costs.model import Bytes, Cost, Fit, fit
-from clcomm.comm.stats.comm_stats import MOST_TALLIES
+from clcomm.comm.stats.comm_stats import MOST_TALLIES, CommStats
 from clcomm.comm.stats.events import Row
 from clcomm.insight.report.documents import Record
 from clcomm.insight.report.recording import Run
 from clcomm.insight.report.step_parts import OFTEN, PART_KEYS, moving, parts_of, reducing, synchronisation
-from clcomm.insight.report.warm_steps import warm
 from clcomm.sync.synchronizer import GRADIENTS
 
 #: Requirements of a fit: different sizes, the ratio of the largest to the smallest, calls of each size.
@@ -160,6 +159,27 @@ def is_current(candidate: Candidate, layout: list[list[int]]) -> bool:
 
 
 # --- Sums, means and shares of a run, shared by a report's sections. ---
+
+
+def warm(record: Record, stats: CommStats) -> tuple[Record, CommStats]:
+    """Return a rank's record and stats without its first steps; unchanged if these are unknown."""
+    cold = record["cold"]
+    if cold is None or not record["steps"] or record["steps"] <= cold["steps"] or record["training_s"] is None:
+        return record, stats
+    changed = {
+        "steps": record["steps"] - cold["steps"],
+        "training_s": max(0.0, record["training_s"] - cold["training_s"]),
+        "data_wait_s": _less(record["data_wait_s"], cold["data_wait_s"]),
+        "core_waits_s": record["core_waits_s"] and {
+            name: _less(seconds, (cold["core_waits_s"] or {}).get(name, 0.0))
+            for name, seconds in record["core_waits_s"].items()
+        },
+    }  # fmt: skip
+    return {**record, **changed}, stats.without(CommStats.merged([cold["stats"]], stats.world_size))
+
+
+def _less(seconds: float | None, earlier: float) -> float | None:
+    return None if seconds is None else max(0.0, seconds - earlier)
 
 
 class Analysis:

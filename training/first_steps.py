@@ -1,4 +1,4 @@
-"""A rank's first steps, which build kernels and fill caches, kept out of all means."""
+"""A rank's first steps, which build kernels and are kept out of all means; and the start of its process before them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from clcomm.comm.communicator import Communicator
-from clcomm.comm.stats.comm_stats import CommStats
 from clcomm.comm.stats.cores import CoreWaits
 from clcomm.comm.stats.events import Collective, Phase
 from clcomm.comm.stats.steps import STEP, WARM_UP_STEPS, Steps
@@ -49,27 +48,6 @@ class FirstSteps:
                 self._comm.remove_observer(self)
 
 
-def warm(record: Record, stats: CommStats) -> tuple[Record, CommStats]:
-    """Return a rank's record and stats without its first steps; unchanged if these are unknown."""
-    cold = record["cold"]
-    if cold is None or not record["steps"] or record["steps"] <= cold["steps"] or record["training_s"] is None:
-        return record, stats
-    changed = {
-        "steps": record["steps"] - cold["steps"],
-        "training_s": max(0.0, record["training_s"] - cold["training_s"]),
-        "data_wait_s": _less(record["data_wait_s"], cold["data_wait_s"]),
-        "core_waits_s": record["core_waits_s"] and {
-            name: _less(seconds, (cold["core_waits_s"] or {}).get(name, 0.0))
-            for name, seconds in record["core_waits_s"].items()
-        },
-    }  # fmt: skip
-    return {**record, **changed}, stats.without(CommStats.merged([cold["stats"]], stats.world_size))
-
-
-def _less(seconds: float | None, earlier: float) -> float | None:
-    return None if seconds is None else max(0.0, seconds - earlier)
-
-
 # --- The time from a process's start to the end of its first step, and its parts. ---
 
 #: The place of a process's start in /proc/self/stat, in clock ticks since the host's, behind its name in brackets.
@@ -103,6 +81,3 @@ def process_age_s() -> float:
         began_s = int(fields[_START_FIELD]) / os.sysconf("SC_CLK_TCK")
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began_s)
     return 0.0
-
-
-# --- The parts of a step in seconds; each second counts once, so that they add up to the step. ---
