@@ -5,10 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_loader
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+else:
+    Loader = object  # importlib.abc takes longer to import than all of `clcomm`
 
 #: The version in which the old names go.
 UNTIL = "0.3"
@@ -21,7 +25,7 @@ _MOVED = {
 MOVED = {name: f"{wing}.{name}" for wing, names in _MOVED.items() for name in names.split()} | {"job": "comm.watch"}
 
 
-class Finder(MetaPathFinder, Loader):
+class Finder(Loader):
     """Finds `clcomm.errors` as `clcomm.base.errors`: one module with two names."""
 
     def find_spec(
@@ -34,7 +38,7 @@ class Finder(MetaPathFinder, Loader):
         new = f"clcomm.{MOVED[name]}{dot}{inner}"
         if not inner:
             warnings.warn(f"{fullname}: goes in clcomm {UNTIL}; use {new}", DeprecationWarning, stacklevel=2)
-        return spec_from_loader(fullname, self, origin=new)
+        return ModuleSpec(fullname, self, origin=new)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = import_module(str(spec.origin))
