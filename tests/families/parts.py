@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
+from contextlib import nullcontext
 
+import numpy as np
+import pytest
+
+from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor
 from clcomm.engine.device import Device
 from clcomm.engine.tensor import empty
+from clcomm.engine.tensor_methods import require_none_noted
 from clcomm.parallel.tensor_parallel.vocabulary import CrossEntropyOfParts, EmbeddingOfParts
 from tests.families.family import Family, assert_equal, assert_near, drawn, leaf, whole_numbers
 from tests.families.rows import Rows, draw_rows
@@ -71,6 +76,8 @@ def _check_embedding(device: Device, case: Rows, rng: np.random.Generator, parts
         )
         is_own = (indices >= own.start) & (indices < own.stop)
         rows = np.where(is_own[:, None], table[np.where(is_own, indices, 0)], 0)
+        with nullcontext() if is_there.all() else pytest.raises(ArgumentError, match=f"expected 0 to {count - 1}"):
+            require_none_noted(device)
         assert_equal(y, np.where(is_there[:, None], rows, np.nan), "embedding of a part")
         y.backward(leaf(device, grad, False))
         assert_equal(t.grad, expected[own], "embedding of a part: gradient")

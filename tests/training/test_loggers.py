@@ -101,7 +101,7 @@ def test_tensorboard_needs_no_pytorch(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     script = (
         "import sys; "
-        "from training.loggers import PointLogger; from clcomm.insight.exporters.prometheus import TensorBoard; "
+        "from training.loggers import PointLogger; from clcomm.insight.exporters.tensorboard import TensorBoard; "
         f"logger = PointLogger(TensorBoard({str(tmp_path)!r}), 1); logger.epoch_finished(0, 0.5); "
         "logger.close(); sys.exit('torch' in sys.modules)"
     )
