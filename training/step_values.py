@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clcomm.engine import Parameter, Tensor
-from clcomm.engine.tape import operations_before
+from clcomm.engine.tape import nodes_before
 from training.engines.parts import Parts
 
 
@@ -78,3 +78,13 @@ class StepValues:
         for number, (kind, inputs, result) in enumerate(operations_before(loss), 1):
             own = [layers[id(each)] for each in inputs if isinstance(each, Parameter) and id(each) in layers]
             yield f"{batch}{number} {f'{own[0]} ' if own else ''}{kind}", result
+
+
+def operations_before(root: Tensor) -> list[tuple[str, tuple[Tensor | None, ...], Tensor]]:
+    """Return the operations from which `root` was computed, the first one first: kind, inputs and result.
+
+    Those that need gradients, before `backward()`.
+    """
+    nodes = sorted(nodes_before(root._node)[0], key=lambda node: node.order)
+    results = {producer: x for node in nodes for x, producer in zip(node.inputs, node.producers, strict=True)}
+    return [(node.op.__name__.removesuffix("Op"), node.inputs, results.get(node, root)) for node in nodes]

@@ -47,16 +47,6 @@ def nodes_before(root: Any, since: int = -1) -> tuple[list[Any], dict[int, int]]
     return nodes, uses
 
 
-def operations_before(root: Tensor) -> list[tuple[str, tuple[Tensor | None, ...], Tensor]]:
-    """Return the operations from which `root` was computed, the first one first: kind, inputs and result.
-
-    Those that need gradients, before `backward()`.
-    """
-    nodes = sorted(nodes_before(root._node)[0], key=lambda node: node.order)
-    results = {producer: x for node in nodes for x, producer in zip(node.inputs, node.producers, strict=True)}
-    return [(node.op.__name__.removesuffix("Op"), node.inputs, results.get(node, root)) for node in nodes]
-
-
 def tape_of(results: Sequence[Tensor]) -> list[Any]:
     """Return the nodes from which tensors were computed, latest first; ArgumentError if what they kept has changed."""
     nodes = {node for each in results if each._node is not None for node in nodes_before(each._node)[0]}

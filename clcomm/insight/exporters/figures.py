@@ -139,6 +139,3 @@ def read(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
-
-
-# --- OpenTelemetry: metrics, and spans of points and evaluations, sent to a collector as OTLP over HTTP. ---

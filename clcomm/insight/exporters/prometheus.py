@@ -178,9 +178,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *message: object) -> None:
         """Print nothing: the terminal is the command's, or the training's."""
-
-
-# --- TensorBoard's event files. ---
-
-
-# --- Weights & Biases, offline: a run in a directory, which `wandb sync` uploads. ---

@@ -230,25 +230,19 @@ def step_change(before: Subject, after: Subject) -> Change:
 # --- a subject's figures; None if it has none ---
 
 
+def _measured(subject: Subject, name: str, value: float | None) -> Estimate | None:
+    """Return the estimate of a figure; of a run without one, unless it is a variant, its value without an interval."""
+    alone = None if subject.variant or value is None else Estimate(value)
+    return subject.estimates.get(name, alone)
+
+
 def _step_ms(subject: Subject) -> Estimate | None:
-    if "step_ms" in subject.estimates:
-        return subject.estimates["step_ms"]
-    step_ms = subject.run.figures["step_ms"]
-    return None if subject.variant or not step_ms else Estimate(step_ms["p50"])
+    return _measured(subject, "step_ms", (subject.run.figures["step_ms"] or {}).get("p50"))
 
 
 def _steps_per_s(subject: Subject) -> Estimate | None:
     step_ms = _step_ms(subject)
-    if step_ms is None or not step_ms.median:
-        return None
-    return step_ms.rate_of(1e3)
-
-
-def _images_per_s(subject: Subject) -> Estimate | None:
-    if "images_per_s" in subject.estimates:
-        return subject.estimates["images_per_s"]
-    value = subject.run.figures["images_per_s"]
-    return None if subject.variant or value is None else Estimate(value)
+    return step_ms.rate_of(1e3) if step_ms is not None and step_ms.median else None
 
 
 def _per_step(key: str) -> Callable[[Subject], float | None]:
@@ -267,7 +261,7 @@ def _per_step(key: str) -> Callable[[Subject], float | None]:
 #: Measured figures: name, the estimate of a subject, and the estimate as text.
 _MEASURED: Sequence[tuple[str, Callable[[Subject], Estimate | None], Callable[[Estimate], str]]] = (
     ("steps/s", _steps_per_s, lambda found: found.text(2)),
-    ("images/s", _images_per_s, lambda found: found.text(0)),
+    ("images/s", lambda of: _measured(of, "images_per_s", of.run.figures["images_per_s"]), lambda found: found.text(0)),
     ("step (ms)", _step_ms, lambda found: found.text(3)),
     ("communicating in a step (ms)", lambda of: of.estimates.get("communication_ms"), lambda found: found.text(3)),
     ("a step's reductions alone (ms)", lambda of: of.estimates.get("alone_ms"), lambda found: found.text(3)),

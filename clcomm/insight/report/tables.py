@@ -110,9 +110,10 @@ def _blank_zeros(analysis: Analysis, row: Row) -> Row:
     return {name: None if name in alone or (name in blank and not value) else value for name, value in row.items()}
 
 
-def _wait_or_move_note(rows: list[Row], key: str = "wait_unknown_s") -> str:
+def _wait_or_move_note(rows: list[Row]) -> str:
     """Return a note on the column "wait+move", "" if it is empty."""
-    return " wait+move is either; the transport does not report which." if any(row[key] for row in rows) else ""
+    is_there = any(row["wait_unknown_s"] for row in rows)
+    return " wait+move is either; the transport does not report which." if is_there else ""
 
 
 def buckets_table(analysis: Analysis) -> Table:

@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -69,8 +70,8 @@ class CheckpointSeries:
             return f"checkpoint: expected a file to write, got {str(self.path)!r}: {error.strerror}"
         except CheckpointError as error:
             return str(error)
-        for partial in files.partials_of(target):
-            partial.unlink(missing_ok=True)
+        for left in files.partials_of(target):
+            left.unlink(missing_ok=True)
         return ""
 
     def save(self, checkpoint: Checkpoint | None) -> None:
@@ -205,13 +206,13 @@ def check_writable(
         if control.rank == 0:
             _check_distinct({**written, **(in_place or {})})
             for option, path in written.items():
-                _check_file(option, path)
+                _check(option, path, "file to write", files.check_writable)
             for option, path in (in_place or {}).items():
-                _check_file(option, path, in_place=True)
+                _check(option, path, "file to write", partial(files.check_writable, in_place=True))
             for option, path in (directories or {}).items():
-                _check_directory(option, path)
+                _check(option, path, "directory to write to", files.check_directory)
         for option, path in (of_each_rank or {}).items():
-            _check_file(option, path)
+            _check(option, path, "file to write", files.check_writable)
     except ArgumentError as error:
         problem = str(error)
     found = [each for each in control.all_gather_object(problem) if each]
@@ -219,22 +220,12 @@ def check_writable(
         raise ArgumentError(found[0])
 
 
-def _check_file(option: str, path: str | None, in_place: bool = False) -> None:
-    if path is None:
-        return
+def _check(option: str, path: str | None, what: str, check: Callable[[str], object]) -> None:
     try:
-        files.check_writable(path, in_place=in_place)
+        if path is not None:
+            check(path)
     except OSError as error:
-        raise ArgumentError(f"{option}: expected a file to write, got {path!r}: {error.strerror}") from None
-
-
-def _check_directory(option: str, path: str | None) -> None:
-    if path is None:
-        return
-    try:
-        files.check_directory(path)
-    except OSError as error:
-        raise ArgumentError(f"{option}: expected a directory to write to, got {path!r}: {error.strerror}") from None
+        raise ArgumentError(f"{option}: expected a {what}, got {path!r}: {error.strerror}") from None
 
 
 def _check_distinct(written: Paths) -> None:

@@ -282,9 +282,9 @@ def show_once(job: RunningJob, as_json: bool) -> int:
     return 0
 
 
-def settled(job: RunningJob, within_s: float = 2.0) -> list[RankRow]:
+def settled(job: RunningJob) -> list[RankRow]:
     """Return the rows once all ranks have written figures, which takes about a second."""
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + 2.0
     while True:
         rows = rows_of(job.lines())
         if all(row.state != "starting" for row in rows) or time.monotonic() > deadline:
