@@ -142,6 +142,11 @@ def t(x: Tensor) -> Tensor:
     return x.t()
 
 
+def take(input: Tensor, index: Tensor) -> Tensor:  # type: ignore[no-redef]
+    """Return the elements at indices of a tensor as if it had one dimension, in the indices' shape."""
+    return input.reshape(-1)[index.reshape(-1)].reshape(index.shape)
+
+
 def save(state: Any, path: Any) -> None:
     """Write a `state_dict` of arrays or tensors to a file, as safetensors; see `clcomm.engine.weights.save`."""
     if not isinstance(state, dict):

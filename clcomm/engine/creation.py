@@ -7,6 +7,7 @@ values are drawn on the host, by the generator that `manual_seed` seeds: a step 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.device import Device
 from clcomm.engine.nn.init import Generator, default_generator
+from clcomm.engine.ops.types import shown, typed
 from clcomm.engine.tensor import BOOL, FLOAT32, INT32, Tensor
 
 Place = Device | str | None
@@ -31,6 +33,8 @@ def tensor(values: object, dtype: Any = None, device: Place = None, requires_gra
     Without `dtype` that is so of integers of other sizes than int32's and int64's, which would wrap around in PyTorch.
     """
     array = np.asarray(_on_host(values))
+    if array.dtype.kind not in "fiub":
+        raise ArgumentError(f"tensor: expected numbers, got {type(values).__name__} of {array.dtype}")
     if dtype is None and array.dtype.kind in "iu" and array.dtype not in (INT32, np.int64):
         raise ArgumentError(
             f"tensor: expected float32, int32, int64 or bool, got {array.dtype}, which would not wrap around here; use "
@@ -46,7 +50,7 @@ def tensor(values: object, dtype: Any = None, device: Place = None, requires_gra
 def as_tensor(values: object, dtype: Any = None, device: Place = None) -> Tensor:
     """Return a tensor itself, other values as a new one."""
     if isinstance(values, Tensor):
-        return values if dtype is None and device is None else values.to(dtype, device)
+        return values if dtype is None and device is None else values.to(dtype and _type(dtype), device)
     if isinstance(values, np.ndarray) and dtype is None and device is None:
         return from_numpy(values)
     return tensor(values, dtype, device)
@@ -54,28 +58,35 @@ def as_tensor(values: object, dtype: Any = None, device: Place = None) -> Tensor
 
 def from_numpy(array: np.ndarray) -> Tensor:
     """Return an array's values as a tensor; what is written to the tensor is written to the array, not the reverse."""
+    if not isinstance(array, np.ndarray):
+        raise ArgumentError(f"from_numpy: expected an array, got {type(array).__name__}")
     result = tensor(array)
     result.buffer.array_of_values = array
     return result
 
 
 def full(
-    size: Any, fill_value: float, *, dtype: Any = None, device: Place = None, requires_grad: bool = False
+    size: Sequence[int],
+    fill_value: bool | float,
+    *,
+    dtype: Any = None,
+    device: Place = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """Return a tensor of one value, of whose type it is without `dtype`."""
     if dtype is None:
         dtype = {"b": BOOL, "i": INT32, "u": INT32}.get(np.asarray(fill_value).dtype.kind, FLOAT32)
-    return tensor(np.full(_shape((size,)), fill_value), dtype, device, requires_grad)
+    return tensor(np.full(_shape(size), fill_value), dtype, device, requires_grad)
 
 
 def zeros(*size: Any, dtype: Any = FLOAT32, device: Place = None, requires_grad: bool = False) -> Tensor:
     """Return zeros."""
-    return full(_shape(size), 0, dtype=dtype, device=device, requires_grad=requires_grad)
+    return full(_sizes(size), 0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def ones(*size: Any, dtype: Any = FLOAT32, device: Place = None, requires_grad: bool = False) -> Tensor:
     """Return ones."""
-    return full(_shape(size), 1, dtype=dtype, device=device, requires_grad=requires_grad)
+    return full(_sizes(size), 1, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 #: Memory without values is zeros here: the same in every run.
@@ -120,13 +131,13 @@ def logspace(start: float, end: float, steps: int, base: float = 10.0, *, dtype:
 def rand(*size: Any, generator: Generator | None = None, dtype: Any = FLOAT32, device: Place = None,
          requires_grad: bool = False) -> Tensor:  # fmt: skip
     """Return numbers from [0, 1)."""
-    return tensor(_source(generator).uniform(_shape(size), 0.0, 1.0), dtype, device, requires_grad)
+    return tensor(_source(generator).uniform(_sizes(size), 0.0, 1.0), dtype, device, requires_grad)
 
 
 def randn(*size: Any, generator: Generator | None = None, dtype: Any = FLOAT32, device: Place = None,
           requires_grad: bool = False) -> Tensor:  # fmt: skip
     """Return numbers from N(0, 1)."""
-    return tensor(_source(generator).normal(_shape(size)), dtype, device, requires_grad)
+    return tensor(_source(generator).normal(_sizes(size)), dtype, device, requires_grad)
 
 
 def normal(
@@ -139,16 +150,16 @@ def normal(
     return drawn
 
 
-def randint(low: int, high: Any = None, size: Any = None, *, generator: Generator | None = None, dtype: Any = INT32,
-            device: Place = None) -> Tensor:  # fmt: skip
+def randint(low: int, high: int | Sequence[int] | None = None, size: Sequence[int] | None = None, *,
+            generator: Generator | None = None, dtype: Any = INT32, device: Place = None) -> Tensor:  # fmt: skip
     """Return integers from `low`, or 0 where `high` is left out, below `high`."""
-    if size is None and high is not None:
+    if isinstance(high, Sequence):
         high, size = None, high
     if high is None:
         low, high = 0, low
     if size is None or not -(2**31) <= low < high <= 2**31:
         raise ArgumentError(f"randint: expected low < high within int32 and a size, got {low}, {high} and {size}")
-    return tensor(_source(generator).integers(_shape((size,)), low, high), dtype, device)
+    return tensor(_source(generator).integers(_shape(size), low, high), dtype, device)
 
 
 def randperm(n: int, *, generator: Generator | None = None, dtype: Any = INT32, device: Place = None) -> Tensor:
@@ -206,12 +217,12 @@ zeros_like, ones_like, rand_like, randn_like = map(_like, (zeros, ones, rand, ra
 empty_like = zeros_like
 
 
-def full_like(x: Tensor, fill_value: float, *, dtype: Any = None, device: Place = None) -> Tensor:
+def full_like(x: Tensor, fill_value: bool | float, *, dtype: Any = None, device: Place = None) -> Tensor:
     """Return a tensor of one value, of another one's shape, type and device."""
     return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=device or x.device)
 
 
-def randint_like(x: Tensor, low: int, high: Any = None, *, dtype: Any = None, device: Place = None) -> Tensor:
+def randint_like(x: Tensor, low: int, high: int | None = None, *, dtype: Any = None, device: Place = None) -> Tensor:
     """Return `randint` of another tensor's shape, type and device."""
     own = x.dtype if dtype is None else dtype
     limits = (0, low) if high is None else (low, high)
@@ -225,9 +236,16 @@ def _on_host(values: Any) -> Any:
     return [_on_host(each) for each in values] if isinstance(values, (list, tuple)) else values
 
 
-def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:
-    given = size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size
-    return tuple([int(n) for n in given])
+def _sizes(size: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the sizes that a caller gives one by one, or in a sequence."""
+    return _shape(size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size or (None,))
+
+
+def _shape(size: Sequence[Any]) -> tuple[int, ...]:
+    wrong = [n for n in size if isinstance(n, bool) or not isinstance(n, Integral) or n < 0]
+    if wrong:
+        raise ArgumentError(f"size: expected integers from 0 up, got {wrong[0]!r}")
+    return tuple([int(n) for n in size])
 
 
 def _source(generator: Generator | None) -> Generator:
@@ -236,10 +254,16 @@ def _source(generator: Generator | None) -> Generator:
 
 def _type(dtype: Any) -> np.dtype:
     try:
+        if isinstance(dtype, (Tensor, np.ndarray)):
+            raise TypeError
         wanted: np.dtype = np.dtype({float: FLOAT32, int: INT32, bool: BOOL}.get(dtype, dtype))
     except TypeError:
-        raise ArgumentError(f"dtype: expected float32, int32 or bool, got {dtype!r}") from None
+        raise ArgumentError(f"dtype: expected float32, int32 or bool, got {shown(dtype)}") from None
     wanted = INT32 if wanted == np.int64 else wanted
     if wanted not in (FLOAT32, INT32, BOOL):
         raise ArgumentError(f"dtype: expected float32, int32 or bool, got {wanted}, which is not here")
     return wanted
+
+
+for _name in __all__:
+    globals()[_name] = typed(globals()[_name], _name)

@@ -21,9 +21,11 @@ from clcomm.engine.ops.batched_matmul import matmul
 from clcomm.engine.ops.blocks import concat, split, stack
 from clcomm.engine.ops.class_losses import cross_entropy, ctc_loss, nll_loss
 from clcomm.engine.ops.comparisons import (
+    bits,  # noqa: F401 - an operator's
     equal_to,
     greater_or_equal,
     greater_than,
+    inverted,  # noqa: F401 - an operator's
     less_or_equal,
     less_than,
     logical_and,

@@ -214,13 +214,13 @@ class TensorOperators(TensorMethods[AnyTensor]):
         return self._functional.greater_or_equal(self, other)
 
     def __and__(self, other: AnyTensor) -> AnyTensor:
-        return self._functional.logical_and(self, other)
+        return self._functional.bits("&", self, other)
 
     def __or__(self, other: AnyTensor) -> AnyTensor:
-        return self._functional.logical_or(self, other)
+        return self._functional.bits("|", self, other)
 
     def __xor__(self, other: AnyTensor) -> AnyTensor:
-        return self._functional.logical_xor(self, other)
+        return self._functional.bits("^", self, other)
 
     def __lshift__(self, bits: AnyTensor | int) -> AnyTensor:
         return self._functional.shifted("<<", self, bits)
@@ -229,7 +229,7 @@ class TensorOperators(TensorMethods[AnyTensor]):
         return self._functional.shifted(">>", self, bits)
 
     def __invert__(self) -> AnyTensor:
-        return self._functional.logical_not(self)
+        return self._functional.inverted(self)
 
     def __pow__(self, exponent: AnyTensor | float) -> AnyTensor:
         return self._functional.pow(self, exponent)

@@ -50,6 +50,11 @@ class ParamGroup(MutableMapping[str, Any]):
             require_parameters(params)
         self._rules = rules
         self.given = params if isinstance(params, Module) else [params] if isinstance(params, Parameter) else [*params]
+        for each in self.given if isinstance(self.given, list) else ():
+            if not isinstance(each, Parameter):
+                raise ArgumentError(
+                    f"params: expected Parameters, got {type(each).__name__}; make them nn.Parameter(x)"
+                )
         self.numbers = rules.numbers_of(arguments)
 
     def __copy__(self) -> ParamGroup:

@@ -49,7 +49,7 @@ def test_the_layer_as_pytorch(device, size):
 
 @pytest.mark.parametrize("size", [0, (2, 0), (1, 2, 3), "2", 1.5])
 def test_sizes_that_do_not_fit(device, size):
-    expected = "None or int or tuple" if isinstance(size, (str, float)) else "a whole number from 1 up"
+    expected = "None or int or a sequence" if isinstance(size, (str, float)) else "a whole number from 1 up"
     with pytest.raises(ArgumentError, match=f"adaptive_avg_pool2d: output_size: expected {expected}"):
         F.adaptive_avg_pool2d(Tensor(np.ones((1, 1, 4, 4)), device), size)
 

@@ -117,7 +117,7 @@ REFUSALS = {
     "concat: axis 2 does not fit a tensor of shape (2, 3)": lambda x: F.concat([x], 2),
     "concat: shapes (2, 3) and (3, 2) do not fit along axis 0": lambda x: F.concat([x, x.T]),
     "stack: expected one shape, got [(2, 3), (3, 2)]": lambda x: F.stack([x, x.T]),
-    "stack: axis 3 does not fit tensors of shape (2, 3)": lambda x: F.stack([x], 3),
+    "stack: axis 3 does not fit a tensor of shape (2, 3, 1)": lambda x: F.stack([x], 3),
     "split: expected sizes from 0 up whose sum is 2, got [1]": lambda x: F.split(x, [1]),
     "split: expected sizes from 0 up whose sum is 2, got [3, -1]": lambda x: F.split(x, [3, -1]),
     "split: expected a size of at least 1, got 0": lambda x: F.split(x, 0),

@@ -306,7 +306,7 @@ def test_a_replay_notices_another_tensor_of_equal_value():
     (lambda x, n: x[[0, 3]], "index: expected indices from -3 to 2, got 3"),
     (lambda x, n: x[[0.5]], "index: expected integers for at most 3 dimensions, or one array of booleans"),
     (lambda x, n: x.expand(2, 4, 5), "expand: expected a shape to which (3, 4, 5) broadcasts, got (2, 4, 5)"),
-    (lambda x, n: x.squeeze(3), "squeeze: expected a dimension from -3 to 2, got 3"),
+    (lambda x, n: x.squeeze(3), "squeeze: axis 3 does not fit a tensor of shape (3, 4, 5)"),
     (lambda x, n: F.einsum("ij,jk", x, x), "einsum: expected a letter for each dimension of (3, 4, 5)"),
     (lambda x, n: F.einsum("abc,abd->cd", x, x[:2]), "einsum: expected one size of 'a', got 3 and 2"),
     (lambda x, n: F.einsum("...ab->a", x[0, 0]), "einsum: expected letters for each of 1 tensors, got '...ab->a'"),

@@ -55,7 +55,10 @@ def test_cross_entropy_as_pytorch(device, reduction, weighed, smoothing, ignored
     weight = rng.uniform(0, 2, 11).astype(np.float32) if weighed else None
     more = {} if ignored is None else {"ignore_index": ignored}
     ours = CrossEntropyLoss(
-        reduction, weight=None if weight is None else Tensor(weight, device), label_smoothing=smoothing, **more
+        reduction=reduction,
+        weight=None if weight is None else Tensor(weight, device),
+        label_smoothing=smoothing,
+        **more,
     )
     theirs = torch.nn.CrossEntropyLoss(
         None if weight is None else torch.tensor(weight), reduction=reduction, label_smoothing=smoothing, **more
@@ -72,7 +75,7 @@ def test_nll_loss_as_pytorch(device, reduction, weighed, ignored):
     values, targets = rng.normal(0, 2, (29, 7)).astype(np.float32), rng.integers(0, 7, 29)
     weight = rng.uniform(0, 2, 7).astype(np.float32) if weighed else None
     more = {} if ignored is None else {"ignore_index": ignored}
-    ours = NLLLoss(reduction, weight=None if weight is None else Tensor(weight, device), **more)
+    ours = NLLLoss(reduction=reduction, weight=None if weight is None else Tensor(weight, device), **more)
     theirs = torch.nn.NLLLoss(None if weight is None else torch.tensor(weight), reduction=reduction, **more)
     pair(torch, device, values, targets, ours, theirs)
 
@@ -87,7 +90,7 @@ def test_bce_with_logits_as_pytorch(device, reduction, weighed, positive):
     target[0], target[1] = 0, 1
     given_arrays = {"weight": rng.random((13, 1)).astype(np.float32), "pos_weight": rng.random(5).astype(np.float32)}
     chosen = {name: array for name, array in given_arrays.items() if (weighed if name == "weight" else positive)}
-    ours = BCEWithLogitsLoss(reduction, **{name: Tensor(array, device) for name, array in chosen.items()})
+    ours = BCEWithLogitsLoss(reduction=reduction, **{name: Tensor(array, device) for name, array in chosen.items()})
     theirs = torch.nn.BCEWithLogitsLoss(
         reduction=reduction, **{name: torch.tensor(array) for name, array in chosen.items()}
     )
@@ -101,7 +104,7 @@ def test_smooth_l1_as_pytorch(device, reduction, beta):
     rng = np.random.default_rng(7)
     values, target = rng.normal(0, 2, (2, 13, 5)).astype(np.float32)
     values[0, 0] = target[0, 0]
-    ours, theirs = SmoothL1Loss(reduction, beta), torch.nn.SmoothL1Loss(reduction=reduction, beta=beta)
+    ours, theirs = SmoothL1Loss(reduction=reduction, beta=beta), torch.nn.SmoothL1Loss(reduction=reduction, beta=beta)
     pair(torch, device, values, target, lambda x, y: ours(x, Tensor(y, device)), theirs)
 
 
@@ -119,8 +122,8 @@ def test_a_target_outside_the_classes_is_an_error(device, loss):
     for outside in (4, -1):
         values = np.array([0, outside], np.int32)
         with pytest.raises(ArgumentError, match=f"targets must be 0 to 3, got {outside}"):
-            loss(x, Tensor(values, device), "none", ignore_index=-7)
-        losses = loss(x, Tensor(values, device, copy=False), "none", ignore_index=-7)
+            loss(x, Tensor(values, device), reduction="none", ignore_index=-7)
+        losses = loss(x, Tensor(values, device, copy=False), reduction="none", ignore_index=-7)
         with pytest.raises(ArgumentError, match=f"targets must be 0 to 3, got {outside}"):
             losses.numpy()
 
@@ -140,7 +143,7 @@ def test_a_target_outside_the_classes_is_an_error(device, loss):
         (lambda t: F.nll_loss(t(3), np.array([0])), "nll_loss: expected rows of classes, (rows, classes), got (3,)"),
         (lambda t: F.nll_loss(t(2, 3), np.array([0])), "nll_loss: expected 2 targets, one for each row of logits"),
         (
-            lambda t: F.nll_loss(t(2, 3), np.array([0, 1]), "some"),
+            lambda t: F.nll_loss(t(2, 3), np.array([0, 1]), reduction="some"),
             "nll_loss: expected reduction 'mean', 'sum' or 'none'",
         ),
         (lambda t: F.smooth_l1_loss(t(2), t(3)), "smooth_l1_loss: expected two tensors of one shape"),
@@ -171,7 +174,7 @@ def test_ignored_targets_and_logits_of_places_are_pytorchs_by_default(torch, dev
     ours, theirs = getattr(F, loss), getattr(torch.nn.functional, loss)
     pair(
         torch, device, values, targets,
-        lambda x, y: ours(x, y, reduction), lambda x, y: theirs(x, y, reduction=reduction),
+        lambda x, y: ours(x, y, reduction=reduction), lambda x, y: theirs(x, y, reduction=reduction),
     )  # fmt: skip
 
 

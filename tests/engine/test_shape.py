@@ -52,7 +52,7 @@ def test_wrong_axes(device):
     x = Tensor(np.zeros((2, 3)), device)
     with pytest.raises(ArgumentError, match=r"transpose: axes \(0, 0\)"):
         x.permute(0, 0)
-    with pytest.raises(ArgumentError, match=r"transpose: expected two dimensions of shape \(2, 3\), got 0 and 2"):
+    with pytest.raises(ArgumentError, match=r"transpose: axis 2 does not fit a tensor of shape \(2, 3\)"):
         x.transpose(0, 2)
-    with pytest.raises(ArgumentError, match="flatten: dimensions 2 to -1 do not fit"):
+    with pytest.raises(ArgumentError, match="flatten: axis 2 does not fit"):
         x.flatten(2)

@@ -20,17 +20,8 @@ NAMES = {
     "targets": "target", "indices": "input", "table": "weight", "axis": "dim", "keepdims": "keepdim",
     "tensors": "input", "sizes": "split_size_or_sections", "widths": "pad",
 }  # fmt: skip
-#: Where another argument is refused by its type: a reduction is one of three words, pairs are no flat list of numbers.
-REFUSED = {
-    *(f"nn.{name}: {argument}" for name in (
-          "BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "KLDivLoss", "L1Loss", "MSELoss", "NLLLoss")
-      for argument in ("reduction",)),
-    "nn.SmoothL1Loss: reduction", "nn.SmoothL1Loss: beta",
-    *(f"F.{name}: reduction" for name in (
-        "binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy", "kl_div", "l1_loss", "mse_loss",
-        "nll_loss", "smooth_l1_loss")),
-    "F.smooth_l1_loss: beta", "F.pad: value", "F.split: x",
-}  # fmt: skip
+#: Where another argument is refused by its type: pairs are no flat list of numbers.
+REFUSED = {"F.pad: value", "F.split: x"}
 RECURRENT = ["bias", "batch_first", "dropout", "bidirectional"]
 #: PyTorch's that are built in and have no signature, from its manual.
 MANUAL = {

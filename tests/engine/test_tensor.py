@@ -113,7 +113,7 @@ def test_grad_checks_the_shape(device):
 
 
 def test_arrays_on_the_left_are_refused_by_name(device):
-    with pytest.raises(ArgumentError, match="expected a Tensor, got ndarray"):
+    with pytest.raises(ArgumentError, match=r"expected a Tensor.*, got ndarray"):
         np.zeros(2) + Tensor([1.0, 2.0], device)
 
 

@@ -34,7 +34,7 @@ def check_functions(device: Device, case: Shaped) -> None:
         (lambda t: F.xlogy(second, t), other * np.log(x), other / x),
         (lambda t: second % (0.3 * t), np.remainder(other, 0.3 * x), -0.3 * np.floor(other / (0.3 * x))),
         (
-            lambda t: F.binary_cross_entropy(0.2 * t, 0.2 * second, "none"),
+            lambda t: F.binary_cross_entropy(0.2 * t, 0.2 * second, reduction="none"),
             -0.2 * (other * np.log(0.2 * x) + (5 - other) * np.log(1 - 0.2 * x)),
             (x - other) / (x * (5 - x)),
         ),

@@ -49,7 +49,7 @@ def check_softmax(device: Device, case: Rows) -> None:
         y.backward(leaf(device, grad, False))
         assert_near(x.grad, slope, f"{op.__name__}: gradient")
     x = leaf(device, host)
-    loss = F.cross_entropy(x, Tensor(targets, device), case.reduction)
+    loss = F.cross_entropy(x, Tensor(targets, device), reduction=case.reduction)
     losses = -logs[np.arange(case.rows), targets]
     factor, seed = _of_reduction(case.reduction, case.rows), grad[:, 0] if case.reduction == "none" else grad[0, 0]
     assert_near(loss, losses if case.reduction == "none" else losses.sum() * factor, "cross_entropy")
@@ -59,7 +59,7 @@ def check_softmax(device: Device, case: Rows) -> None:
     assert_near(x.grad, slope * np.reshape(seed, (-1, 1)), "cross_entropy: gradient")
     if case.reduction != "none":
         x = leaf(device, host)
-        F.cross_entropy(x, Tensor(targets, device), case.reduction).backward()
+        F.cross_entropy(x, Tensor(targets, device), reduction=case.reduction).backward()
         assert_near(x.grad, slope, "cross_entropy: gradient of one loss")
 
 
@@ -110,7 +110,7 @@ def check_element_losses(device: Device, case: Rows) -> None:
     hosts = [rng.uniform(-3, 3, (case.rows, case.columns)).astype(np.float32) for _ in range(2)]
     beta, factor = (0.0, 0.5, 1.0)[case.seed % 3], _of_reduction(case.reduction, hosts[0].size)
     x, y = (leaf(device, host) for host in hosts)
-    loss = F.smooth_l1_loss(x, y, case.reduction, beta)
+    loss = F.smooth_l1_loss(x, y, reduction=case.reduction, beta=beta)
     apart = hosts[0].astype(np.float64) - hosts[1]
     is_small = np.abs(apart) < beta
     losses = np.where(is_small, apart**2 / (2 * (beta or 1)), np.abs(apart) - beta / 2)
@@ -127,7 +127,7 @@ def check_element_losses(device: Device, case: Rows) -> None:
     ]
     x = leaf(device, hosts[0])
     given = dict(zip(("weight", "pos_weight"), (w if w is None else Tensor(w, device) for w in weights), strict=True))
-    loss = F.binary_cross_entropy_with_logits(x, Tensor(target, device), case.reduction, **given)
+    loss = F.binary_cross_entropy_with_logits(x, Tensor(target, device), reduction=case.reduction, **given)
     logit, weight, positive = (
         hosts[0].astype(np.float64),
         *(1.0 if w is None else w.astype(np.float64) for w in weights),
@@ -188,7 +188,7 @@ def check_squared_error(device: Device, case: Rows) -> None:
     """Compare the squared error and both of its gradients."""
     hosts = whole_numbers(case.seed, case.rows, case.columns), whole_numbers(case.seed + 1, case.rows, case.columns)
     x, y = (leaf(device, host) for host in hosts)
-    loss = F.mse_loss(x, y, case.reduction)
+    loss = F.mse_loss(x, y, reduction=case.reduction)
     difference, factor = (hosts[0] - hosts[1]).astype(np.float64), _of_reduction(case.reduction, hosts[0].size)
     squares = difference**2
     assert_near(loss, squares if case.reduction == "none" else squares.sum() * factor, "mse_loss")

@@ -15,8 +15,8 @@ class CrossEntropyLoss(Module):
 
     def __init__(
         self,
-        reduction: str = "mean",
         *,
+        reduction: str = "mean",
         weight: Tensor | None = None,
         ignore_index: int | None = None,
         label_smoothing: float = 0.0,
@@ -26,7 +26,7 @@ class CrossEntropyLoss(Module):
 
     def forward(self, logits: Tensor, targets: Tensor | np.ndarray) -> Tensor:  # type: ignore[override]
         return F.cross_entropy(
-            logits, targets, self.reduction, weight=self.weight, ignore_index=self.ignore_index,
+            logits, targets, reduction=self.reduction, weight=self.weight, ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
         )  # fmt: skip
 
@@ -34,12 +34,12 @@ class CrossEntropyLoss(Module):
 class NLLLoss(Module):
     """Negative log-likelihood of log-probabilities [rows, classes]; see ops.class_losses.nll_loss."""
 
-    def __init__(self, reduction: str = "mean", *, weight: Tensor | None = None, ignore_index: int | None = None):
+    def __init__(self, *, reduction: str = "mean", weight: Tensor | None = None, ignore_index: int | None = None):
         self.reduction, self.weight, self.ignore_index = reduction, weight, ignore_index
 
     def forward(self, log_probabilities: Tensor, targets: Tensor | np.ndarray) -> Tensor:  # type: ignore[override]
         return F.nll_loss(
-            log_probabilities, targets, self.reduction, weight=self.weight, ignore_index=self.ignore_index
+            log_probabilities, targets, reduction=self.reduction, weight=self.weight, ignore_index=self.ignore_index
         )
 
 
@@ -59,43 +59,43 @@ class CTCLoss(Module):
 class BCEWithLogitsLoss(Module):
     """Binary cross-entropy of sigmoid(logits); see ops.loss.binary_cross_entropy_with_logits."""
 
-    def __init__(self, reduction: str = "mean", *, weight: Tensor | None = None, pos_weight: Tensor | None = None):
+    def __init__(self, *, reduction: str = "mean", weight: Tensor | None = None, pos_weight: Tensor | None = None):
         self.reduction, self.weight, self.pos_weight = reduction, weight, pos_weight
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
         return F.binary_cross_entropy_with_logits(
-            logits, target, self.reduction, weight=self.weight, pos_weight=self.pos_weight
+            logits, target, reduction=self.reduction, weight=self.weight, pos_weight=self.pos_weight
         )
 
 
 class SmoothL1Loss(Module):
     """Squared for small errors, absolute for large ones; see ops.loss.smooth_l1_loss."""
 
-    def __init__(self, reduction: str = "mean", beta: float = 1.0):
+    def __init__(self, *, reduction: str = "mean", beta: float = 1.0):
         self.reduction, self.beta = reduction, beta
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
-        return F.smooth_l1_loss(prediction, target, self.reduction, self.beta)
+        return F.smooth_l1_loss(prediction, target, reduction=self.reduction, beta=self.beta)
 
 
 class MSELoss(Module):
     """Squared error of two tensors of one shape; see ops.loss.mse_loss."""
 
-    def __init__(self, reduction: str = "mean"):
+    def __init__(self, *, reduction: str = "mean"):
         self.reduction = reduction
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
-        return F.mse_loss(prediction, target, self.reduction)
+        return F.mse_loss(prediction, target, reduction=self.reduction)
 
 
 class L1Loss(Module):
     """Absolute error of two tensors of one shape; see ops.composed.l1_loss."""
 
-    def __init__(self, reduction: str = "mean"):
+    def __init__(self, *, reduction: str = "mean"):
         self.reduction = reduction
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
-        return F.l1_loss(prediction, target, self.reduction)
+        return F.l1_loss(prediction, target, reduction=self.reduction)
 
 
 class HuberLoss(Module):
@@ -111,18 +111,18 @@ class HuberLoss(Module):
 class BCELoss(Module):
     """Binary cross-entropy of probabilities; see ops.composed.binary_cross_entropy."""
 
-    def __init__(self, reduction: str = "mean"):
+    def __init__(self, *, reduction: str = "mean"):
         self.reduction = reduction
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
-        return F.binary_cross_entropy(prediction, target, self.reduction)
+        return F.binary_cross_entropy(prediction, target, reduction=self.reduction)
 
 
 class KLDivLoss(Module):
     """Divergence of log-probabilities from probabilities; see ops.composed.kl_div."""
 
-    def __init__(self, reduction: str = "mean", *, log_target: bool = False):
+    def __init__(self, *, reduction: str = "mean", log_target: bool = False):
         self.reduction, self.log_target = reduction, log_target
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
-        return F.kl_div(prediction, target, self.reduction, log_target=self.log_target)
+        return F.kl_div(prediction, target, reduction=self.reduction, log_target=self.log_target)

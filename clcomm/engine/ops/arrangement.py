@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from clcomm.engine.ops import blocks
 from clcomm.engine.ops.indexing import index_select, kept, take
 from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.shape import Transpose, reshape, transpose, unshared
-from clcomm.engine.ops.types import moved, pytorch_names
+from clcomm.engine.ops.types import dimension_of, moved, pytorch_names
 from clcomm.engine.tensor import FLOAT32, Tensor, float_tensor
 from clcomm.engine.view import Block, block_of, viewed
 
@@ -26,7 +27,7 @@ def repeat(x: Tensor, *sizes: int | Sequence[int]) -> Tensor:
     x: of any type and shape. Raises ArgumentError for fewer numbers than dimensions.
     """
     given = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
-    times = [int(n) for n in given]  # type: ignore[arg-type]
+    times = [operator.index(n) for n in given]  # type: ignore[arg-type]
     if len(times) < x.ndim or min(times, default=1) < 1:
         raise ArgumentError(f"repeat: expected {x.ndim} or more numbers from 1 up, got {times}")
     shape = (1,) * (len(times) - x.ndim) + x.shape
@@ -55,7 +56,7 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | Non
     by = [shifts] if isinstance(shifts, int) else list(shifts)
     result = x
     for d, shift in zip(_dimensions("roll", x, (dims,)), by, strict=True):
-        by_less = shift % x.shape[d]
+        by_less = operator.index(shift) % x.shape[d]
         result = moved(result, partial(blocks.Roll.apply, shift=by_less, axis=d)) if by_less else result
     return result
 
@@ -223,6 +224,4 @@ _EDGES = {
 
 def _dimensions(name: str, x: Tensor, given: tuple[int | Sequence[int], ...]) -> list[int]:
     dims: list[int] = list(given[0]) if len(given) == 1 and isinstance(given[0], Sequence) else list(given)  # type: ignore[arg-type]
-    if any(not isinstance(d, int) or not -x.ndim <= d < x.ndim for d in dims):
-        raise ArgumentError(f"{name}: dimensions {dims} do not fit a tensor of shape {x.shape}")
-    return [d % x.ndim for d in dims]
+    return [dimension_of(name, x.shape, d) for d in dims]

@@ -10,7 +10,7 @@ import numpy as np
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.shape import Reshape, copy_part, fill, part_from, reshape
-from clcomm.engine.ops.types import moved, of_any_type, pytorch_names
+from clcomm.engine.ops.types import dimension_of, moved, of_any_type, pytorch_names
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor
 from clcomm.engine.view import Block, block_of, viewed, whole
 
@@ -182,9 +182,7 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     own = _several("concat", tensors)
     own = [each for each in own if each.shape != (0,)] or own[:1]  # those of PyTorch's lists that begin empty
     first = own[0]
-    if not -first.ndim <= axis < first.ndim:
-        raise ArgumentError(f"concat: axis {axis} does not fit a tensor of shape {first.shape}")
-    axis %= first.ndim
+    axis = dimension_of("concat", first.shape, axis)
     for each in own:
         if each.ndim != first.ndim or each.shape[:axis] + each.shape[axis + 1 :] != _without(first.shape, axis):
             raise ArgumentError(f"concat: shapes {first.shape} and {each.shape} do not fit along axis {axis}")
@@ -219,9 +217,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     shape = own[0].shape
     if any(each.shape != shape for each in own):
         raise ArgumentError(f"stack: expected one shape, got {sorted({each.shape for each in own})}")
-    if not -len(shape) - 1 <= axis <= len(shape):
-        raise ArgumentError(f"stack: axis {axis} does not fit tensors of shape {shape}")
-    return Concat.apply(*own, axis=axis % (len(shape) + 1), is_new=True)
+    return Concat.apply(*own, axis=dimension_of("stack", (*shape, len(own)), axis), is_new=True)
 
 
 @pytorch_names
@@ -233,9 +229,7 @@ def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> tuple[Tensor,
     """
     if not isinstance(x, Tensor):
         float_tensor("split", x)
-    if not -x.ndim <= axis < x.ndim:
-        raise ArgumentError(f"split: axis {axis} does not fit a tensor of shape {x.shape}")
-    axis %= x.ndim
+    axis = dimension_of("split", x.shape, axis)
     length = x.shape[axis]
     if isinstance(sizes, int):
         if sizes < 1:

@@ -100,8 +100,8 @@ class NegativeLogLikelihood(ClassLoss):
 def cross_entropy(
     logits: Tensor,
     targets: Tensor | np.ndarray,
-    reduction: str = "mean",
     *,
+    reduction: str = "mean",
     weight: Tensor | None = None,
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
@@ -138,8 +138,8 @@ def cross_entropy(
 def nll_loss(
     log_probabilities: Tensor,
     targets: Tensor | np.ndarray,
-    reduction: str = "mean",
     *,
+    reduction: str = "mean",
     weight: Tensor | None = None,
     ignore_index: int | None = None,
 ) -> Tensor:
@@ -176,7 +176,7 @@ def _of_places(
             f"{function.__name__}: expected targets of shape {places} for logits {logits.shape}, got {targets.shape}"
         )
     rows = reshape(transpose(logits, (0, *range(2, logits.ndim), 1)), (-1, logits.shape[1]))
-    losses = function(rows, targets.reshape(-1), reduction, **named)
+    losses = function(rows, targets.reshape(-1), reduction=reduction, **named)
     return reshape(losses, places) if reduction == "none" else losses
 
 

@@ -67,25 +67,35 @@ def greater_or_equal(a: Tensor, b: Tensor | float) -> Tensor:
 
 
 def logical_and(a: Tensor, b: Tensor) -> Tensor:
-    """Return whether both are true; a, b: booleans that broadcast to the result. Of integers the bits of both."""
-    return _logical("&", "both", a, b)
+    """Return whether both are true; a, b: of any type, that broadcast to the result."""
+    return _logical("&", a, b)
 
 
 def logical_or(a: Tensor, b: Tensor) -> Tensor:
-    """Return whether one of both is true; a, b: booleans that broadcast. Of integers the bits of either."""
-    return _logical("|", "either", a, b)
+    """Return whether one of both is true; a, b: of any type, that broadcast."""
+    return _logical("|", a, b)
 
 
 def logical_xor(a: Tensor, b: Tensor) -> Tensor:
-    """Return whether exactly one of both is true; a, b: booleans that broadcast. Of integers such bits."""
-    return _logical("^", "not_equal_int", a, b)
+    """Return whether exactly one of both is true; a, b: of any type, that broadcast."""
+    return _logical("^", a, b)
 
 
 def logical_not(x: Tensor) -> Tensor:
-    """Return whether each element is false; x: booleans. Of integers the opposite of each bit."""
-    if is_whole(x):
-        return of_integers("sub", -1, x)
-    return _logical("~", "equal_int", x, _whole(_boolean("~", x).device, 0, BOOL))
+    """Return whether each element is false, or 0; x: of any type."""
+    return equal_to(x, 0)
+
+
+def inverted(x: Tensor) -> Tensor:
+    """Return `~x`: the opposite of booleans, or of integers' bits."""
+    return of_integers("sub", -1, x) if is_whole(x) else logical_not(_boolean("~", x))
+
+
+def bits(sign: str, a: Tensor, b: Tensor) -> Tensor:
+    """Return `a & b` and its like: of the bits of integers, or of booleans."""
+    if is_whole(a) and are_whole(a, b):
+        return of_integers(sign, a, b)
+    return _logical(sign, _boolean(sign, a), _boolean(sign, b))
 
 
 def to_int(x: Tensor) -> Tensor:
@@ -128,10 +138,9 @@ def _boolean(sign: str, x: object) -> Tensor:
     return x
 
 
-def _logical(sign: str, kernel: str, a: Tensor, b: Tensor) -> Tensor:
-    if is_whole(a) and are_whole(a, b):
-        return of_integers(sign, a, b)
-    return _launched(sign, kernel, _boolean(sign, a), _boolean(sign, b))
+def _logical(sign: str, *operands: Tensor) -> Tensor:
+    kernel = {"&": "both", "|": "either", "^": "not_equal_int"}[sign]
+    return _launched(sign, kernel, *[to_bool(x) if isinstance(x, Tensor) else _boolean(sign, x) for x in operands])
 
 
 def _launched(sign: str, kernel: str, a: Tensor, b: Tensor) -> Tensor:

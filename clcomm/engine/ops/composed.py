@@ -26,9 +26,9 @@ from clcomm.engine.ops.functions import (
 )
 from clcomm.engine.ops.loss import SmoothL1, check_pair, check_reduction
 from clcomm.engine.ops.ordered import norm
-from clcomm.engine.ops.reduce import mean, sum
+from clcomm.engine.ops.reduce import broadcast_to, mean, sum
 from clcomm.engine.ops.shape import reshape
-from clcomm.engine.ops.types import pytorch_names
+from clcomm.engine.ops.types import broadcast_shape, pytorch_names
 from clcomm.engine.tensor import Tensor, float_tensor, whole_rows
 
 
@@ -119,8 +119,9 @@ def cosine_similarity(x1: Tensor, x2: Tensor, axis: int = 1, eps: float = 1e-8) 
 
     x1, x2: float32 that broadcast; each norm counts as at least eps.
     """
-    norms = [clamp(norm(x, 2.0, axis, keepdims=True), min=eps) for x in (x1, x2)]
-    return sum(mul(div(x1, norms[0]), div(x2, norms[1])), axis)
+    shape = broadcast_shape("cosine_similarity", x1.shape, x2.shape)
+    whole = [x if x.shape == shape else broadcast_to(x, shape) for x in (x1, x2)]
+    return sum(mul(*[div(x, clamp(norm(x, 2.0, axis, keepdims=True), min=eps)) for x in whole]), axis)
 
 
 @chained
@@ -161,7 +162,7 @@ def reduced_loss(losses: Tensor, reduction: str) -> Tensor:
 
 
 @chained
-def l1_loss(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+def l1_loss(prediction: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """Return |prediction - target| of two float32 tensors of one shape, averaged, summed or of each element."""
     check_pair("l1_loss", prediction, target, reduction)
     return reduced_loss(abs(sub(prediction, target)), reduction)
@@ -179,7 +180,7 @@ def huber_loss(prediction: Tensor, target: Tensor, reduction: str = "mean", delt
 
 
 @chained
-def binary_cross_entropy(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+def binary_cross_entropy(prediction: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """Return -(y log(p) + (1 - y) log(1 - p)) of probabilities p and y of one shape, with logarithms of at least -100.
 
     prediction, target: float32. `binary_cross_entropy_with_logits` is more exact.
@@ -189,7 +190,7 @@ def binary_cross_entropy(prediction: Tensor, target: Tensor, reduction: str = "m
 
 
 @chained
-def kl_div(prediction: Tensor, target: Tensor, reduction: str = "mean", *, log_target: bool = False) -> Tensor:
+def kl_div(prediction: Tensor, target: Tensor, *, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """Return y (log(y) - x) of log-probabilities x and probabilities y of one shape, 0 where y is 0.
 
     Args:

@@ -14,14 +14,14 @@ from clcomm.engine.ops.ordered import Ordered, extreme_over, sort
 from clcomm.engine.ops.reduce import sum
 from clcomm.engine.ops.rounding import log1p, trunc
 from clcomm.engine.ops.shape import contiguous, reshape, unshared
-from clcomm.engine.ops.types import pytorch_names
+from clcomm.engine.ops.types import dimension_of, pytorch_names
 from clcomm.engine.tensor import Tensor, float_tensor
 
 
 @chained
 def lerp(x: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
     """Return x + weight * (end - x); float32 that broadcast to the result, the weight also a number."""
-    apart = sub(end, x)
+    apart = sub(float_tensor("lerp", end), x)
     if isinstance(weight, Tensor):  # from the nearer end, as PyTorch's: the other may be infinite
         is_near = abs(weight.detach()) < 0.5
         return add(where(is_near, x, end), mul(apart, where(is_near, weight, sub(weight, 1.0))))
@@ -97,6 +97,8 @@ def erfc(x: Tensor) -> Tensor:
 
 def logit(x: Tensor, eps: float | None = None) -> Tensor:
     """Return log(x / (1 - x)) of each element, brought between eps and 1 - eps if eps is given; x: float32."""
+    if eps is not None and not 0 <= eps <= 0.5:
+        raise ArgumentError(f"logit: eps: expected None, or a number from 0 to 0.5, got {eps!r}")
     x = x if eps is None else clamp(x, float(eps), 1.0 - float(eps))
     return sub(log(x), log1p(mul(x, -1.0)))
 
@@ -192,7 +194,7 @@ def cumprod(x: Tensor, axis: int) -> Tensor:
     """Return the products of all elements up to each along a dimension, in pairs of doubling reach; x: float32."""
     if not float_tensor("cumprod", x).ndim:
         raise ArgumentError("cumprod: expected a tensor with dimensions, got one without")
-    at = axis % x.ndim
+    at = dimension_of("cumprod", x.shape, axis)
     reach, length = 1, x.shape[at]
     while reach < length:
         before = pad(narrow(x, at, 0, length - reach), [(reach * (d == at), 0) for d in range(x.ndim)], value=1.0)
@@ -203,10 +205,10 @@ def cumprod(x: Tensor, axis: int) -> Tensor:
 @pytorch_names
 def kthvalue(x: Tensor, k: int, axis: int = -1, keepdims: bool = False) -> Ordered:
     """Return the k-th smallest element along a dimension, from 1 on, and its index; x: float32."""
-    if not 1 <= k <= x.shape[axis]:
+    at = dimension_of("kthvalue", x.shape, axis)
+    if not 1 <= k <= x.shape[at]:
         raise ArgumentError(f"kthvalue: k: expected 1 to {x.shape[axis]}, the dimension's size, got {k!r}")
     found = [narrow(each, axis, k - 1, 1) for each in sort(x, axis)]
-    at = axis % x.ndim
     return Ordered(*found) if keepdims else Ordered(*[reshape(e, e.shape[:at] + e.shape[at + 1 :]) for e in found])
 
 
@@ -216,7 +218,7 @@ def quantile(x: Tensor, q: float, axis: int | None = None, keepdims: bool = Fals
     if not 0 <= q <= 1:
         raise ArgumentError(f"quantile: q: expected a number from 0 to 1, got {q!r}")
     own = reshape(x, (-1,)) if axis is None else x
-    at = 0 if axis is None else axis % x.ndim
+    at = 0 if axis is None else dimension_of("quantile", x.shape, axis)
     place = q * (own.shape[at] - 1)
     order, below = sort(own, at).values, int(place)
     low, high, last = (narrow(order, at, n, 1) for n in (below, math.ceil(place), own.shape[at] - 1))

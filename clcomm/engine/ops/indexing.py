@@ -15,7 +15,7 @@ from clcomm.engine.ops import blocks
 from clcomm.engine.ops.blocks import Index
 from clcomm.engine.ops.elementwise import add
 from clcomm.engine.ops.shape import fill, reshape
-from clcomm.engine.ops.types import moved, pytorch_names
+from clcomm.engine.ops.types import dimension_of, moved, pytorch_names
 from clcomm.engine.tensor import FLOAT32, INT32, Tensor, empty, float_tensor, wrap
 from clcomm.engine.tensor_methods import note_of, require_below
 
@@ -273,10 +273,7 @@ def _known(index: Tensor | np.ndarray) -> np.ndarray:
 
 
 def _axis(name: str, x: Tensor, axis: int) -> int:
-    float_tensor(name, x)
-    if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
-        raise ArgumentError(f"{name}: axis {axis!r} does not fit a tensor of shape {x.shape}")
-    return axis % x.ndim
+    return dimension_of(name, float_tensor(name, x).shape, axis)
 
 
 def _indices(name: str, x: Tensor, axis: int, given: object) -> Tensor:

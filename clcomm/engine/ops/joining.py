@@ -9,7 +9,7 @@ from clcomm.engine.ops.arrangement import meshgrid, pad
 from clcomm.engine.ops.blocks import concat, split, stack
 from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.shape import reshape
-from clcomm.engine.ops.types import broadcast_shape, pytorch_names
+from clcomm.engine.ops.types import broadcast_shape, dimension_of, pytorch_names
 from clcomm.engine.tensor import Tensor
 
 
@@ -40,9 +40,7 @@ def tensor_split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int 
 
     Raises ArgumentError where a part would be empty.
     """
-    if not -x.ndim <= axis < x.ndim:
-        raise ArgumentError(f"tensor_split: axis {axis!r} does not fit a tensor of shape {x.shape}")
-    length, wanted = x.shape[axis], indices_or_sections
+    length, wanted = x.shape[dimension_of("tensor_split", x.shape, axis)], indices_or_sections
     if isinstance(wanted, int):
         sizes = [length // wanted + (n < length % wanted) for n in range(wanted)]
     else:

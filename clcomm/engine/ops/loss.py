@@ -182,7 +182,7 @@ class LogitsBinaryCrossEntropy(_ElementLoss):
     kernel_name = "bce_with_logits"
 
 
-def mse_loss(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+def mse_loss(prediction: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """Return the squared error of two float32 tensors of one shape.
 
     `reduction` is "mean" or "sum", with a result of shape (), or "none": an error for each element.
@@ -192,7 +192,7 @@ def mse_loss(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Ten
     return SquaredError.apply(prediction, target, reduction=reduction)
 
 
-def smooth_l1_loss(prediction: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+def smooth_l1_loss(prediction: Tensor, target: Tensor, *, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """Return d^2 / (2 beta) where the difference d of two tensors of one shape is below `beta`, else |d| - beta / 2.
 
     Source: Girshick, "Fast R-CNN", 2015.
@@ -213,8 +213,8 @@ def smooth_l1_loss(prediction: Tensor, target: Tensor, reduction: str = "mean", 
 def binary_cross_entropy_with_logits(
     logits: Tensor,
     target: Tensor,
-    reduction: str = "mean",
     *,
+    reduction: str = "mean",
     weight: Tensor | None = None,
     pos_weight: Tensor | None = None,
 ) -> Tensor:

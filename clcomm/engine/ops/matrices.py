@@ -17,7 +17,7 @@ from clcomm.engine.ops.indexing import index_select, kept, spread
 from clcomm.engine.ops.ordered import norm
 from clcomm.engine.ops.reduce import sum
 from clcomm.engine.ops.shape import reshape, transpose, unshared, unsqueeze
-from clcomm.engine.ops.types import moved, pytorch_names
+from clcomm.engine.ops.types import dimension_of, moved, pytorch_names
 from clcomm.engine.tensor import BOOL, Tensor, float_tensor
 from clcomm.engine.view import Block, block_of, viewed
 
@@ -46,7 +46,9 @@ def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> 
     if isinstance(dims, int):
         left, right = list(range(a.ndim - dims, a.ndim)), list(range(dims))
     else:
-        left, right = ([d % x.ndim for d in each] for x, each in zip((a, b), dims, strict=True))
+        left, right = (
+            [dimension_of("tensordot", x.shape, d) for d in each] for x, each in zip((a, b), dims, strict=True)
+        )
     sizes = [a.shape[d] for d in left]
     if sizes != [b.shape[d] for d in right]:
         raise ArgumentError(f"tensordot: dimensions {dims} of shapes {a.shape} and {b.shape} are not of equal size")
@@ -59,7 +61,7 @@ def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> 
 
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """Return a diagonal of two dimensions as the last one, above the main one by `offset`; x: of any type."""
-    first, second = dim1 % x.ndim, dim2 % x.ndim
+    first, second = [dimension_of("diagonal", x.shape, d) for d in (dim1, dim2)]
     rows, columns = x.shape[first], x.shape[second]
     index = _places(rows, columns, offset)
     if not index.size:
@@ -78,7 +80,8 @@ def diag_embed(x: Tensor, offset: int = 0) -> Tensor:
     """Return matrices with the elements of x's last dimension on a diagonal, and zeros."""
     size = x.shape[-1] + builtins.abs(offset)
     index = kept(x.device, _places(size, size, offset))
-    return reshape(spread(x, x.ndim - 1, index, size * size), (*x.shape[:-1], size, size))
+    spaced = moved(x, lambda own: spread(own, own.ndim - 1, index, size * size))
+    return reshape(spaced, (*x.shape[:-1], size, size))
 
 
 @unshared
@@ -142,7 +145,7 @@ def addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1.0, alpha: floa
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """Return the sums of products over the last dimensions of both."""
-    return tensordot(a, b, ([-1], [-1])) if a.ndim and b.ndim else mul(a, b)
+    return tensordot(a, b, ([-1], [-1])) if float_tensor("inner", b).ndim and a.ndim else mul(a, b)
 
 
 def kron(a: Tensor, b: Tensor) -> Tensor:

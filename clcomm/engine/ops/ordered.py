@@ -18,7 +18,7 @@ from clcomm.engine.ops.indexing import gather
 from clcomm.engine.ops.norms import var
 from clcomm.engine.ops.reduce import mean, reduced, sum
 from clcomm.engine.ops.shape import reshape
-from clcomm.engine.ops.types import is_whole, on_host, pytorch_names, to_float
+from clcomm.engine.ops.types import dimension_of, is_whole, on_host, pytorch_names, to_float
 from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, whole_rows
 
 #: MOST_FIRST of kernels/ordered.cl: so many elements are chosen without sorting the rest.
@@ -35,9 +35,7 @@ class Ordered(NamedTuple):
 def _along(name: str, x: Tensor, axis: int, *, takes_none: bool = False) -> tuple[int, int, int, int]:
     """Return the dimension, and x's sizes before, along and behind it."""
     whole_rows(name, float_tensor(name, x))
-    if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
-        raise ArgumentError(f"{name}: axis {axis!r} does not fit a tensor of shape {x.shape}")
-    at = axis % x.ndim
+    at = dimension_of(name, x.shape, axis)
     if 0 in x.shape and not takes_none:
         raise ArgumentError(f"{name}: expected one element or more, got a tensor of shape {x.shape}")
     return at, math.prod(x.shape[:at]), x.shape[at], math.prod(x.shape[at + 1 :])
@@ -114,6 +112,8 @@ def min(x: Tensor, axis: int | Tensor | None = None, keepdims: bool = False) -> 
 
 def _reduced(name: str, x: Tensor, axis: int | Tensor | None, keepdims: bool, sign: float) -> Tensor | Ordered:
     if isinstance(axis, Tensor):
+        if keepdims:
+            raise ArgumentError(f"{name}: expected a dimension with keepdim, got a tensor")
         return (maximum if sign > 0 else minimum)(x, axis)
     if is_whole(x) and axis is None:
         return on_host(np.max if sign > 0 else np.min, x, None, keepdims)
@@ -389,9 +389,7 @@ def norm(x: Tensor, p: float | str = 2, axis: int | tuple[int, ...] | None = Non
 @pytorch_names
 def chunk(x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
     """Return at most `chunks` parts along a dimension, of equal size but the last; x: of any type and shape."""
-    if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
-        raise ArgumentError(f"chunk: axis {axis!r} does not fit a tensor of shape {x.shape}")
-    length = x.shape[axis]
+    length = x.shape[dimension_of("chunk", x.shape, axis)]
     if chunks < 1:
         raise ArgumentError(f"chunk: chunks: expected 1 or more, got {chunks!r}")
     return split(x, -(-length // chunks) if length else [0] * chunks, axis)

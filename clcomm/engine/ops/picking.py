@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from clcomm.engine.ops.elementwise import add, mul
 from clcomm.engine.ops.indexing import _axis, gather, index_select, spread, take
 from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.shape import reshape, swap_dimensions, transpose, unshared
-from clcomm.engine.ops.types import broadcast_shape, moved, pytorch_names
+from clcomm.engine.ops.types import broadcast_shape, dimension_of, moved, pytorch_names
 from clcomm.engine.tensor import Tensor, float_tensor
 
 
@@ -27,7 +28,7 @@ def masked_select(x: Tensor, mask: Tensor) -> Tensor:
 @pytorch_names
 def select(x: Tensor, axis: int, index: int) -> Tensor:
     """Return the part of x at an index of a dimension, without it; x: of any type and shape."""
-    before: list[Any] = [slice(None)] * (axis % x.ndim)
+    before: list[Any] = [slice(None)] * dimension_of("select", x.shape, axis)
     return take(x, (*before, index))
 
 
@@ -36,8 +37,8 @@ def take_along_dim(x: Tensor, indices: Tensor | np.ndarray, axis: int | None = N
     """Return the elements at indices along a dimension, see `gather`; without one of x as a single dimension."""
     if axis is None:
         return gather(reshape(x, (-1,)), 0, reshape(indices, (-1,)))  # type: ignore[arg-type]
-    other = [n for d, n in enumerate(indices.shape) if d != axis % x.ndim]
-    if other != [n for d, n in enumerate(x.shape) if d != axis % x.ndim]:
+    at = dimension_of("take_along_dim", x.shape, axis)
+    if [n for d, n in enumerate(indices.shape) if d != at] != [n for d, n in enumerate(x.shape) if d != at]:
         raise ArgumentError(f"take_along_dim: expected sizes as of {x.shape} but along {axis}, got {indices.shape}")
     return gather(x, axis, indices)
 
@@ -72,14 +73,14 @@ def index_fill(x: Tensor, axis: int, index: Tensor | np.ndarray, value: float) -
 
 
 @pytorch_names
-def repeat_interleave(x: Tensor, repeats: int | Tensor | Sequence[int], axis: int | None = None) -> Tensor:
+def repeat_interleave(x: Tensor, repeats: int | Tensor, axis: int | None = None) -> Tensor:
     """Return each slice of a dimension several times, one number for all or one for each; without one each element.
 
     x: of any type and shape; a tensor of numbers is read to the host.
     """
     if axis is None:
         return repeat_interleave(reshape(x, (-1,)), repeats, 0)
-    at = axis % x.ndim
+    at = dimension_of("repeat_interleave", x.shape, axis)
     times = repeats.numpy() if isinstance(repeats, Tensor) else np.asarray(repeats)
     index = np.repeat(np.arange(x.shape[at]), times)
     if not index.size:
@@ -90,7 +91,8 @@ def repeat_interleave(x: Tensor, repeats: int | Tensor | Sequence[int], axis: in
 def movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Return x with dimensions at other places, and the rest in their order; x: of any type and shape."""
     before, after = (
-        [d % max(x.ndim, 1) for d in ([given] if isinstance(given, int) else given)] for given in (source, destination)
+        [dimension_of("movedim", x.shape or (1,), d) for d in ([given] if isinstance(given, int) else given)]
+        for given in (source, destination)
     )
     order = [d for d in range(x.ndim) if d not in before]
     for place, d in sorted(zip(after, before, strict=True)):
@@ -100,9 +102,9 @@ def movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[
 
 def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """Return x with a dimension divided into several, one of which may be -1; x: of any type and shape."""
-    at = dim % x.ndim
+    at = dimension_of("unflatten", x.shape, dim)
     before, after = x.shape[:at], x.shape[at + 1 :]
-    whole = [int(n) for n in sizes]
+    whole = [operator.index(n) for n in sizes]
     if -1 in whole:
         whole[whole.index(-1)] = x.shape[at] // -int(np.prod(whole))
     return reshape(x, (*before, *whole, *after))
@@ -117,7 +119,7 @@ def tile(x: Tensor, *dims: int | Sequence[int]) -> Tensor:
 @unshared
 def rot90(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     """Return x turned by k quarters from the first of two dimensions towards the second; x: of any type and shape."""
-    first, second = dims
+    first, second = [dimension_of("rot90", x.shape, d) for d in dims]
     if k % 4 == 2:
         return flip(x, first, second)
     if k % 4 == 0:

@@ -19,6 +19,7 @@ from clcomm.engine.ops.elementwise import add, div, mul, sub
 from clcomm.engine.ops.formulas import amax
 from clcomm.engine.ops.functions import abs, clamp, exp, log, minimum, sqrt, square
 from clcomm.engine.ops.indexing import gather
+from clcomm.engine.ops.loss import check_pair
 from clcomm.engine.ops.matrices import pairwise_distance
 from clcomm.engine.ops.norms import group_norm
 from clcomm.engine.ops.reduce import broadcast_to, mean, sum
@@ -100,6 +101,7 @@ def multilabel_soft_margin_loss(
     x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean"
 ) -> Tensor:
     """Return the mean over classes of -(y log(sigmoid(x)) + (1 - y) log(sigmoid(-x))); x, target: float32 [N, C]."""
+    check_pair("multilabel_soft_margin_loss", x, target, reduction)
     losses = add(mul(target, logsigmoid(x)), mul(sub(1.0, target), logsigmoid(mul(x, -1.0))))
     return reduced_loss(mul(mean(losses if weight is None else mul(losses, weight), -1), -1.0), reduction)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.ops.types import moved, pytorch_names
+from clcomm.engine.ops.types import dimension_of, moved, pytorch_names
 from clcomm.engine.tensor import Shape, Tensor, copy_into, empty, float_tensor, wrap
 from clcomm.engine.view import NEVER, Block, View, block_of, reshaped, root_of, viewed, whole
 
@@ -144,8 +144,8 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
     x: float32 or int32 of any shape.
     """
-    first, last = [dim + x.ndim if dim < 0 else dim for dim in (start_dim, end_dim)]
-    if not 0 <= first <= max(last, 0) < max(x.ndim, 1):
+    first, last = [dimension_of("flatten", x.shape or (1,), dim) for dim in (start_dim, end_dim)]
+    if first > last:
         raise ArgumentError(f"flatten: dimensions {start_dim} to {end_dim} do not fit a tensor of shape {x.shape}")
     if first == last and x.ndim:
         return x
@@ -174,29 +174,22 @@ def squeeze(x: Tensor, axis: int | None = None) -> Tensor:
     """Return x without its dimensions of size 1, or without one where it has that size; shares memory."""
     if axis is None:
         return _reshaped(x, tuple([n for n in x.shape if n != 1]))
-    at = _dimension("squeeze", x.shape, axis)
+    at = dimension_of("squeeze", x.shape, axis)
     return _reshaped(x, (*x.shape[:at], *x.shape[at + 1 :]) if x.shape[at] == 1 else x.shape)
 
 
 @pytorch_names
 def unsqueeze(x: Tensor, axis: int) -> Tensor:
     """Return x with a dimension of size 1 at `axis`; shares memory."""
-    at = _dimension("unsqueeze", (*x.shape, 1), axis)
+    at = dimension_of("unsqueeze", (*x.shape, 1), axis)
     return _reshaped(x, (*x.shape[:at], 1, *x.shape[at:]))
-
-
-def _dimension(name: str, shape: Shape, axis: int) -> int:
-    if not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
-        raise ArgumentError(f"{name}: expected a dimension from {-len(shape)} to {len(shape) - 1}, got {axis!r}")
-    return axis % len(shape)
 
 
 def swap_dimensions(x: Tensor, first: int, second: int) -> Tensor:
     """Return x with two dimensions swapped; x: float32 of any shape."""
     order = list(range(x.ndim))
-    if not all(-x.ndim <= axis < x.ndim for axis in (first, second)):
-        raise ArgumentError(f"transpose: expected two dimensions of shape {x.shape}, got {first} and {second}")
-    order[first], order[second] = order[second], order[first]
+    one, other = [dimension_of("transpose", x.shape, axis) for axis in (first, second)]
+    order[one], order[other] = other, one
     return transpose(x, tuple(order))
 
 

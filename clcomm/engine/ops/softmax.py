@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.shape import reshape, transpose
-from clcomm.engine.ops.types import pytorch_names
+from clcomm.engine.ops.types import dimension_of, pytorch_names
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor, whole_rows
 
 
@@ -120,9 +120,8 @@ def _along(op: type[_RowOp], name: str, x: Tensor, axis: int | None) -> Tensor:
     last = x.ndim - 1
     if axis is None:
         axis = int(x.ndim not in (0, 1, 3))
-    if not -x.ndim <= axis <= last:
-        raise ArgumentError(f"{name}: axis {axis} does not fit a tensor of shape {x.shape}")
-    if axis in (-1, last):
+    axis = dimension_of(name, x.shape, axis)
+    if axis == last:
         whole_rows(name, x)
         return op.apply(x)
     order = list(range(x.ndim))

@@ -40,6 +40,13 @@ def moved(x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
     return wrap(result.device, result.buffer, result.shape, x.dtype)
 
 
+def dimension_of(name: str, shape: Shape, axis: object) -> int:
+    """Return a dimension, which may count from the last one, from 0 on; ArgumentError for one that is not there."""
+    if not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
+        raise ArgumentError(f"{name}: axis {shown(axis)} does not fit a tensor of shape {shape}")
+    return axis % len(shape)
+
+
 def of_any_type(function: Callable[..., Result]) -> Callable[..., Result]:
     """Let a function that only moves elements take tensors of any one type, alone or in a sequence."""
 
@@ -77,39 +84,41 @@ def _listed(result: Any) -> list[Tensor]:
 
 # --- Types of numbers, flags and words that callers give to public functions, checked by the functions' signat ---
 
-#: The scalars that an annotation may name, and what is none; a parameter with another name is not checked.
-_SCALARS, _OTHERS = {"bool", "int", "float", "str", "None"}, {"Tensor", "np.ndarray", "tuple", "Sequence", "list"}
-_TYPES = {"bool": bool, "int": int, "float": float, "str": str, "None": type(None), "Tensor": Tensor, "other": tuple}
+#: What an annotation may name; a parameter with another name is not checked.
+_SCALARS, _SEQUENCES = {"bool", "int", "float", "str", "None"}, {"np.ndarray", "tuple", "Sequence", "list", "Shape"}
+_NAMES = _SCALARS | _SEQUENCES | {"Tensor"}
 
 
 class _Wanted(NamedTuple):
-    """A parameter's name, what it takes in words and as kinds, None for all, and types that need no second look."""
+    """A parameter's name, the kinds of values it takes, None for all, and types that need no second look."""
 
     name: str
-    takes: str
-    kinds: frozenset[str] | None
-    types: frozenset[type]
+    kinds: set[str] | None
+    types: set[type]
 
     def refuse(self, function: str, value: Any) -> None:
         """Raise ArgumentError unless the value is of one of the kinds."""
         kind = _kind_of(value)
         if self.kinds is not None and kind not in self.kinds:
-            given = type(value).__name__ if kind in ("Tensor", "other") else repr(value)
-            raise ArgumentError(f"{function}: {self.name}: expected {self.takes}, got {given}")
+            takes = " or ".join(
+                [f"a {name}" if name in ("Tensor", "sequence") else name for name in sorted(self.kinds)]
+            )
+            raise ArgumentError(f"{function}: {self.name}: expected {takes}, got {shown(value)}")
+        self.types.add(type(value))
 
 
 def typed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return a function that raises ArgumentError for scalars that its signature does not have.
 
-    A flag is no number, as in PyTorch, where `x.sum(0, 1)` is an error. Tensors are the function's own affair: one
-    that takes nothing but tensors, or tensors and numbers, is returned itself.
+    A flag is no number, as in PyTorch, where `x.sum(0, 1)` is an error. A function that takes nothing but tensors, or
+    tensors and numbers, is returned itself: they are its own affair, and it is called in each step.
     """
     wanted = {each.name: (each.kind, _wanted(each)) for each in inspect.signature(function).parameters.values()}
     kinds = inspect.Parameter
     places = [own for kind, own in wanted.values() if kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
     rest = next((own for kind, own in wanted.values() if kind is kinds.VAR_POSITIONAL), None)
     named_ones = {own.name: own for _, own in wanted.values() if own.kinds}
-    if not named_ones:
+    if rest is None and all(own.kinds is None or "Tensor" in own.kinds for own in named_ones.values()):
         return function
     named_ones |= {theirs: named_ones[ours] for theirs, ours in PYTORCH_NAMES.items() if ours in named_ones}
     first, count = next((at for at, own in enumerate(places) if own.kinds), len(places)), len(places)
@@ -120,7 +129,9 @@ def typed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
             if type(value) not in own.types:
                 own.refuse(name, value)
         for value in args[count:]:
-            if rest is not None and type(value) not in rest.types:
+            if rest is None:
+                raise ArgumentError(f"{name}: expected what follows {places[-1].name} by name, got {shown(value)}")
+            if type(value) not in rest.types:
                 rest.refuse(name, value)
         for key, value in named.items():
             found = named_ones.get(key)
@@ -134,19 +145,26 @@ def typed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 def _wanted(parameter: inspect.Parameter) -> _Wanted:
     names = [part.strip() for part in re.sub(r"\[[^]]*\]+", "", str(parameter.annotation)).split("|")]
     found = {name.removeprefix("builtins.") for name in names}
-    if not found & (_SCALARS - {"None"}) or found - _SCALARS - _OTHERS or {"Tensor", "float"} <= found:
-        return _Wanted(parameter.name, "", None, frozenset())
-    kinds = {name if name in _TYPES else "other" for name in found} | ({"int"} if "float" in found else set())
-    takes = " or ".join(sorted(found | kinds - {"other"}))
-    return _Wanted(parameter.name, takes, frozenset(kinds), frozenset(_TYPES[kind] for kind in kinds))
+    if found - _NAMES or found == {"None"} or {"Tensor", "np.ndarray"} <= found:
+        return _Wanted(parameter.name, None, set())
+    more = ({"int"} if "float" in found else set()) | ({"bool"} if {"Tensor", "float"} <= found else set())
+    return _Wanted(parameter.name, {"sequence" if name in _SEQUENCES else name for name in found} | more, set())
+
+
+#: Each kind after those that its types are also instances of.
+_KINDS: dict[str, Any] = {
+    "None": type(None), "bool": (bool, np.bool_), "str": str, "Tensor": Tensor, "int": Integral, "float": Real,
+    "sequence": (Sequence, np.ndarray),
+}  # fmt: skip
 
 
 def _kind_of(value: Any) -> str:
-    if value is None or isinstance(value, (bool, np.bool_)):
-        return "None" if value is None else "bool"
-    if isinstance(value, (str, Tensor)):
-        return "str" if isinstance(value, str) else "Tensor"
-    return "int" if isinstance(value, Integral) else "float" if isinstance(value, Real) else "other"
+    return next((kind for kind, types in _KINDS.items() if isinstance(value, types)), "")
+
+
+def shown(value: Any) -> str:
+    """Return a wrong argument for a message of one line: a scalar, or the type of what may be long."""
+    return repr(value) if _kind_of(value) in _SCALARS else type(value).__name__
 
 
 # --- PyTorch's names of arguments for NumPy's. ---
