@@ -257,7 +257,9 @@ class GradientBuckets:
             self._run.wait()
         if not self._is_compared:
             self._is_compared = True
-            require_same_start(self.comm, self._gradients.parameters if self._gradients.is_present else {})
+            # where all take part, on the program's Communicator, in which a rank that raises an error meets the others
+            comm = self._home if self._gradients.present == self._full else self.comm
+            require_same_start(comm, self._gradients.parameters if self._gradients.is_present else {})
 
 
 def _spec(name: str, parameter: torch.Tensor, halves: bool) -> ParameterSpec:

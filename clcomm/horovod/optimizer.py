@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from clcomm.base.errors import ArgumentError
+from clcomm.comm.collectives.runner import CollectiveRunner, refused_on_all
+from clcomm.comm.tensors.arrays import require_usable
 from clcomm.horovod.calls import Adasum, Average, Sum, refused_in_set
 from clcomm.horovod.operations import Compression, ReduceOp
 from clcomm.horovod.reduction import Reduction, UsageError
@@ -27,10 +29,16 @@ class _Distributed:
         """How many backwards come before a step; settable, as by `set_backward_passes_per_step`."""
         return self._reduction.passes
 
+    @property
+    def runner(self) -> CollectiveRunner | None:
+        """What raises a mistake of this rank on all."""
+        return self._reduction.runner
+
     @backward_passes_per_step.setter
     def backward_passes_per_step(self, passes: int) -> None:
         self.set_backward_passes_per_step(passes)
 
+    @refused_on_all
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Reduce the gradients, unless that is to be skipped, and step; collective."""
         reduction = self._reduction
@@ -73,6 +81,7 @@ class _Distributed:
         self._reduction.add_steps(starts)
         return result
 
+    @refused_on_all
     def synchronize(self) -> None:
         """Wait for the reductions that backward began, run the others, and replace the gradients; collective."""
         self._reduction.finish()
@@ -88,6 +97,7 @@ class _Distributed:
         finally:
             self._reduction.should_synchronize = True
 
+    @refused_on_all
     def zero_grad(self, *args: object, **kwargs: object) -> None:
         """Clear the gradients. Raises UsageError where backward has begun to reduce them."""
         if self._reduction.is_under_way:
@@ -103,6 +113,7 @@ class _Distributed:
         self._reduction.start_over()
         super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
 
+    @refused_on_all
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set how many backwards come before a step, from the next one on."""
         self._reduction.passes = _passes(passes)
@@ -157,6 +168,8 @@ def DistributedOptimizer(
         raise ArgumentError(f"compression: expected hvd.Compression.fp16 or another Compressor, got {compression!r}")
     grouped = _groups("num_groups", num_groups) if groups is None else _groups("groups", groups)
     names = _names(optimizer, named_parameters)
+    for parameter, name in names.items():
+        require_usable(parameter, f"parameter {name!r}")
     kind = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {"__module__": __name__})
     wrapped: Any = object.__new__(kind)
     wrapped.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from clcomm.base.errors import ArgumentError
+from clcomm.comm.collectives.runner import CollectiveRunner, refused_on_all
 from clcomm.comm.stats.events import Phase, count_step
 from clcomm.comm.tensors.step_settings import StepSettings
 from clcomm.horovod import joined, world
@@ -121,6 +122,11 @@ class Reduction:
         return self._process_set.included() and self._process_set.size() > 1
 
     @property
+    def runner(self) -> CollectiveRunner | None:
+        """What raises a mistake of this rank on all; None: there are no others."""
+        return self._process_set.communicator().runner if self.is_needed else None
+
+    @property
     def is_numbered(self) -> bool:
         """Whether it is one of all ranks' that other ranks know by its number."""
         return self._number >= 0
@@ -198,6 +204,7 @@ class Reduction:
                 "skip_synchronize: expected synchronize() after the last backward(), got gradients that are not reduced"
             )
 
+    @refused_on_all
     def note_complete(self, parameter: torch.Tensor) -> None:
         """Note a gradient that backward has completed."""
         if not self.is_needed or self.op is Adasum:
@@ -235,7 +242,7 @@ class Reduction:
             _stepping(self._number)
         self.buckets.finish()
         if self.buckets.all_took_part:  # ranks that have joined compare nothing
-            self._agreement.compare(self.buckets.comm, self._settings.new)
+            self._agreement.compare(self._process_set.communicator(), self._settings.new)
         if self.is_numbered:
             global_process_set.some_joined = not self.buckets.all_took_part
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from clcomm.base.errors import ArgumentError, MismatchError  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
+from tests.horovod.training import batch_of, net  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -32,6 +35,9 @@ def mistakes(hvd, is_odd):
         "optimizer": lambda: hvd.DistributedOptimizer(
             torch.optim.SGD([torch.nn.Parameter(x.clone())], 0.1), op=either(hvd.Sum, hvd.Max)
         ),
+        "lazy optimizer": lambda: hvd.DistributedOptimizer(
+            torch.optim.SGD([either(torch.nn.Parameter(x.clone()), lazy)], 0.1)
+        ),
         "no optimizer": lambda: hvd.broadcast_optimizer_state(either(torch.optim.SGD([lazy], 0.1), None), 0),
         "set of no numbers": lambda: hvd.add_process_set(either([0], ["0"])),
         "set of no ranks": lambda: hvd.add_process_set(either([0], [n])),
@@ -41,11 +47,67 @@ def mistakes(hvd, is_odd):
     }
 
 
+def steps_gone_wrong(hvd, is_odd):
+    """What goes wrong between the calls of a loop, on the odd rank; the others go on to the next collective."""
+
+    def optimizer_of(**options):
+        model = net()
+        return model, hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), **options)
+
+    def backward(model, step):
+        model(batch_of(hvd.rank(), step)).square().sum().backward()
+
+    def one_more_backward():
+        model, optimizer = optimizer_of()
+        for step in range(1 + is_odd):
+            backward(model, step)
+        optimizer.step()
+        hvd.barrier()
+
+    def older_optimizer():
+        model, older = optimizer_of()
+        newer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
+        backward(model, 0)
+        (older if is_odd else newer).step()
+
+    def not_reduced():
+        model, optimizer = optimizer_of()
+        backward(model, 0)
+        optimizer.step()  # its settings are compared at the next synchronisation
+        backward(model, 0)
+        optimizer.synchronize()
+        if is_odd:
+            backward(model, 1)
+        try:
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            hvd.barrier()
+        finally:
+            optimizer.synchronize()  # which all ranks call after the error
+
+    def joining():
+        model, optimizer = optimizer_of(op=hvd.Adasum)
+        if is_odd:
+            hvd.join()
+        backward(model, 0)
+        optimizer.step()
+
+    return {each.__name__: each for each in (one_more_backward, older_optimizer, not_reduced, joining)}
+
+
 @pytest.mark.parametrize("place", [0, -1])
 def test_a_mistake_of_one_rank_is_raised_on_all(hvd, place):
     odd = range(hvd.size())[place]
     for name, call in mistakes(hvd, hvd.rank() == odd).items():
         refused_on(hvd, odd, call, name)
+
+
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("kind", sorted(steps_gone_wrong(None, False)))
+def test_a_step_that_goes_wrong_on_one_rank_is_an_error_on_all(hvd, kind, place):
+    gc.collect()  # optimizers of earlier tests, which errors hold
+    odd = range(hvd.size())[place]
+    refused_on(hvd, odd, steps_gone_wrong(hvd, hvd.rank() == odd)[kind], kind)
 
 
 def refused_on(hvd, odd, call, name):
