@@ -25,14 +25,14 @@ class _Distributed:
     _reduction: Reduction
 
     @property
-    def backward_passes_per_step(self) -> int:
-        """How many backwards come before a step; settable, as by `set_backward_passes_per_step`."""
-        return self._reduction.passes
-
-    @property
     def runner(self) -> CollectiveRunner | None:
         """What raises a mistake of this rank on all."""
         return self._reduction.runner
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many backwards come before a step; settable, as by `set_backward_passes_per_step`."""
+        return self._reduction.passes
 
     @backward_passes_per_step.setter
     def backward_passes_per_step(self, passes: int) -> None:
