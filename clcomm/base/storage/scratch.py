@@ -82,13 +82,12 @@ def scratch_directory(kind: str, path: Path | None = None) -> Iterator[Path]:
 def in_job_folder() -> Iterator[None]:
     """Let a library make temporary files in the folder of this process's job, which is removed with the job."""
     job, before = variables.text(JOB), os.environ.get("TMPDIR")
-    if os.path.isdir(job):
-        os.environ["TMPDIR"] = job
+    os.environ |= {"TMPDIR": job} if os.path.isdir(job) else {}
     try:
         yield
     finally:
         os.environ.pop("TMPDIR", None)
-        os.environ.update({} if before is None else {"TMPDIR": before})
+        os.environ |= {} if before is None else {"TMPDIR": before}
 
 
 def scratch_file(path: Path, content: bytes) -> str:

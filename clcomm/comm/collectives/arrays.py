@@ -237,6 +237,7 @@ class OtherCollectives:
             count: by what a mean divides the sum; None: the number of rows.
         """
         self.runner.require_open()
+        rows, out = host_array(rows, "rows"), host_array(out, "out")
         op = check_op(op, rows)
         fits = rows.ndim == 2 and len(rows) and rows.shape[1] == self.size * out.size
         if not fits or rows.dtype != out.dtype or not self.is_common(rows):
@@ -283,7 +284,7 @@ class OtherCollectives:
         """
         check_root(root, self.size)
         header = scatter_header(items, self.size)[1] if self.rank == root else None
-        problem = self.runner.run_uncounted("scatter_object", self.world.bcast, header, root)
+        problem = self.runner.run_uncounted("scatter_object", self.world.bcast, header, root, root=root)
         if problem:
             raise ArgumentError(f"items: {problem} on rank {root}")
         return self.scatter_items(items, root, label)

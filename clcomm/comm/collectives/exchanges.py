@@ -36,8 +36,7 @@ class Exchanges(OtherCollectives):
         """Send array r of `sends` to rank r, and receive array r of `receives` from rank r.
 
         Arrays are contiguous. Lengths may differ between ranks, and empty arrays are not sent; `sends` of a rank have
-        the lengths of the others' `receives`, else MismatchError is raised on the rank that receives. Ranks whose
-        arrays have other dtypes all raise it.
+        the lengths of the others' `receives`, else all ranks raise MismatchError, as where dtypes differ.
 
         Args:
             sends: one array for each rank, in rank order.
@@ -48,13 +47,14 @@ class Exchanges(OtherCollectives):
         for name, arrays in (("sends", sends), ("receives", receives)):
             if len(arrays) != self.size:
                 raise ArgumentError(f"{name}: expected {self.size} arrays, one for each rank, got {len(arrays)}")
-            if not all(array.flags.c_contiguous for array in arrays):
+            if not all(host_array(array, name).flags.c_contiguous for array in arrays):
                 raise ArgumentError(f"{name}: expected C-contiguous arrays, got strided ones")
-            for array in arrays:
-                host_array(array, name)
-        for array in receives:
-            if array.size:
-                writable(array, "receives")
+        for array in filter(np.size, receives):
+            writable(array, "receives")
+        if sends[self.rank].nbytes != receives[self.rank].nbytes:
+            raise ArgumentError(
+                "receives: expected as many bytes as sends has for this rank itself, got another number"
+            )
         check_separate([*(("sends", each) for each in sends), *(("receives", each) for each in receives)])
         nbytes = sum(array.nbytes for array in receives)
         dtypes = {array.dtype for array in (*sends, *receives)}
@@ -109,7 +109,7 @@ class Exchanges(OtherCollectives):
         """
         check_root(root, self.size)
         header = scatter_header(data, self.size) if self.rank == root else None
-        kinds, problem = self.runner.run_uncounted("scatter", self.world.bcast, header, root)
+        kinds, problem = self.runner.run_uncounted("scatter", self.world.bcast, header, root, root=root)
         if problem:
             raise ArgumentError(f"data: {problem} on rank {root}")
         if None in kinds:

@@ -237,14 +237,14 @@ class CollectiveRunner:
         return error
 
     def run_uncounted(
-        self, operation: str, move: Callable[..., T], *args: object, transport: Transport | None = None
+        self, operation: str, move: Callable[..., T], *args: object, transport: Transport | None = None, root: int = -1
     ) -> T:
         """Run a collective that precedes `operation`, such as a comparison of arguments; it is not counted.
 
-        transport: moves its data; None: MPI.
+        transport: moves its data; None: MPI. root: that of a broadcast; ranks that differ in it would leave messages.
         """
         self.complete_in_flight()
-        call = self.call(operation, transport or self._world.base, is_counted=False)
+        call = self.call(operation, transport or self._world.base, is_counted=False, root=root)
         return self.compare_and_move(call, self.sequence, perf_counter(), move, args)
 
     def refuse(self, reason: str) -> NoReturn:

@@ -112,12 +112,15 @@ def exchange_arrays(comm: Intracomm, sends: Sequence[np.ndarray], receives: Sequ
         receives: one contiguous array for each rank; the others' `sends` have equal lengths.
 
     Raises:
-        MismatchError: a message has another length.
+        MismatchError: a message has another length; on every rank, before any is sent.
     """
-    messages, own = Messages(comm), comm.Get_rank()
-    if receives[own].nbytes != sends[own].nbytes:
+    messages, own, size = Messages(comm), comm.Get_rank(), comm.Get_size()
+    table = np.empty((size, 2, size), np.int64)
+    comm.Allgather(np.array([each.nbytes for each in (*sends, *receives)], np.int64), table)
+    for sender, receiver in np.argwhere(table[:, 0] != table[:, 1].T):
         raise MismatchError(
-            f"all_to_all: expected {receives[own].nbytes:,} bytes for this rank from itself, got {sends[own].nbytes:,}"
+            f"all_to_all: expected {table[receiver, 1, sender]:,} bytes for rank {receiver} from rank {sender}, got "
+            f"{table[sender, 0, receiver]:,}"
         )
     started = [
         messages.receive(array, rank, _EXCHANGE_TAG)
