@@ -28,7 +28,7 @@ TOGETHER_S = 5.0
 HOOKS: dict[str, Callable[[ModuleType, Watcher], None]] = {
     "torch": torch_hooks.install,
     "clcomm.horovod.optimizer": torch_hooks.watch_horovod,
-    "clcomm.horovod.functions": torch_hooks.watch_join,
+    "clcomm.horovod.join": torch_hooks.watch_join,
     "clcomm.engine.nn.module": engine_hooks.watch_modules,
     "clcomm.optim.optimizer": engine_hooks.watch_optimizers,
     "clcomm.sync.distributed_optimizer": engine_hooks.watch_distributed,
