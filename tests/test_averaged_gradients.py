@@ -251,6 +251,7 @@ def test_reading_moves_nothing(comm):
     assert {slot.state for slot in space.slots} == {REDUCED}
 
 
+@pytest.mark.mpi(min_size=1)
 @ON_RANKS
 def test_a_gradient_on_its_way_is_not_written(auto):
     case = EngineCase("cpu")

@@ -10,6 +10,7 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.base.errors import ArgumentError, DeviceError, MismatchError
+from clcomm.base.host.arrays import HANDED_OUT
 from clcomm.comm.stats.events import Collective
 from clcomm.engine import fold
 from clcomm.engine.device import Device
@@ -140,6 +141,16 @@ class Watcher:
         self.collective_finished = self.events.append
 
 
+class Memory:
+    """A device's memory whose values backward has kept: what is written there is counted."""
+
+    def __init__(self, nbytes: int):
+        self.nbytes, self.writes = nbytes, 0
+
+    def note_write(self) -> None:
+        self.writes += 1
+
+
 def on_this_device(comm: Communicator) -> bool:
     """Sum on this rank's device from now on; return whether prepared all-reduces are then one kernel on each rank."""
     fold = DeviceFold.on(Device.select("cpu", local_rank=comm.local_rank, local_size=comm.local_size, cores=1))
@@ -152,6 +163,7 @@ def is_one_kernel(reduce: Callable[[], None]) -> bool:
     return reduce.__qualname__ == "OneKernelAllReduce.run"
 
 
+@pytest.mark.mpi(min_size=1)
 @pytest.mark.parametrize("op", ["mean", "sum"])
 @pytest.mark.parametrize("size", [*SIZES, 3, 64, 4099])
 def test_one_kernel_has_the_bits_and_the_counts_of_python(auto: Communicator, size: int, op: str) -> None:
@@ -160,6 +172,7 @@ def test_one_kernel_has_the_bits_and_the_counts_of_python(auto: Communicator, si
     is_fused = on_this_device(auto)
     reduce = auto.all_reduce_init(own, op, out=out, label="fused")
     assert is_one_kernel(reduce) == is_fused
+    memory = HANDED_OUT[out.__array_interface__["data"][0]] = Memory(out.nbytes)
     watcher = Watcher()
     auto.add_observer(watcher)
     for turn in range(12):
@@ -170,6 +183,7 @@ def test_one_kernel_has_the_bits_and_the_counts_of_python(auto: Communicator, si
         if turn % 3 and auto.rank == late:
             time.sleep(0.01)
         reduce()
+        assert memory.writes > turn
         factor = np.float32(auto.size if op == "sum" else 1)
         if op == "mean" or auto.size & (auto.size - 1) == 0:
             assert out.tobytes() == (mean_in_rank_order(values) * factor).tobytes()
@@ -183,6 +197,7 @@ def test_one_kernel_has_the_bits_and_the_counts_of_python(auto: Communicator, si
     assert auto.stats.total("all_reduce", "fused")["calls"] == 12
 
 
+@pytest.mark.mpi(min_size=1)
 def test_one_kernel_on_some_ranks_is_none(auto: Communicator) -> None:
     """Ranks may sum in different ways; what they prepare is then of one kind all the same."""
     own, out = auto.allocate(400).view(np.float32), auto.allocate_common(400).view(np.float32)

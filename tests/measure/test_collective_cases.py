@@ -104,6 +104,7 @@ def test_a_broken_transport_is_caught(operation, target):
     assert row.wrong >= 4096 // 4 // real.size // 2
 
 
+@pytest.mark.mpi(min_size=1)
 def test_a_transport_that_does_nothing_is_caught(auto):
     case = CASES["all_reduce"](auto, 4096)
     case.once = lambda: None

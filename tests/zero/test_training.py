@@ -124,6 +124,7 @@ def test_a_failed_backward_reduces_nothing_in_the_next_one_of_another_model(auto
     job.step(0)
 
 
+@pytest.mark.mpi(min_size=1)
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_step_without_a_backward_waits_for_the_update_before(auto, monkeypatch, stage):
     job = ZeroJob(auto, "mlp", stage)
