@@ -126,11 +126,10 @@ class HostKernels:
 
 
 # --- Direct calls of compiled kernel functions from Python, without a driver's launch. ---
-# PyOpenCL and PoCL take over a microsecond to launch an empty kernel, a third of an all-reduce of a few KiB.
-# A kernel's program is code in this process, though: a function in it with the signature of a PyCFunction (Python/C
-# API,
-# "Common Object Structures") costs a twentieth of that. Its `self` is a NumPy array, from whose object it takes the
-# address of its data.
+# PyOpenCL and PoCL take over a microsecond to launch an empty kernel, a third of an all-reduce of a few KiB. A kernel's
+# program is code in this process, though: a function in it with the signature of a PyCFunction (Python/C API, "Common
+# Object Structures") costs a twentieth of that. Its `self` is a NumPy array, from whose object it takes the address of
+# its data.
 #
 # This relies on how CPython lays objects out, so it is tried where that is known, and `function` checks each array.
 

@@ -160,10 +160,8 @@ class Memory:
 # --- Copies between host arrays and a device's own memory, concurrent with its kernels. ---
 # To the device an array passes through pieces of pinned host memory, which the device reads by itself. A second queue
 # moves a piece to a landing place on the device as soon as it is filled, whatever the kernels' queue is doing; the
-# kernels' queue then moves it from there to its buffer, in order. That is within the device's memory, and takes next
-# to
-# no time. So kernels that were queued before still see the old values, and memory that they use can be given out
-# again.
+# kernels' queue then moves it from there to its buffer, in order. That is within the device's memory, and takes next to
+# no time. So kernels that were queued before still see the old values, and memory that they use can be given out again.
 # To the host a third queue fills pinned pieces, from which the host copies one while the next is on its way.
 
 PIECE_NBYTES = 1 << 20  # a few tens of microseconds on a PCIe bus, far more than a command costs

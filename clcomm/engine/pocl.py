@@ -262,8 +262,7 @@ def _own_directory() -> Path:
 # --- The target processor of PoCL 3 on processors newer than its LLVM. ---
 # PyPI's PoCL has LLVM 14, which knows no AMD processor of family 1Ah (Zen 5) or later. There it passes the target
 # "generic" to clang, which rejects it for x86, so that no kernel builds. `name_processor` then sets the nearest
-# processor
-# that this LLVM knows.
+# processor that this LLVM knows.
 
 #: The affected build, and the byte offset of `char *llvm_cpu` in its `struct _cl_device_id`.
 _DRIVER, _LLVM, _LLVM_CPU = "3.0-rc2", "LLVM 14.0.6", 640

@@ -292,8 +292,7 @@ def _varies(arg: object) -> bool:
 
 
 # --- Memory of a recording's small results, such as a loss: on host arrays, used again and again. ---
-# A buffer from the pool costs a replay its allocation, a launch that looks after it, and a copy by the driver when
-# its
+# A buffer from the pool costs a replay its allocation, a launch that looks after it, and a copy by the driver when its
 # value is read. On a device that takes addresses all three can be left out.
 
 #: Bytes of the largest result of this kind, and the most of its places: a program keeps a loss or two.

@@ -166,6 +166,3 @@ def _cast(tensor: Any, dtype: object) -> Any:
     if wanted == np.bool_:
         return tensor.bool()
     raise ArgumentError(f"to: expected float32, int32 or bool, got {wanted}; values are float32")
-
-
-# --- Tensors as host arrays on the same memory, for NumPy, PyTorch and others: DLPack and NumPy's array interface. ---

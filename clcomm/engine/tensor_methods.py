@@ -257,7 +257,7 @@ class TensorOperators(TensorMethods[AnyTensor]):
     __array_ufunc__ = None
 
 
-# --- Invalid class indices: rejected in host arrays before a kernel runs, else when the loss or its gradients are used.
+# --- Invalid class indices: rejected in host arrays before a kernel runs, else where the loss is used. ---
 # Kernels do not read outside a row for such an index: the loss and the row's gradient are NaN, and the first one is
 # noted in the device's memory.
 

@@ -198,7 +198,3 @@ def forget(identity: Identity) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-# --- Support for sub-groups, whose items exchange registers for common.cl's sums and comparisons of rows. ---
-# OpenCL 3.0 extension specification, cl_khr_subgroup_shuffle; cl_intel_subgroups.

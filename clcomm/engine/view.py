@@ -214,6 +214,3 @@ def reshaped(shape: Shape, strides: tuple[int, ...], wanted: Shape) -> tuple[int
         steps.append(stride)
         left, stride = left // size, stride * size
     return tuple(steps[::-1])
-
-
-# --- The modes of a thread: whether its operations are recorded, and where its gradients go. ---

@@ -138,6 +138,3 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
         self.running_var.lerp_(variance.to(self.running_var.dtype), share)
-
-
-# --- `join`, for ranks without more batches. ---

@@ -123,11 +123,3 @@ def _checked(handle: object) -> Handle:
     if not isinstance(handle, Handle):
         raise ArgumentError(f"handle: expected what an asynchronous call returned, got {type(handle).__name__}")
     return handle
-
-
-# --- Ranks that have joined: how they learn what the other ranks do next, and what they contribute to it. ---
-# As long as nobody has joined, operations cost nothing more. A rank that joins starts an all-gather that the others
-# do
-# not know of, so their next operation raises its notice on every rank, or their next step has its gradients, which
-# say
-# so too. From then on they tell it in that all-gather what comes next, before every step and operation.

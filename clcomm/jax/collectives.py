@@ -131,8 +131,7 @@ def require_linear(collective: _Reduction) -> None:
 
 # --- The one primitive of JAX behind all collectives: an effect in the program's order, which jit and grad know. ---
 # JAX threads a token through the calls of a program, and from one program to the next: so every rank runs the
-# collectives
-# in the order in which its program was written, whatever XLA computes at the same time.
+# collectives in the order in which its program was written, whatever XLA computes at the same time.
 
 
 class Collective(Protocol):

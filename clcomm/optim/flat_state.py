@@ -167,8 +167,8 @@ class FlatState:
 
 # --- The order of an optimizer's state: that of its flat space, which another job's may not have. ---
 # A flat space has the order in which its first user gave the parameters: that of an optimizer over a list may be
-# another
-# than that of one over the model. A state names its parameters; who loads it brings it into an order of its own.
+# another than that of one over the model. A state names its parameters; who loads it brings it into an order of its
+# own.
 
 #: The entries with the parameters' names, numbers of elements, and places in the optimizer's list.
 NAMES, SIZES, PLACES = "names", "sizes", "places"

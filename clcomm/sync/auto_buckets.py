@@ -166,15 +166,11 @@ def _shortest(comm: Communicator, reduce: Callable[[], None], calls: int) -> np.
 
 # --- Which bucket size is fastest: candidates from the cost model, tried in turns during the first steps. ---
 # The tuner takes times and returns the size for the next step; it knows neither MPI nor models. Candidates take turns
-# of
-# a few steps each, so that other load on the machine affects all of them equally, and the after-effects of a step,
-# such
-# as ranks that leave it one after the other, affect the same candidate. After each round the slower half is dropped,
-# and
-# candidates that are far behind; the others are tried twice as long: successive halving (K. Jamieson, A. Talwalkar,
-# "Non-stochastic best arm identification and hyperparameter optimization", AISTATS 2016). The cost model's choice
-# stays
-# to the end, and is then replaced only by a candidate that is faster beyond the noise.
+# of a few steps each, so that other load on the machine affects all of them equally, and the after-effects of a step,
+# such as ranks that leave it one after the other, affect the same candidate. After each round the slower half is
+# dropped, and candidates that are far behind; the others are tried twice as long: successive halving (K. Jamieson, A.
+# Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", AISTATS 2016). The cost model's
+# choice stays to the end, and is then replaced only by a candidate that is faster beyond the noise.
 
 #: Steps before anything counts: kernels are built, caches filled.
 WARM_UP_STEPS = 3

@@ -72,20 +72,15 @@ class AlgorithmHook:
 
 
 # --- Adasum: a sum of vectors that takes of parallel ones the mean and of orthogonal ones the sum. ---
-# S. Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021: equation 4 combines two
-# vectors a
-# and b to (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, and section 4.1 combines those of 2^k ranks by vector halving
-# and
-# distance doubling. At distance d rank r and rank r xor d give each other half of what they hold, so that 2d ranks
-# have
-# one part each of the same combination; its scalar products are the sums of the parts'. Then the parts go back the
-# same
-# way. A rank sends 2 (1 - 1/2^k) times its vectors' bytes, and needs memory for one copy of them and two halves.
+# S. Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021: equation 4 combines two vectors
+# a and b to (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, and section 4.1 combines those of 2^k ranks by vector halving
+# and distance doubling. At distance d rank r and rank r xor d give each other half of what they hold, so that 2d ranks
+# have one part each of the same combination; its scalar products are the sums of the parts'. Then the parts go back the
+# same way. A rank sends 2 (1 - 1/2^k) times its vectors' bytes, and needs memory for one copy of them and two halves.
 #
 # Beyond the largest power of two, rank 2^k + r first hands its vectors to rank r, and gets the result in the end.
 #
-# Small vectors are gathered instead, and every rank computes the same combinations of them: one message takes less
-# time
+# Small vectors are gathered instead, and every rank computes the same combinations of them: one message takes less time
 # than those of all distances.
 
 #: Vectors up to this size, for all ranks together, are gathered; so many bytes of a rank's at a time at most.

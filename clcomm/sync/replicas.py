@@ -196,7 +196,7 @@ def _broadcast(comm: Communicator, state: dict[str, np.ndarray], root: int, labe
     return received
 
 
-# --- Steps of a policy: ranks average no gradients, and exchange parameters after the optimizer's steps that are due.
+# --- Steps of a policy: ranks average no gradients, and exchange parameters after the steps that are due. ---
 
 
 class PolicySteps:

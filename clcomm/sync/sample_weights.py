@@ -115,6 +115,3 @@ class SampleWeights:
             )
         if settings.overlap:
             self._models.use(replace(settings, overlap=False))
-
-
-# --- What a compression keeps of a model from step to step, such as residuals: written to checkpoints and read back.

@@ -208,11 +208,9 @@ class ShardedSteps:
 
 
 # --- A rank's logical shards side by side, for layers whose statistics are of all shards at once. ---
-# Each shard computes in a thread of its own, of which one runs at a time. Where a layer needs what all shards have,
-# its
-# shard waits and the next one takes its turn; when all of this rank's wait, the ranks exchange, and the first goes
-# on. So
-# no kernel's shape, and no order of sums, depends on which rank has a shard.
+# Each shard computes in a thread of its own, of which one runs at a time. Where a layer needs what all shards have, its
+# shard waits and the next one takes its turn; when all of this rank's wait, the ranks exchange, and the first goes on.
+# So no kernel's shape, and no order of sums, depends on which rank has a shard.
 
 
 class _Abandoned(BaseException):

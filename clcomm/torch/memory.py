@@ -74,7 +74,7 @@ def empty(
     return torch.from_numpy(memory[:nbytes]).view(dtype).view(shape)
 
 
-# --- Groups of whichever of a launch's ranks meet at a store, as programs that regroup make them: torchft's, for one.
+# --- Groups of those ranks of a launch that meet at a store, as torchft and other programs that regroup make. ---
 
 
 def group_of_store(

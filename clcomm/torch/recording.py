@@ -1,6 +1,7 @@
 """Report and timeline of a job that only calls torch.distributed: CLCOMM_REPORT and CLCOMM_TRACE name the files.
 
-A step ends with an optimizer's `step()`, which PyTorch reports of every optimizer.
+A step ends with an optimizer's `step()`, which PyTorch reports of every optimizer; where several take turns, with that
+of the first one.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class JobRecording:
     def __init__(self, comm: Communicator, recording: Recording):
         self._comm, self._recording = comm, recording
         self._began_s, self._communicated_s = time.perf_counter(), comm.communicated()
+        self._stepped = set[int]()  # the optimizers that have stepped since
         self._hook = register_optimizer_step_post_hook(self._step_finished)
         atexit.register(self._at_exit)
 
@@ -31,7 +33,11 @@ class JobRecording:
         recording = Recording.wanted(comm)
         return None if recording is None else cls(comm, recording)
 
-    def _step_finished(self, *_: object) -> None:
+    def _step_finished(self, optimizer: object, *_: object) -> None:
+        if self._stepped and id(optimizer) not in self._stepped:
+            self._stepped.add(id(optimizer))
+            return
+        self._stepped = {id(optimizer)}
         now_s, communicated_s = time.perf_counter(), self._comm.communicated()
         seconds = now_s - self._began_s
         within_s = min(seconds, communicated_s - self._communicated_s)

@@ -274,9 +274,3 @@ def require_same_parameters(comm: Communicator, parameters: Sequence[torch.Tenso
     """
     lines = [f"{list(each.shape)} {each.dtype}" for each in parameters]
     require_agreement(comm, "DistributedDataParallel's parameters", lines, "build the same model on every rank")
-
-
-# --- Time-outs of collectives, raised as exceptions as by PyTorch's other backends. ---
-# A rank that waits runs Python in turns with its polls, so an exception can be raised in its thread from outside
-# (PyThreadState_SetAsyncExc). One that MPI itself blocks cannot be reached: then the job ends, as with a
-# Communicator.

@@ -71,6 +71,25 @@ def test_the_environment_names_the_files(tmp_path, ends):
     assert buckets.count(0) >= 12 and set(buckets) == {0}
 
 
+TAKE_TURNS = (
+    TRAINS
+    + """
+other = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(6, 3))
+turns = [(model, optimizer), (other, torch.optim.Adam(other.parameters()))]
+for step in range(4):
+    for net, steps in turns:
+        net(torch.randn(4, 6)).square().sum().backward()
+        steps.step()
+"""
+)
+
+
+def test_optimizers_that_take_turns_count_once_a_step(tmp_path):
+    ended = start(tmp_path, TAKE_TURNS)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((tmp_path / "run.json").read_text())["steps"] == 6 + 4
+
+
 def test_messages_are_counted(tmp_path):
     ended = start(tmp_path, SENDS)
     assert ended.returncode == 0, ended.stderr

@@ -103,6 +103,3 @@ def number(least: float = 0.0, *, above: bool = False, most: float = 1e300) -> C
 
 def _cut(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
-
-
-# --- Findings of `clcomm doctor` and `clcomm verify`: statements with a level and a remedy, as a table and as JSON. ---

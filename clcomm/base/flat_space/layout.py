@@ -158,9 +158,8 @@ def require_same_parameters(
 
 # --- Shards: the flat space cut into units, each divided evenly between the ranks. ---
 # A unit is reduced or gathered as a whole. Every rank has a part of each, so that all ranks take part in every
-# reduction
-# and in every gathering; a rank's parts of all units, one after another, are its shard. All offsets and sizes are
-# bytes.
+# reduction and in every gathering; a rank's parts of all units, one after another, are its shard. All offsets and sizes
+# are bytes.
 
 
 class ShardPart(NamedTuple):

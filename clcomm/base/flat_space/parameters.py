@@ -61,8 +61,8 @@ class ParameterRange:
 
 # --- Gradients that no rank has, found in their mean: the optimizers skip these, as one process would. ---
 # A missing gradient enters the sum as -0.0, which changes no other number, and one that is there never begins with
-# -0.0.
-# So a mean of -0.0 alone is that of a gradient which no rank has: all ranks see the same bits, and need no message.
+# -0.0. So a mean of -0.0 alone is that of a gradient which no rank has: all ranks see the same bits, and need no
+# message.
 
 #: What a missing gradient enters the sum as.
 MISSING = -0.0

@@ -155,8 +155,7 @@ def widened(
 # --- A fast 64-bit hash of parameters that devices and hosts compute alike. ---
 # The sum, modulo 2^64, of each 64-bit word mixed with its position: any number of work-items may compute it, in any
 # order. The mixing is SplitMix64's (G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators",
-# OOPSLA
-# 2014). It detects accidents, not attacks. clcomm/engine/kernels/hash.cl computes the same.
+# OOPSLA 2014). It detects accidents, not attacks. clcomm/engine/kernels/hash.cl computes the same.
 
 WORD = 8  # bytes
 _STEP, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

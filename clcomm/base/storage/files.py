@@ -235,6 +235,3 @@ def _check_sticky(target: Path) -> None:
     directory, own = target.parent.stat(), os.geteuid()
     if directory.st_mode & stat.S_ISVTX and own not in (0, directory.st_uid, target.stat().st_uid):
         raise PermissionError(errno.EPERM, "a file of another user", os.fspath(target))
-
-
-# --- Checks of a file's fields: each takes a value and the field's name, and returns the value or raises ValueError.

@@ -130,8 +130,7 @@ def _remove_unless_locked(name: str, directory: int) -> None:
 
 
 # --- Locks on files that a job writes repeatedly; the error of another job names the holder. ---
-# A lock is on a small file beside the file, .NAME.lock, which names the process. The system releases the lock when
-# the
+# A lock is on a small file beside the file, .NAME.lock, which names the process. The system releases the lock when the
 # process ends, also if it is killed; the lock file may remain, and is harmless.
 
 #: How long a job waits for the end of an earlier one, such as one whose launcher was killed.

@@ -99,8 +99,3 @@ _FIELDS: dict[str, Check] = {
     "hosts": whole(1), "sums": _one_of(tuple(SUMMED_BY), f"sums {' or '.join(SUMMED_BY)}"), "alpha_s": number,
     "beta_s_per_byte": number, "median_error": number, "max_error": number, "points": _points,
 }  # fmt: skip
-
-
-# --- A sign test on alternating times: is one of two alternatives faster, or within the noise? ---
-# Turns of both alternate, so that other load on the machine slows both; the sign test assumes no distribution of the
-# noise (W. J. Conover, "Practical Nonparametric Statistics", 3rd edition, 3.4).

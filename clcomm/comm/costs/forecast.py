@@ -143,8 +143,7 @@ def scaling(
 
 
 # --- Traffic of the all-reduces of `clcomm.base.schedules`: rounds, messages and bytes as formulas. ---
-# The sources are those named there. With p ranks, an array of n bytes, w the largest power of two up to p and s = p -
-# w:
+# The sources are those named there. With p ranks, an array of n bytes, w the largest power of two up to p, s = p - w:
 #
 #     algorithm  rounds                      messages of all ranks      bytes of all ranks
 #     ring       2 (p - 1)                   2 p (p - 1)                2 (p - 1) n

@@ -152,16 +152,12 @@ def jobs_of(ranks_per_host: int, hosts: int, least: int, most: int) -> list[Job]
 
 # --- Rounds of all-reduces among ranks that share their hosts' links: what passes the busiest link in each. ---
 # A message of n bytes takes alpha + beta n seconds. Messages of one round that leave a host share its link, so that
-# they
-# take alpha + beta x (their bytes together), as do those that arrive; links carry both directions at once, and
-# nothing
-# but the hosts' links limits the network (a switch that does not block). Ranks are placed host by host.
+# they take alpha + beta x (their bytes together), as do those that arrive; links carry both directions at once, and
+# nothing but the hosts' links limits the network (a switch that does not block). Ranks are placed host by host.
 #
 # ring and halving are those of `clcomm.base.schedules`, but for halving's distances, which grow as MPICH's do (R.
-# Thakur,
-# R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19, 2005), so
-# that
-# most of its bytes stay on a host. doubling is recursive doubling of the whole array (the same paper).
+# Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19,
+# 2005), so that most of its bytes stay on a host. doubling is recursive doubling of the whole array (the same paper).
 
 _Pairs = tuple[np.ndarray, np.ndarray]
 

@@ -81,8 +81,7 @@ def _described(event: Collective) -> str:
 
 
 # --- A rank's last collectives as PyTorch's flight recorder writes them, for its analyser `torchfrtrace`. ---
-# The format is that of `torch.distributed.flight_recorder` (FlightRecorder.hpp, version 2.10): a pickled dictionary
-# for
+# The format is that of `torch.distributed.flight_recorder` (FlightRecorder.hpp, version 2.10): a pickled dictionary for
 # each rank, `trace_RANK`, whose entries the analyser matches between the ranks by their numbers.
 
 VERSION = "2.10"

@@ -196,6 +196,3 @@ class Histogram:
 
 
 _MOST_COUNT = 1 << 40  # so that no sum over ranks overflows
-
-
-# --- The cores on which a process may run, and how long a thread was ready to run while others used them. ---

@@ -124,8 +124,7 @@ def _address(array: np.ndarray) -> int:
 
 
 # --- Reads of the memory of other ranks on this host, in one copy: Linux's process_vm_readv(2). ---
-# The kernel allows them between processes of one user. Where Yama restricts them to descendants (ptrace_scope 1),
-# each
+# The kernel allows them between processes of one user. Where Yama restricts them to descendants (ptrace_scope 1), each
 # rank lets the descendants of its parent read, as all ranks that one launcher started are.
 
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -208,6 +207,3 @@ def unreadable(rank: int, error: OSError) -> ResourceError:
         f"collective: expected to read the array of rank {rank} on this host, got {error.strerror}; "
         f"keep the arrays until every rank has returned"
     )
-
-
-# --- Memory that a process has mapped from a file, and that other processes of the host map too, through /proc. ---

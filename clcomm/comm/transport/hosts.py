@@ -63,11 +63,9 @@ class Hosts:
 
 
 # --- Clock offsets between processes, from the quickest of several ping-pongs with rank 0. ---
-# Cristian's method (F. Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989): a request
-# sent at
-# t0 and answered with T at t1 means that T was read between the two, so the clocks differ by T - (t0 + t1) / 2, plus
-# or
-# minus half of the round trip.
+# Cristian's method (F. Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989): a request sent
+# at t0 and answered with T at t1 means that T was read between the two, so the clocks differ by T - (t0 + t1) / 2, plus
+# or minus half of the round trip.
 
 #: Tag of the messages.
 _TAG = 7
@@ -120,12 +118,3 @@ def _answer(comm: Intracomm, rank: int, round_trips: int) -> None:
         comm.Recv(theirs, rank, _TAG)
         now[0] = time.perf_counter_ns()
         comm.Send(now, rank, _TAG)
-
-
-# --- Comparisons through MPI: each rank sends a row that describes the operation that it has come to. ---
-# All that compares the ranks of a Communicator through MPI sends rows of one length, in the order of the rank's
-# calls. So
-# ranks that came to different operations, be they started in the background or blocking, find that out from the rows.
-
-
-# --- A world of one rank: every collective is a copy. ---

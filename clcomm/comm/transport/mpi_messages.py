@@ -142,12 +142,10 @@ def _pieces(array: np.ndarray) -> list[np.ndarray]:
     return [octets[start : start + MOST_BYTES] for start in range(0, max(octets.size, 1), MOST_BYTES)]
 
 
-# --- Messages that say what they hold: one of another dtype or shape than its receiver expects is refused, not read.
-# A message begins with a header and its first bytes, so that a short one is a single message of MPI. The header has
-# the
-# tag of the rest of a longer one, whose receiver posts it once it knows the sender and has compared. It replies what
-# it
-# expects if that is another kind, so that both ranks raise.
+# --- Messages that say their dtype and shape: one of another kind than its receiver expects is refused. ---
+# A message begins with a header and its first bytes, so that a short one is a single message of MPI. The header has the
+# tag of the rest of a longer one, whose receiver posts it once it knows the sender and has compared. If it expects
+# another kind it replies with that, so that both ranks raise.
 
 #: A header: the message's bytes and the tag of its rest, int64; then its kind as text, filled with zeros.
 _NUMBERS, _HEADER_BYTES = 2, 256

@@ -281,9 +281,9 @@ def _complete_and_look(request: Request | None, look: Callable[[], object]) -> N
 
 # --- The order in which the ranks of a host start operations in the background. ---
 # An operation in the background needs all ranks. Ranks that start theirs in different orders, or that wait for
-# different
-# ones in a blocking call, would wait for each other. So each rank notes, in shared memory, what it starts under which
-# number, and a rank that waits looks at the others' notes, and at whether one of them is in a blocking call.
+# different ones in a blocking call, would wait for each other. So each rank notes, in shared memory, what it starts
+# under which number, and a rank that waits looks at the others' notes, and at whether one of them is in a blocking
+# call.
 
 #: How many of its latest starts a rank's notes hold; in front of them nothing is found.
 _KEPT = 256

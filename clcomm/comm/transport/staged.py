@@ -124,8 +124,7 @@ def _cuts(size: int, step: int) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-# --- Reductions through slots: each rank copies its array into its slot, and after one rendezvous folds all slots
-# itself.
+# --- Reductions through slots: each rank copies its array into its slot, and folds all slots after one rendezvous. ---
 # There are two slots for each rank, used in turn, so that a late rank may still read those of the call before; and a
 # third for kernels, which end with a rendezvous of their own.
 

@@ -207,8 +207,7 @@ def _print_error(kind: type[BaseException], error: BaseException, trace: Traceba
 
 
 # --- The shutdown watchdog: a thread that reports what blocks a rank's exit after its program, and ends a hung job. ---
-# A non-daemon thread or an exit handler can block the exit forever; the other ranks then wait in MPI_Finalize, where
-# no
+# A non-daemon thread or an exit handler can block the exit forever; the other ranks then wait in MPI_Finalize, where no
 # Python code runs that could report it. So the rank itself reports it, and ends the job at the time-out.
 
 #: Interval at which the watchdog checks whether the program's threads still run collectives.

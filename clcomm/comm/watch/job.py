@@ -254,12 +254,3 @@ def _limit(name: str, value: float, variable: str) -> float:
     if not seconds >= 0:
         raise ArgumentError(f"{name}: expected seconds, 0 for no limit, got {value}")
     return seconds or math.inf
-
-
-# --- The exchange between `clcomm run` and the job that it restarts. ---
-# CLCOMM_RESTART is the number of restarts: from 1 up the job should resume from its newest checkpoint.
-# CLCOMM_PROGRESS
-# names a small file to which rank 0 writes its current step and the newest saved one, so that `clcomm run` has both,
-# however the job ends. Ranks also record there that they have started and completed: some MPI launchers return 0 for
-# a
-# job whose ranks were all killed.

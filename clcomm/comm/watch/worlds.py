@@ -135,11 +135,3 @@ class ThisWorld:
     def is_to_stop(self) -> bool:
         """Return whether `clcomm run` asks this world to end after a copy of its state."""
         return self.folder is not None and stop_sign(self.folder, self.number).exists()
-
-
-# --- This user's running jobs on this host, by the status pages that their ranks keep open. ---
-# The kernel shows the descriptors in /proc/PID/fd to processes of the same user alone (proc_pid_fd(5)).
-
-
-# --- The watchdog of a Communicator's creation, when no status page exists yet from which missing ranks could be
-# named.

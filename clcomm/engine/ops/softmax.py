@@ -127,9 +127,3 @@ def _along(op: type[_RowOp], name: str, x: Tensor, axis: int | None) -> Tensor:
     order = list(range(x.ndim))
     order[axis], order[last] = order[last], order[axis]
     return transpose(op.apply(transpose(x, tuple(order))), tuple(order))
-
-
-# --- Dropout; its mask is computed from counters in forward and again in backward. ---
-
-
-# --- Recurrent layers over a sequence: a product and a kernel each step, backward too. T N H: steps, rows, states. ---

@@ -82,7 +82,7 @@ def _listed(result: Any) -> list[Tensor]:
     return result if isinstance(result, list) else [result]
 
 
-# --- Types of numbers, flags and words that callers give to public functions, checked by the functions' signat ---
+# --- Types of what callers give to public functions, checked by the functions' signatures. ---
 
 #: What an annotation may name; a parameter with another name is not checked.
 _SCALARS, _SEQUENCES = {"bool", "int", "float", "str", "None"}, {"np.ndarray", "tuple", "Sequence", "list", "Shape"}
@@ -103,7 +103,8 @@ class _Wanted(NamedTuple):
             takes = " or ".join(
                 [f"a {name}" if name in ("Tensor", "sequence") else name for name in sorted(self.kinds)]
             )
-            raise ArgumentError(f"{function}: {self.name}: expected {takes}, got {shown(value)}")
+            remedy = "; wrap arrays in Tensor(...)" if "Tensor" in self.kinds and kind == "sequence" else ""
+            raise ArgumentError(f"{function}: {self.name}: expected {takes}, got {shown(value)}{remedy}")
         self.types.add(type(value))
 
 

@@ -86,7 +86,7 @@ class Prometheus:
         return self._gauges[figure.metric]
 
 
-# --- A server of texts over HTTP that takes little of its process, whoever connects: few connections, none for long.
+# --- A server of texts over HTTP that takes little of its process: few connections, none for long. ---
 
 #: The most connections at a time; one more ends the oldest. How long one may be silent, in seconds.
 MOST_CONNECTIONS, SILENT_S = 16, 5.0

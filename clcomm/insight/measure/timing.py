@@ -167,7 +167,7 @@ def sizes_between(smallest: int, largest: int, factor: float) -> list[int]:
     return sorted(set(sizes))
 
 
-# --- The --sums option of `clcomm bench` and `clcomm tune`: sums on each rank's device, as in training, or by NumPy.
+# --- The --sums option of `clcomm bench` and `clcomm tune`: sums on each rank's device, or by NumPy. ---
 
 
 def add_sums_option(parser: argparse.ArgumentParser) -> None:

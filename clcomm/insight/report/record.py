@@ -157,6 +157,3 @@ def versions() -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):  # PyOpenCL is an extra
             found[name] = metadata.version(name)
     return found
-
-
-# --- A rank's last steps, event by event, for a report's timeline. ---

@@ -83,8 +83,7 @@ class Recording:
 
 # --- Reads and merges the files of a run, in any order. ---
 # A file may come from anyone: its size is checked before it is read, it has to be JSON, and every field has to be of
-# its
-# kind and within its range (schema.py), which refuses text that could act on a terminal or a page.
+# its kind and within its range (schema.py), which refuses text that could act on a terminal or a page.
 
 MOST_BYTES = 256 << 20
 

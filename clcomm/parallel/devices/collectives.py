@@ -146,6 +146,3 @@ def _alike(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _in_words(tensor: Tensor) -> str:
     return f"{tensor.dtype} of shape {tensor.shape}"
-
-
-# --- The devices that one process computes on. ---

@@ -136,10 +136,3 @@ def _divided(name: str, x: Tensor, ranks: Exchange, axis: int) -> int:
             f"{name}: expected a dimension {at} that {ranks.size} ranks divide, got {x.shape[at]} in shape {x.shape}"
         )
     return at
-
-
-# --- Modules that compute with a rank's part of the sequence, and the summed gradients of whole parameters in them. ---
-# A rank's own gradient of such a parameter is that of its tokens. The sums over the ranks are made within backward,
-# in
-# one all-reduce for all parameters of a module, before a data-parallel synchronisation can see them.
-# Source: Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022.

@@ -162,10 +162,3 @@ def _orthogonal(matrix: np.ndarray) -> np.ndarray:
         length = math.sqrt(float(np.sum(column * column)))
         column *= 1 / length if length > 1e-30 else 0.0
     return result.astype(matrix.dtype)
-
-
-# --- DeMo: each rank keeps the momentum of its own gradients, and sends only its strongest frequencies. ---
-# Momentum and update are the hook's: the optimizer is to be SGD without momentum, which steps by the sign that it
-# gets.
-#
-# Source: Peng, Quesnelle and Kingma, "DeMo: Decoupled momentum optimization", arXiv 2411.19870.

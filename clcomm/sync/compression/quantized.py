@@ -201,8 +201,7 @@ class Int8(PreparedHook):
 
 # --- Top-k: only the largest gradients are sent, the rest stays in the residual (Deep Gradient Compression). ---
 # From Lin et al. (2018): the residual, and the warm-up of the share: 25%, 6.25%, 1.56%, ... down to the given one.
-# Their
-# momentum correction is left out: it lost accuracy in trials.
+# Their momentum correction is left out: it lost accuracy in trials.
 
 #: Default number of steps of the warm-up, divided equally among its shares.
 WARM_UP_STEPS = 100

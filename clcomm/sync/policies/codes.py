@@ -122,6 +122,3 @@ def from_levels(levels: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """Return the numbers of `to_levels`."""
     decoded: np.ndarray = np.take_along_axis(np.concatenate([levels, -levels], axis=1), codes.astype(np.intp), axis=1)
     return decoded
-
-
-# --- Outer steps of the whole model at once: local SGD and DiLoCo. ---

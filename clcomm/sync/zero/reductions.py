@@ -68,8 +68,7 @@ def move_to_common_memory(comm: Communicator, space: SharedSpace, *, with_gradie
 # --- Gradients of which each rank keeps a shard of the mean: stage 2 of ZeRO. ---
 # Each unit of the flat space is reduced as soon as backward has completed it, and its own gradients are dropped: the
 # memory in which they were written is the next unit's. Every backward reduces every unit once, in one order on all
-# ranks,
-# so that ranks whose backwards reach different parameters stay together. Further backwards of a step add to the
+# ranks, so that ranks whose backwards reach different parameters stay together. Further backwards of a step add to the
 # shard.
 
 #: The number of no backward.

@@ -95,6 +95,3 @@ def _named(cores: Sequence[int]) -> str:
     ends = [core for core in cores if core + 1 not in cores]
     runs = ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
     return f"{len(cores)} core{'s' if len(cores) != 1 else ''} ({runs})"
-
-
-# --- The facts found by a job's ranks, for the checks. ---
