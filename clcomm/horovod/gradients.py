@@ -187,6 +187,8 @@ class GradientBuckets:
         self._run = BucketRun(BucketPlan(own_comm, self._gradients, self.buckets, op=op), besides=(_PRESENCE,))
         self._is_compared = False  # whether the ranks' parameters were compared
         self._full = 1.0 if op == "mean" else float(comm.size)
+        #: Whether what has begun is of a step that failed before `finish`.
+        self.has_older = False
         #: Whether all ranks had gradients at the last `finish`; the same on all that had.
         self.all_took_part = True
 
@@ -196,7 +198,7 @@ class GradientBuckets:
 
     def _start_over(self) -> None:
         self._run.start_over()
-        self._gradients.is_present = True
+        self._gradients.is_present, self.has_older = True, False
 
     def add(self, name: str) -> None:
         """Note that a gradient is complete, and begin the buckets that are, in their order."""

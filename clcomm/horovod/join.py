@@ -69,7 +69,7 @@ def _follow(only: GradientBuckets | None, is_announced: bool) -> tuple[int, int]
                     has_gradients = only.take_part()
                     rounds, empty = rounds + has_gradients, empty + (not has_gradients)
                     continue
-                everyone = told.wait().reshape(-1).tolist()
+                everyone, have_older = told.wait().T.tolist()
         except ArgumentError as error:
             if not joined.is_notice(error):
                 raise
@@ -84,7 +84,8 @@ def _follow(only: GradientBuckets | None, is_announced: bool) -> tuple[int, int]
         elif len(found) == 1:
             buckets = known_reductions.numbered[found.pop()].buckets
             assert buckets is not None
-            buckets.take_part()
+            for _ in range(1 + any(have_older)):
+                buckets.take_part()
         told = joined.tell(joined.HAS_JOINED)
 
 

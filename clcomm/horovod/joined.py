@@ -25,11 +25,14 @@ HAS_JOINED, OPERATES = -1, -2
 _NOTICE = "join: expected operations that are waited for at once while ranks have joined, got a started one"
 
 
-def tell(number: int) -> Any:
-    """Start telling all ranks what this one does next; `wait()` of the handle returns what each does."""
+def tell(number: int, has_older: bool = False) -> Any:
+    """Start telling all ranks what this one does next; `wait()` of the handle returns what each does.
+
+    has_older: whether this rank has begun to reduce gradients of a step that failed.
+    """
     comm = world.communicator()
-    out = np.empty((comm.size, 1), np.int64)
-    return comm.all_gather_async(np.array([number]), out=out, label="step or join")
+    out = np.empty((comm.size, 2), np.int64)
+    return comm.all_gather_async(np.array([number, has_older]), out=out, label="step or join")
 
 
 def waiting(comm: Communicator) -> Any:
@@ -47,7 +50,7 @@ def is_notice(error: Exception) -> bool:
 
 def announce(operation: Operation) -> None:
     """Tell ranks that have joined which operation follows; collective. Raises ArgumentError on all others for some."""
-    comm, everyone = world.communicator(), tell(OPERATES).wait().reshape(-1).tolist()
+    comm, (everyone, _) = world.communicator(), tell(OPERATES).wait().T.tolist()
     if max(everyone) >= 0:
         raise ArgumentError(
             f"join: expected the same call on every rank, got {operation.name} here and an optimizer's step elsewhere"

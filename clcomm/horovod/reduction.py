@@ -239,7 +239,9 @@ class Reduction:
             self._reduce_compressed()
             return
         if self.is_numbered and (known_reductions.several or global_process_set.some_joined):
-            _stepping(self._number)
+            has_older, self.buckets.has_older = self.buckets.has_older, self.buckets.is_begun
+            if _stepping(self._number, has_older):
+                self.buckets.drop()
         self.buckets.finish()
         if self.buckets.all_took_part:  # ranks that have joined compare nothing
             self._agreement.compare(self._process_set.communicator(), self._settings.new)
@@ -315,15 +317,16 @@ def _completed(reduction: weakref.ref[Reduction], parameter: torch.Tensor) -> No
 
 
 @raising_internal_errors()
-def _stepping(number: int) -> None:
-    """Tell the other ranks which optimizer this one steps; collective.
+def _stepping(number: int, has_older: bool) -> bool:
+    """Tell the other ranks which optimizer this one steps; return whether any has begun what failed. Collective.
 
     Ranks that have joined learn from it in which order a program with several optimizers steps them.
     """
-    everyone = joined.tell(number).wait().reshape(-1).tolist()
+    everyone, have_older = joined.tell(number, has_older).wait().T.tolist()
     found = sorted({each for each in everyone if each != joined.HAS_JOINED})
     if len(found) > 1:
         raise UsageError(
             f"step: expected the same DistributedOptimizer on every rank, got numbers {found} in the order in which "
             f"they were made ({joined.OPERATES}: another operation); step them in the same order"
         )
+    return any(have_older)

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from clcomm.base.errors import ArgumentError, MismatchError  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
-from tests.horovod.training import batch_of, net  # noqa: E402
+from tests.horovod.training import batch_of, gradients_of, net  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -85,6 +85,15 @@ def steps_gone_wrong(hvd, is_odd):
         finally:
             optimizer.synchronize()  # which all ranks call after the error
 
+    def passes():
+        model, optimizer = [optimizer_of() for _ in range(2)][-1]
+        try:
+            optimizer.set_backward_passes_per_step(0 if is_odd else 1)
+            backward(model, 0)
+            optimizer.step()
+        finally:
+            optimizer.synchronize()  # what was begun
+
     def joining():
         model, optimizer = optimizer_of(op=hvd.Adasum)
         if is_odd:
@@ -92,7 +101,7 @@ def steps_gone_wrong(hvd, is_odd):
         backward(model, 0)
         optimizer.step()
 
-    return {each.__name__: each for each in (one_more_backward, older_optimizer, not_reduced, joining)}
+    return {each.__name__: each for each in (one_more_backward, older_optimizer, not_reduced, passes, joining)}
 
 
 @pytest.mark.parametrize("place", [0, -1])
@@ -108,6 +117,37 @@ def test_a_step_that_goes_wrong_on_one_rank_is_an_error_on_all(hvd, kind, place)
     gc.collect()  # optimizers of earlier tests, which errors hold
     odd = range(hvd.size())[place]
     refused_on(hvd, odd, steps_gone_wrong(hvd, hvd.rank() == odd)[kind], kind)
+
+
+@pytest.mark.parametrize("optimizers", [1, 2])
+@pytest.mark.parametrize("joins", [False, True])
+def test_backward_after_a_step_that_failed_reduces_no_older_gradients(hvd, joins, optimizers):
+    """joins: the last rank does, before that step and again after it."""
+    gc.collect()
+    models = [net() for _ in range(optimizers)]
+    wrapped = [hvd.DistributedOptimizer(torch.optim.SGD(each.parameters(), 0.1), op=hvd.Sum) for each in models]
+    model, optimizer, trained = models[-1], wrapped[-1], range(hvd.size() - joins)
+
+    def reduce(number):
+        model.zero_grad()
+        model(batch_of(hvd.rank(), number)).square().sum().backward()
+        optimizer.synchronize()
+
+    if hvd.rank() in trained:
+        reduce(0)
+    with pytest.raises(ArgumentError, match="backward_passes_per_step"):
+        if hvd.rank() not in trained:
+            hvd.join()
+        elif hvd.rank() == 0:
+            optimizer.set_backward_passes_per_step(0)
+        else:
+            reduce(1)
+    if hvd.rank() in trained:
+        reduce(2)
+        everyone = [gradients_of(model, rank, [2], torch.float32) for rank in trained]
+        for parameter, own in zip(model.parameters(), zip(*everyone, strict=True), strict=True):
+            assert torch.allclose(parameter.grad, sum(own), rtol=1e-5, atol=1e-6)
+    hvd.join()
 
 
 def refused_on(hvd, odd, call, name):
