@@ -58,7 +58,6 @@ DIFFERENCES = (
     Difference("kthvalue and median of equal elements", "the first one's index", "any one's",
                ("x.kthvalue(2, -1)[0]", "x.median(-1)[0]"),
                lambda x: np.any([(np.sort(x)[:, 1:] == np.sort(x)[:, :-1]).any(1)], axis=0)),
-    Difference("multi_margin_loss of NaN", "NaN", "0"),
 )  # fmt: skip
 
 EDGES = {text: each.where for each in DIFFERENCES for text in each.texts}

@@ -16,6 +16,9 @@ FOUND = (
     "b = torch.zeros(2, 3)\nc = b[[[0], [1]]]",
     "b = torch.ones(2, 1)\nb[torch.tensor(0)].copy_(0.25)",     "b = torch.ones(2)\nc = b[1]\nd = c[c > 0]",
     "b = torch.ones(2).new_tensor([1, 2])",
+    *("b = torch.tensor([[nan, 1, 0.5], [0.2, nan, 3], [1, 2, 0.5]], requires_grad=True)\n"
+      f"c = F.multi_margin_loss(b, torch.tensor([0, 0, 2]), p={p})\nc.backward()" for p in (1, 2)),
+    "b = torch.tensor([nan, -1, 0, 0.5], requires_grad=True)\nF.celu(b).sum().backward()",
     "b = F.one_hot(torch.tensor([2, -1]), 3)",
     "b = F.one_hot(torch.tensor([-1]))", "b = F.multi_margin_loss(torch.ones(2, 3), torch.tensor([3, 0]))",
     "b = torch.take_along_dim(torch.ones(3, 3), torch.tensor([[0], [1]]), 1)", "b = torch.arange(4)\nb[b > 0] //= -2.0",

@@ -11,7 +11,7 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.fusion import chained
-from clcomm.engine.ops.activation import relu, tanh
+from clcomm.engine.ops.activation import tanh
 from clcomm.engine.ops.comparisons import equal_to, logical_and, masked_fill, one_hot, where
 from clcomm.engine.ops.composed import elu, logsigmoid, reduced_loss, softplus
 from clcomm.engine.ops.dropout import check_probability, dropout
@@ -91,9 +91,10 @@ def multi_margin_loss(x: Tensor, target: Tensor, p: int = 1, margin: float = 1.0
         raise ArgumentError(f"multi_margin_loss: p: expected 1 or 2, got {p!r}")
     rows = x if x.ndim > 1 else unsqueeze(x, 0)
     index = reshape(target, (-1, 1))
-    above = relu(add(sub(margin, gather(rows, 1, index)), rows))  # whose gradient at 0 is 0
-    others = where(one_hot(reshape(target, (-1,)), rows.shape[1]) == 1, 0.0, above if p == 1 else square(above))
-    losses = div(sum(others, 1), float(rows.shape[1]))
+    above = add(sub(margin, gather(rows, 1, index)), rows)
+    # NaN counts as 0, also in the gradient
+    others = where(logical_and(above > 0, one_hot(reshape(target, (-1,)), rows.shape[1]) != 1), above, 0.0)
+    losses = div(sum(others if p == 1 else square(others), 1), float(rows.shape[1]))
     return reduced_loss(losses if x.ndim > 1 else reshape(losses, ()), reduction)
 
 
@@ -151,7 +152,7 @@ def selu(x: Tensor) -> Tensor:
 @chained
 def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """Return x where it is positive, else alpha * (e^(x / alpha) - 1); x: float32. Source: Barron, 2017."""
-    return where(x > 0, x, mul(elu(div(clamp(x, max=0.0), float(alpha))), float(alpha)))
+    return where(x <= 0, mul(elu(div(clamp(x, max=0.0), float(alpha))), float(alpha)), x)
 
 
 @chained
