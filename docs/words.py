@@ -16,10 +16,6 @@ ROOT = Path(__file__).resolve().parent.parent
 WORDS = 40_000
 #: The words that a sentence may have.
 SENTENCE_WORDS = 30
-#: How many of the longest sentences are printed.
-SHOWN = 10
-#: The pages whose sentences may be longer until they are rewritten. Take a page off when you have rewritten it.
-NOT_REWRITTEN: set[str] = set()
 
 
 def pages() -> list[Path]:
@@ -49,13 +45,13 @@ def length(sentence: str) -> int:
 def main() -> int:
     names = {path.relative_to(ROOT).as_posix(): path.read_text() for path in pages()}
     words = {name: len(text.split()) for name, text in names.items()}
-    every = [(length(each), name, each) for name, text in names.items() for each in sentences(text)]
-    found = sorted(every, reverse=True)
+    found = [(length(each), name, each) for name, text in names.items() for each in sentences(text)]
+    found.sort(reverse=True)
     for name in sorted(words, key=words.__getitem__, reverse=True):
-        print(f"{words[name]:7,} {name}{' (not rewritten)' if name in NOT_REWRITTEN else ''}")
+        print(f"{words[name]:7,} {name}")
     print(f"{sum(words.values()):7,} words of at most {WORDS:,}; the longest sentences:")
-    print("\n".join(f"{many:7} {name}: {each}" for many, name, each in found[:SHOWN]))
-    long = [(many, name, each) for many, name, each in found if many > SENTENCE_WORDS and name not in NOT_REWRITTEN]
+    print("\n".join(f"{many:7} {name}: {each}" for many, name, each in found[:10]))
+    long = [(many, name, each) for many, name, each in found if many > SENTENCE_WORDS]
     wrong = [f"{name}: a sentence of {many} words, at most {SENTENCE_WORDS}: {each}" for many, name, each in long]
     if sum(words.values()) > WORDS:
         wrong.append(f"{sum(words.values()):,} words, at most {WORDS:,}: shorten, or raise WORDS in docs/words.py")

@@ -38,6 +38,8 @@ def setup(app: Any) -> dict[str, Any]:
 
 def on_source_read(app: Any, docname: str, source: list[str]) -> None:
     """Put in a page's text from elsewhere and turn its links to the repository into links to pages."""
+    for found in _FROM.finditer(source[0]):  # so that a page is read anew where that text has changed
+        app.env.note_dependency(str(ROOT / found[1]))
     source[0] = page_of_site(source[0], docname)
 
 

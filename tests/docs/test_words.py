@@ -36,13 +36,12 @@ def test_sentences_are_found() -> None:
 def test_limits_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text("a word " * 10 + ".\n")
-    (tmp_path / "CONTRIBUTING.md").write_text("a word " * 20 + ".\n")
+    (tmp_path / "CONTRIBUTING.md").write_text(2 * ("a word " * 10 + ".\n\n"))
     monkeypatch.setattr(words, "ROOT", tmp_path)
-    monkeypatch.setattr(words, "NOT_REWRITTEN", {"CONTRIBUTING.md"})
-    monkeypatch.setattr(words, "WORDS", 62)
+    monkeypatch.setattr(words, "WORDS", 63)
     assert words.main() == 0
     (tmp_path / "README.md").write_text("a word " * 16 + ".\n")
     assert words.main() == 1
     printed = capsys.readouterr().out
-    assert "README.md: a sentence of 32 words, at most 30" in printed and "74 words, at most 62" in printed
+    assert "README.md: a sentence of 32 words, at most 30" in printed and "75 words, at most 63" in printed
     assert "CONTRIBUTING.md: a sentence" not in printed
