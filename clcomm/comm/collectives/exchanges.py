@@ -51,10 +51,9 @@ class Exchanges(OtherCollectives):
                 raise ArgumentError(f"{name}: expected C-contiguous arrays, got strided ones")
         for array in filter(np.size, receives):
             writable(array, "receives")
-        if sends[self.rank].nbytes != receives[self.rank].nbytes:
-            raise ArgumentError(
-                "receives: expected as many bytes as sends has for this rank itself, got another number"
-            )
+        own, kept = sends[self.rank].nbytes, receives[self.rank].nbytes
+        if own != kept:
+            raise ArgumentError(f"receives: expected {own:,} bytes, as sends has for this rank itself, got {kept:,}")
         check_separate([*(("sends", each) for each in sends), *(("receives", each) for each in receives)])
         nbytes = sum(array.nbytes for array in receives)
         dtypes = {array.dtype for array in (*sends, *receives)}
