@@ -10,12 +10,13 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.distributed import ProcessGroup, ReduceOp, Work
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from clcomm.base.errors import ArgumentError
 from clcomm.comm.communicator import Communicator
@@ -71,6 +72,7 @@ class ClcommProcessGroup(ProcessGroup):
         self._sequence = 0
         self._join_works: WeakKeyDictionary[object, Work] = WeakKeyDictionary()
         self._recording: JobRecording | None = None
+        _count_steps()
 
     @classmethod
     def of_options(cls, options: Any, backend_options: Any = None) -> ClcommProcessGroup:
@@ -226,8 +228,6 @@ class ClcommProcessGroup(ProcessGroup):
         backward = current_backward()
         if backward < 0 or not tensor.is_floating_point():
             return "", -1
-        if backward != self._backward:
-            count_step(id(self))
         self._bucket = self._bucket + 1 if backward == self._backward else 0
         self._backward = backward
         return GRADIENTS, self._bucket
@@ -385,6 +385,12 @@ class ClcommProcessGroup(ProcessGroup):
 
     def _end_coalescing(self, device: torch.device) -> Work:
         return self._run("coalesced", [], None, lambda: None)
+
+
+@cache
+def _count_steps() -> None:
+    """Count optimizers' steps, once where several take turns, by one hook for good."""
+    register_optimizer_step_post_hook(lambda optimizer, *_: count_step(id(optimizer)))
 
 
 def _listed(tensors: Tensors) -> list[torch.Tensor]:

@@ -80,6 +80,8 @@ for step in range(4):
     for net, steps in turns:
         net(torch.randn(4, 6)).square().sum().backward()
         steps.step()
+from clcomm.comm.stats.events import NOW  # what `clcomm top` shows
+print("counted", NOW.step, flush=True)
 """
 )
 
@@ -88,6 +90,7 @@ def test_optimizers_that_take_turns_count_once_a_step(tmp_path):
     ended = start(tmp_path, TAKE_TURNS)
     assert ended.returncode == 0, ended.stderr
     assert json.loads((tmp_path / "run.json").read_text())["steps"] == 6 + 4
+    assert ended.stdout.count("counted 10") == 2
 
 
 def test_messages_are_counted(tmp_path):
