@@ -6,6 +6,7 @@ Each collective is one short method: check the arguments, let a transport move t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from clcomm.base.errors import RankNames, no_copy
 from clcomm.base.host import variables
 from clcomm.base.units import parse_size
-from clcomm.comm.collectives.all_reduce import Plans
+from clcomm.comm.collectives.all_reduce import Plans, choose_fold
 from clcomm.comm.collectives.arguments import bucket_size_by_position
 from clcomm.comm.collectives.in_flight import Notifier
 from clcomm.comm.collectives.memory import CommunicatorMemory
@@ -25,7 +26,6 @@ from clcomm.comm.stats.comm_stats import CommStats
 from clcomm.comm.stats.events import Call, Observer, Phase, TimedPhase
 from clcomm.comm.transport import mpi_runtime
 from clcomm.comm.transport.mpi_runtime import Intracomm
-from clcomm.comm.transport.reduction import Fold
 
 #: In place of a bucket size: the Synchronizer looks for the fastest.
 AUTO = "auto"
@@ -117,6 +117,9 @@ class Communicator(OtherNames):
         self.runner = CollectiveRunner(world, self.notifier, self.name_ranks)
         self.messages = StartedMessages(world, self.runner, self.notifier, self.name_ranks)
         self.plans = Plans()
+        if world.staged is not None and world.shared is not None:
+            among = self.local_rank, self.local_size, self.cores
+            world.staged.choose_fold = partial(choose_fold, self.plans, world.shared, *among)
         self.memory = CommunicatorMemory(world, self.runner, self.plans.of.clear)
         #: Raises a collective's time-out in the program, which may catch it; None: the job ends. See Watchdog.
         self.interrupt: Callable[[str, float, Callable[[], None]], bool] | None = None
@@ -224,11 +227,6 @@ class Communicator(OtherNames):
         As `out` of an all-reduce it makes ranks write each byte of the result once. Elsewhere it is an ordinary array.
         """
         return self.memory.allocate(nbytes, True, "allocate")
-
-    def _cpu_fold(self) -> Fold | None:
-        from clcomm.engine.fold import fold_of_rank  # here alone does communication know the engine
-
-        return fold_of_rank(self.local_rank, self.local_size, self.cores)
 
     # --- what runs, and who is notified of it ---
 

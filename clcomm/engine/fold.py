@@ -24,6 +24,9 @@ COUNT = 29
 WITH_RENDEZVOUS = "meet_and_fold_at", "meet_and_share_at"
 #: The kernel that returns the addresses of the same as functions, and its file.
 ADDRESSES = "addresses", "fold_called"
+#: The types in OpenCL C in which whole all-reduces sum.
+_TYPES = {"f4": "float", "f8": "double", "i4": "uint", "u4": "uint", "i8": "ulong", "u8": "ulong"}
+ELEMENTS = {np.dtype(name): kind for name, kind in _TYPES.items()}
 #: The most rows that one kernel reads; further ones are added to its result by another.
 MOST_ROWS = 8
 
@@ -36,7 +39,7 @@ class DeviceFold:
 
     def __init__(self, device: Device):
         self._device, self._kernels = device, HostKernels(device)
-        self._found: dict[tuple[int, int], list[int]] = {}  # the functions of all-reduces, by rows and divisor
+        self._found: dict[tuple[int, int, str], list[int]] = {}  # the functions of all-reduces
 
     @classmethod
     def on(cls, device: Device) -> DeviceFold | None:
@@ -65,29 +68,29 @@ class DeviceFold:
     ) -> Callable[[], object] | None:  # fmt: skip
         """Return a function that meets the other ranks, folds a part of the rows as `__call__` does, and meets again.
 
-        Only for float32, and up to MOST_ROWS ranks; see `clcomm.comm.transport.fused.RendezvousFold` for the arguments.
+        For the dtypes of ELEMENTS, and up to MOST_ROWS ranks; arguments: `clcomm.comm.transport.fused.RendezvousFold`.
         """
-        arrays = [out, *rows]
-        fits = 2 <= len(rows) <= MOST_ROWS and all(array.dtype == np.float32 for array in arrays)
-        if not (fits and all(map(self._kernels.takes, (*arrays, cells, call)))):
+        arrays, element = [out, *rows], ELEMENTS.get(out.dtype)
+        fits = element and 2 <= len(rows) <= MOST_ROWS and all(array.dtype == out.dtype for array in arrays)
+        if not (element and fits and all(map(self._kernels.takes, (*arrays, cells, call)))):
             return None
-        if shares and not self._device.runs_in_caller:
+        if (shares or element != "float") and not self._device.runs_in_caller:
             return None
         call[FIRST], call[LAST] = part.start, part.stop
         call[STREAMS] = self._exceeds_cache(len(rows), out.nbytes // len(rows))
         if not self._device.runs_in_caller:
             return self._kernels.prepare(lambda: self._launch_of_rendezvous(rows, out, divisor, cells, call))
         call[CELLS], call[OUT], call[COUNT] = cells.ctypes.data, out.ctypes.data, out.size
-        call[FACTOR] = np.float32(_factor(divisor)).view(np.int32)
+        call[FACTOR : FACTOR + 1].view(out.dtype)[0] = _factor(divisor)
         call[ROW_0 : ROW_0 + len(rows)] = [row.ctypes.data for row in rows]
         used = [call, cells, *arrays]
-        found = self._addresses(len(rows), divisor)
+        found = self._addresses(len(rows), divisor, element)
         direct = None if found is None else host_kernels.function(found[shares], call, used)
         if direct is not None:
             return direct
-        name = WITH_RENDEZVOUS[shares]
+        of = self._device, len(rows), divisor, WITH_RENDEZVOUS[shares]
         return self._kernels.prepare(lambda: [
-            HostLaunch(_kernel(self._device, len(rows), divisor, name)[0], [call.ctypes.data, out.size], used=used)
+            HostLaunch(_kernel(*of, element=element)[0], [call.ctypes.data, out.size], used=used)
         ])  # fmt: skip
 
     def _launch_of_rendezvous(
@@ -96,14 +99,14 @@ class DeviceFold:
         kernel, factor = _kernel(self._device, len(rows), divisor, "meet_and_fold")
         return [HostLaunch(kernel, [call, cells, out, factor, *rows, out.size])]
 
-    def _addresses(self, rows: int, divisor: int) -> list[int] | None:
+    def _addresses(self, rows: int, divisor: int, element: str) -> list[int] | None:
         """Return the addresses of the functions that fold and share; None where they cannot be called."""
-        key = rows, divisor
+        key = rows, divisor, element
         if not _calls(self._device) or key in self._found:
             return self._found.get(key)
         found = aligned_empty((2,), np.int64)
         look_up = self._kernels.prepare(
-            lambda: [HostLaunch(_kernel(self._device, rows, divisor, *ADDRESSES)[0], [found, 2])]
+            lambda: [HostLaunch(_kernel(self._device, rows, divisor, *ADDRESSES, element=element)[0], [found, 2])]
         )
         if look_up is None:
             return None
@@ -189,9 +192,12 @@ def _factor(divisor: int) -> float:
     return float(divisor) if divisor & (divisor - 1) else 1 / divisor
 
 
-def _kernel(device: Device, rows: int, divisor: int, name: str = "fold", file: str = "fold") -> tuple[Kernel, float]:
+def _kernel(
+    device: Device, rows: int, divisor: int, name: str = "fold", file: str = "fold", element: str = "float"
+) -> tuple[Kernel, float]:
     """Return a kernel for this number of rows, and its factor or divisor."""
     options: dict[str, Any] = {"ROWS": rows} | ({"IN_CALLER": 1} if device.runs_in_caller else {})
     options |= {"DATA": host_kernels.DATA} if file == "fold_called" else {}
     options |= {"DIVIDES": 1} if divisor & (divisor - 1) else {}
+    options |= {"ELEMENT": element} if element != "float" else {}
     return device.kernel(file, name, **options), _factor(divisor)

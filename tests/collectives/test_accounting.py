@@ -83,7 +83,7 @@ def test_failed_collectives_are_counted(comm, monkeypatch):
     def broken(*args):
         raise RuntimeError("the network is gone")
 
-    monkeypatch.setattr(comm.world.mover_for(np.zeros(5)), "all_reduce", broken)
+    monkeypatch.setattr(comm.world.blocking_for(np.zeros(5)), "all_reduce", broken)
     with pytest.raises(RuntimeError, match="the network is gone"):
         comm.all_reduce(np.zeros(5))
     total = comm.stats.total("all_reduce")

@@ -12,13 +12,11 @@ from unittest import mock
 import numpy as np
 
 from clcomm.comm.collectives.in_flight import StartGuard
-from clcomm.comm.transport import fused, work_queue
-from clcomm.comm.transport.base import PreparedAllReduce
+from clcomm.comm.transport import fused, shared, work_queue
 from clcomm.comm.transport.fused import OwnPart, words_of
 from clcomm.comm.transport.pending import Pending, StartOrder, _started
 from clcomm.comm.transport.reduction import prepared_reduction
 from clcomm.comm.transport.rendezvous import DifferentOperations, HostRendezvous
-from clcomm.comm.transport.shared import _ShardAllReduce
 from clcomm.comm.transport.slots import SharedSlots, shared_bytes
 from clcomm.comm.transport.staged import SlotReduction
 from clcomm.comm.transport.started import StartedReduction
@@ -118,7 +116,7 @@ def shards(point: HostRendezvous, rank: int, ranks: int, turns: int) -> Any:
     """Each rank folds its element into memory that all read; own rows are written anew for each turn."""
     rows, (out,) = data(ranks, ranks), data(1, ranks, 1024)
     own = slice(rank, rank + 1)
-    reduce = _ShardAllReduce(point, prepared_reduction([row[own] for row in rows], out[own], "sum"))
+    reduce = partial(shared._fold_between, point, prepared_reduction([row[own] for row in rows], out[own], "sum"))
     return _turns(point, rank, turns, rows, out, reduce)
 
 
@@ -134,13 +132,13 @@ def one_kernel(point: HostRendezvous, rank: int, ranks: int, turns: int) -> Any:
         return _turns(point, rank, turns, rows, out, reduce)
 
 
-def _turns(point: HostRendezvous, rank: int, turns: int, rows: Any, out: Any, reduce: PreparedAllReduce) -> Any:
+def _turns(point: HostRendezvous, rank: int, turns: int, rows: Any, out: Any, reduce: Callable[[], None]) -> Any:
     """Return the sum that this rank reads in each turn."""
     found = []
     for turn in range(turns):
         rows[rank][...] = value(rank, turn)
         point.announce(7)
-        reduce.run()
+        reduce()
         found.append(tuple(out.tolist()))
     return tuple(found)
 
@@ -162,7 +160,7 @@ def work_queue_sums(point: HostRendezvous, rank: int, ranks: int, turns: int, pa
         for turn in range(turns):
             rows[rank][...] = value(rank, turn)
             point.announce(7)
-            reduce.run()
+            reduce()
             found.append(tuple(rows[0].tolist()))
             if turn + 1 < turns:
                 point.leave()  # rank 0 writes its row anew, which is the result

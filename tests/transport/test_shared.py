@@ -165,7 +165,7 @@ def test_a_rank_that_waits_for_a_start_sleeps_until_the_last_one_has_come(monkey
         began_s = time.monotonic()
         while bench.rank == last and asleep.sum() < bench.size - 1 and time.monotonic() < began_s + 60:
             time.sleep(0.001)
-        start.start().wait()
+        start().wait()
         assert time.monotonic() - began_s < 15
         assert (out == bench.size * (bench.size + 1) / 2).all()
     bench.transport.close()

@@ -13,17 +13,17 @@ from clcomm.base.errors import ArgumentError
 from clcomm.base.host.arrays import host_array, is_plain, note_write
 from clcomm.comm.collectives.arguments import address_of, check_op, flat, writable
 from clcomm.comm.collectives.in_flight import Handle
-from clcomm.comm.collectives.prepared import PreparedBackgroundCollective, PreparedCollective
-from clcomm.comm.collectives.runner import KEPT_CALLS, CollectiveRunner, refused_on_all
+from clcomm.comm.collectives.runner import KEPT_CALLS, CollectiveRunner, Named, refused_on_all
 from clcomm.comm.collectives.world import World
 from clcomm.comm.stats.comm_stats import Collective, Phase
 from clcomm.comm.stats.events import Call
 from clcomm.comm.transport import Transport
-from clcomm.comm.transport.base import Mover
 from clcomm.comm.transport.reduction import Fold
 
 if TYPE_CHECKING:
+    from clcomm.comm.transport.base import BlockingCollectives
     from clcomm.comm.transport.fused import FusedReduction
+    from clcomm.comm.transport.host_memory import MemoryTransport
     from clcomm.comm.transport.mpi_transport import Round, ScheduledAllReduce
 
 
@@ -31,14 +31,14 @@ class Plans:
     """What the all-reduces of a Communicator keep from call to call.
 
     Attributes:
-        of: the call and transport for a call's arguments; valid until memory is allocated.
+        of: what runs a call, by its arguments; valid until memory is allocated.
         scheduled: by algorithm.
         prepared: how many were prepared so far.
         fold_chosen: whether it has been chosen how sums in shared memory are computed.
     """
 
     def __init__(self) -> None:
-        self.of: dict[tuple[object, ...], tuple[Call, Mover]] = {}
+        self.of: dict[tuple[object, ...], Callable[[np.ndarray, np.ndarray], object]] = {}
         self.scheduled: dict[str, ScheduledAllReduce] = {}
         self.prepared = 0
         self.fold_chosen = False
@@ -49,6 +49,8 @@ class AllReduces:
 
     rank: int
     size: int
+    local_rank: int
+    local_size: int
     world: World
     runner: CollectiveRunner
     plans: Plans
@@ -66,14 +68,10 @@ class AllReduces:
     def fold_on_cpu(self) -> None:
         """Reduce in shared memory with this rank's CPU device where there is one, unless `fold_with` has chosen.
 
-        Preparing an all-reduce calls it: one that runs once is done before a device is open.
+        Preparing an all-reduce calls it, and many of one kind do: one that runs once is done before a device is open.
         """
-        if self.world.shared is not None and not self.plans.fold_chosen:
-            self.fold_with(self._cpu_fold())
-
-    def _cpu_fold(self) -> Fold | None:
-        """Return the fold of this rank's CPU device; None where NumPy sums."""
-        return None
+        if self.world.shared is not None:
+            choose_fold(self.plans, self.world.shared, self.local_rank, self.local_size, self.world.cores)
 
     @property
     def sums(self) -> str:
@@ -112,57 +110,39 @@ class AllReduces:
             algorithm: "ring", "halving", "tree" or "direct": send the messages of that algorithm from rank to rank, to
                 study it (docs/algorithms.md). The order of operands is then the algorithm's.
         """
-        if algorithm is not None:
-            return self._all_reduce_by(algorithm, array, op, out, label, nbytes, bucket)
         into = array if out is None else out
-        key = self._key_of(array, into, op, label, nbytes, bucket, compared)
+        key = self._key_of(array, into, op, label, nbytes, bucket, compared, algorithm)
         planned = None if key is None else self.plans.of.get(key)
         if planned is None:
             if out is None and isinstance(array, np.generic):
                 array = into = np.array(array)
             array, out = _arrays(array, out)
             source, target, finish, op = self._reduction_operands(array, op, out)
-            chosen = self.world.mover_for(source, target)
+            chosen = self.world.blocking_for(source, target) if algorithm is None else self._scheduled(algorithm)
             call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, compared=compared)
             if key is not None:
                 if len(self.plans.of) >= KEPT_CALLS:
                     self.plans.of.clear()
-                self.plans.of[key] = call, chosen
+                self.plans.of[key] = self._planned(call, chosen, source, op)
             self.runner.run(call, chosen.all_reduce, source, target, op)
             finish()
             return into
-        call, chosen = planned
         note_write(into)
-        self.runner.run(call, chosen.all_reduce, array.reshape(-1), into.reshape(-1), op)
+        planned(array.reshape(-1), into.reshape(-1))
         return into
 
-    def _all_reduce_by(
-        self, algorithm: str, array: np.ndarray, op: str, out: np.ndarray | None, label: str, nbytes: int | None,
-        bucket: int,
-    ) -> np.ndarray:  # fmt: skip
+    def _scheduled(self, algorithm: str) -> ScheduledAllReduce:
         self.runner.require_open()
-        scheduled = self.plans.scheduled.get(algorithm)
-        if scheduled is None:
+        found = self.plans.scheduled.get(algorithm)
+        if found is None:
             from clcomm.base.schedules import schedule_of
             from clcomm.comm.transport.mpi_transport import ScheduledAllReduce
 
+            finished = partial(_round_finished, self.runner, algorithm)
             schedule = schedule_of(algorithm, self.size)
-            scheduled = ScheduledAllReduce(
-                self.world.comm, self.rank, schedule, partial(_round_finished, self.runner, algorithm)
-            )
-            self.plans.scheduled[algorithm] = scheduled
-        if out is None and isinstance(array, np.generic):
-            array = np.array(array)
-        into = array if out is None else out
-        array, out = _arrays(array, out)
-        source, target, finish, op = self._reduction_operands(array, op, out)
-        call = self.runner.call(
-            "all_reduce", scheduled, label, array=array, nbytes=nbytes, op=op, bucket=bucket,
-            is_aligned=source.flags.aligned and target.flags.aligned,
-        )  # fmt: skip
-        self.runner.run(call, scheduled.all_reduce, source, target, op)
-        finish()
-        return into
+            found = ScheduledAllReduce(self.world.comm, self.rank, schedule, finished)
+            self.plans.scheduled[algorithm] = found
+        return found
 
     @refused_on_all
     def all_reduce_init(
@@ -183,12 +163,12 @@ class AllReduces:
         """
         array, out = _arrays(array, out)
         source, target, number, op = self._prepare(array, op, out, "prepared")
-        chosen = self.world.mover_for(source, target)
+        chosen = self.world.blocking_for(source, target)
         call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, number)
         prepared = self.runner.prepare(call, chosen.prepare_all_reduce, source, target, op)
         keeps = self, source
-        if prepared.launch is None or not self.runner.checked:
-            return PreparedCollective(self.runner, call, prepared.run, target, keeps).run
+        if not (hasattr(prepared, "launch") and self.runner.checked):
+            return self.runner.repeatable(call, prepared, target, keeps=keeps)
         from clcomm.comm.collectives.one_kernel import OneKernelAllReduce  # here, as most programs' modules need none
 
         return OneKernelAllReduce(self.runner, call, cast("FusedReduction", prepared), target, keeps).run
@@ -243,7 +223,7 @@ class AllReduces:
         chosen = self.world.transport_for(source, target)
         call = self._call_of(chosen, array, source, target, op, label, nbytes, bucket, number)
         prepared = self.runner.prepare(call, chosen.prepare_start, source, target, op)
-        return PreparedBackgroundCollective(self.runner, call, prepared, result, target, (self, source)).start
+        return partial(self.runner.start, call, prepared, result, written=target, keeps=(self, source))
 
     def _prepare(
         self, array: np.ndarray, op: str, out: np.ndarray | None, kind: str
@@ -293,7 +273,7 @@ class AllReduces:
         assert isinstance(chosen, HierarchicalTransport)
         call = self._call_of(chosen, array, source, target, "sum", label, None, -1, number)
         prepared = self.runner.prepare(call, chosen.prepare_between_hosts, source, target, between)
-        return PreparedCollective(self.runner, call, prepared.run, target, (self, source)).run
+        return self.runner.repeatable(call, prepared, target, keeps=(self, source))
 
     def run_as_all_reduce(
         self, reduce: Callable[[], int | None], *, label: str = "", nbytes: int, bucket: int = -1
@@ -349,9 +329,21 @@ class AllReduces:
             return address(array), address(into), array.shape, array.dtype, op, *others
         return None
 
+    def _planned(
+        self, call: Call, chosen: BlockingCollectives | ScheduledAllReduce, source: np.ndarray, op: str
+    ) -> Callable[[np.ndarray, np.ndarray], object]:
+        """Return what runs this call on flat arrays."""
+        runner, staged = self.runner, self.world.staged
+        kernel = staged.kernel_for(source, op) if staged is not None and chosen is staged and runner.checked else None
+        if kernel is not None:
+            from clcomm.comm.collectives.one_kernel import OneKernelAllReduce  # here, as most programs' need none
+
+            return OneKernelAllReduce(runner, call, kernel).run
+        return lambda source, out: runner.run(call, chosen.all_reduce, source, out, op)
+
     def _call_of(
         self,
-        chosen: Mover,
+        chosen: Named,
         array: np.ndarray,
         source: np.ndarray,
         target: np.ndarray,
@@ -392,6 +384,16 @@ class AllReduces:
 
 def _arrays(array: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
     return host_array(array, "array"), None if out is None else host_array(out, "out")
+
+
+def choose_fold(plans: Plans, shared: MemoryTransport, local_rank: int, local_size: int, cores: int) -> None:
+    """Do what `AllReduces.fold_on_cpu` does, without a Communicator; what is planned is planned anew."""
+    plans.of.clear()
+    if not plans.fold_chosen:
+        from clcomm.engine.fold import fold_of_rank  # here alone does communication know the engine
+
+        plans.fold_chosen = True
+        shared.fold_with(fold_of_rank(local_rank, local_size, cores))
 
 
 def _round_finished(runner: CollectiveRunner, algorithm: str, done: Round) -> None:

@@ -18,11 +18,10 @@ from clcomm.comm.collectives.arguments import (
     writable,
 )
 from clcomm.comm.collectives.in_flight import Handle, T
-from clcomm.comm.collectives.prepared import GatherInPlace, MeetAndReduce, PreparedCollective
 from clcomm.comm.collectives.runner import CollectiveRunner, refused_on_all
 from clcomm.comm.collectives.world import World
 from clcomm.comm.transport import mpi_communicators
-from clcomm.comm.transport.reduction import prepared_reduction
+from clcomm.comm.transport.reduction import in_sequence, prepared_reduction
 
 
 class OtherCollectives:
@@ -64,7 +63,7 @@ class OtherCollectives:
         array = np.array(array) if isinstance(array, np.generic) else array
         shaped = host_array(array, "array")
         values, finish = writable(shaped, "array")
-        chosen = self.world.mover_for(values)
+        chosen = self.world.blocking_for(values)
         call = self.runner.call("broadcast", chosen, label, array=shaped, nbytes=nbytes, root=root)
         self.runner.run(call, chosen.broadcast, values, root)
         finish()
@@ -90,7 +89,7 @@ class OtherCollectives:
         given = out = np.empty((self.size, *array.shape), array.dtype) if out is None else out
         out = host_array(out, "out")
         source = self._to_gather(source, out)
-        chosen = self.world.mover_for(source)
+        chosen = self.world.blocking_for(source)
         call = self.runner.call(operation, chosen, label, array=array, nbytes=out.nbytes, bucket=bucket)
         self.runner.run(call, chosen.all_gather, source, out.reshape(-1))
         return given
@@ -165,10 +164,16 @@ class OtherCollectives:
         count = values.size // self.size
         block = values[self.rank * count : (self.rank + 1) * count]
         chosen = self.world.transport_for(values)
-        gather = GatherInPlace(chosen, block, values, copies=chosen is not self.world.shared)
-        move = chosen.barrier if self.is_common(values) else gather.run
         call = self.runner.call("all_gather", chosen, label, array=array, nbytes=nbytes)
-        return PreparedCollective(self.runner, call, move, values, self).run
+        is_common, is_shared = self.is_common(values), chosen is self.world.shared
+
+        def move() -> None:
+            if is_common:
+                chosen.barrier()
+            else:  # MPI takes no memory that is both source and target
+                chosen.all_gather(block if is_shared else block.copy(), values)
+
+        return self.runner.repeatable(call, move, values, keeps=self)
 
     def is_common(self, array: np.ndarray) -> bool:
         """Return whether an array is memory common to all ranks."""
@@ -211,7 +216,7 @@ class OtherCollectives:
             )
         target, finish = writable(out, "out")
         block = np.empty_like(target) if np.may_share_memory(source, target) else target
-        chosen = self.world.mover_for(source)
+        chosen = self.world.blocking_for(source)
         call = self.runner.call("reduce_scatter", chosen, label, array=array, nbytes=nbytes, op=op, bucket=bucket)
         self.runner.run(call, chosen.reduce_scatter, source, block, op)
         if block is not target:
@@ -250,7 +255,7 @@ class OtherCollectives:
         assert shared is not None, "common memory without a transport"
         reduce = prepared_reduction([row[block] for row in rows], target, op, count, fold=shared.fold)
         call = self.runner.call("reduce_scatter", shared, label, array=rows[0], nbytes=nbytes, op=op, bucket=bucket)
-        return PreparedCollective(self.runner, call, MeetAndReduce(shared, reduce).run, target, self).run
+        return self.runner.repeatable(call, in_sequence([shared.barrier, reduce]), target, keeps=self)
 
     # --- objects, for small ones ---
 

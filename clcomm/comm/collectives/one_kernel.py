@@ -21,31 +21,35 @@ class OneKernelAllReduce:
         runner: the Communicator's; its ranks compare their calls.
         call: what ranks compare.
         reduction: the transport's part, with a kernel to launch.
-        written: the memory that changes.
+        written: the memory that changes; None: each call names operand and result, and notes that it writes.
         keeps: what else lives as long as this: the Communicator and the arrays.
     """
 
     def __init__(
-        self, runner: CollectiveRunner, call: Call, reduction: FusedReduction, written: np.ndarray, keeps: object
-    ):
+        self, runner: CollectiveRunner, call: Call, reduction: FusedReduction, written: np.ndarray | None = None,
+        keeps: object = None,
+    ):  # fmt: skip
         assert reduction.launch is not None, "without a kernel"
         self._reduction, self._keeps = reduction, keeps
         self._each_run = (
-            runner, runner.notifier, call, call.tag, reduction.launch, reduction.words, call.operation, call.label,
-            call.nbytes, call.transport, call.bucket, call.extent, call.dtype_name, written,
+            runner, runner.notifier, call, call.tag + reduction.kind, reduction.launch, reduction.words,
+            call.operation, call.label, call.nbytes, call.transport, call.bucket, call.extent, call.dtype_name,
+            written, reduction.arrays,
         )  # fmt: skip
 
-    def run(self) -> None:
+    def run(self, *given: np.ndarray) -> None:
         """Do what `CollectiveRunner.run` does for small arrays, where Python's look-ups and calls outlast the sum.
 
         One that the kernel cannot complete ends as others do.
         """
         # Reading the attributes one by one takes 40 ns longer.
         (runner, notifier, call, tag, launch, words, operation, label, nbytes, transport, bucket, shape,
-         dtype, written) = self._each_run  # fmt: skip
+         dtype, written, arrays) = self._each_run  # fmt: skip
         if runner.pending or runner.closed_by or runner.unraised is not None:
             runner.complete_in_flight()
-        note_write(written)
+        if written is not None:
+            note_write(written)
+        arrays = given or arrays
         runner.sequence = sequence = runner.sequence + 1
         begin_ns = perf_counter_ns()
         begin = begin_ns * 1e-9
@@ -53,12 +57,12 @@ class OneKernelAllReduce:
         words[TAG] = tag + sequence
         words[ARRIVED_NS] = begin_ns
         try:
-            launch()
+            launch(*arrays)
         except BaseException:
             runner.fail_unannounced(call, sequence, begin)
             raise
         if words[STATE] != COMPLETE:
-            runner.run_numbered(call, sequence, begin, self._reduction.complete, ())
+            runner.run_numbered(call, sequence, begin, self._reduction.complete, arrays)
             return
         runner.current = None
         seconds = perf_counter() - begin

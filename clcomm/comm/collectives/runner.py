@@ -42,17 +42,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def refused_on_all(
-    call: Callable[P, R], runner_of: Callable[..., Any] = lambda of, *_, **__: of.runner
-) -> Callable[P, R]:
+def refused_on_all(call: Callable[P, R], runner_of: Callable[..., Any] | None = None) -> Callable[P, R]:
     """Let an ArgumentError that a rank raises in a collective before it meets the others be raised on all of them.
 
-    runner_of: returns the runner of a call's ranks from its arguments, None for no ranks; by default that of `self`.
+    runner_of: returns the runner of a call's ranks from its arguments, None for no ranks; None: that of `self`.
     """
 
     @wraps(call)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        runner: CollectiveRunner | None = runner_of(*args, **kwargs)
+        of: Any = args[0] if args else None
+        runner: CollectiveRunner | None = of.runner if runner_of is None else runner_of(*args, **kwargs)
         met = runner and runner.met
         try:
             return call(*args, **kwargs)
@@ -147,6 +146,22 @@ class CollectiveRunner:
             raise
         self._report(call, sequence, begin)
         return result
+
+    def repeatable(self, call: Call, move: Callable[[], T], written: np.ndarray, *, keeps: object) -> Callable[[], T]:
+        """Return a function that runs this collective on the same memory at each call.
+
+        Args:
+            call: what ranks compare.
+            move: moves the data.
+            written: the memory that changes.
+            keeps: what else lives as long as the function, the Communicator and the arrays: shared memory is freed when
+                no array refers to it.
+        """
+        return partial(self._run_again, call, move, written, keeps)
+
+    def _run_again(self, call: Call, move: Callable[[], T], written: np.ndarray, _keeps: object) -> T:
+        note_write(written)
+        return self.run(call, move)
 
     def start(
         self,

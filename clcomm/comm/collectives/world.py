@@ -16,7 +16,7 @@ from clcomm.comm.transport.mpi_runtime import Intracomm
 from clcomm.comm.transport.rendezvous import NoRendezvous, Rendezvous
 
 if TYPE_CHECKING:
-    from clcomm.comm.transport.base import Mover
+    from clcomm.comm.transport.base import BlockingCollectives
     from clcomm.comm.transport.host_memory import MemoryTransport
     from clcomm.comm.transport.staged import StagedCollectives
     from clcomm.comm.watch.other_hosts import OtherHosts
@@ -77,14 +77,14 @@ class World:
             return self.shared
         return self.base
 
-    def mover_for(self, *arrays: np.ndarray) -> Mover:
+    def blocking_for(self, *arrays: np.ndarray) -> BlockingCollectives:
         """Return what moves these arrays in a blocking call."""
         chosen = self.transport_for(*arrays)
         return self.staged if chosen is self.base and self.staged is not None else chosen
 
-    def compares(self, mover: object) -> bool:
+    def compares(self, transport: object) -> bool:
         """Return whether a transport, or a part of one, compares the ranks' calls itself: MPI compares nothing."""
-        return mover is self.shared or mover is self.staged
+        return transport is self.shared or transport is self.staged
 
     def is_common(self, array: np.ndarray) -> bool:
         """Return whether an array is memory common to all ranks of this host."""

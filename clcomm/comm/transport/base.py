@@ -1,10 +1,10 @@
-"""The interface of all transports, and of what they prepare."""
+"""The interface of all transports."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from functools import partial
 
 import numpy as np
 
@@ -13,47 +13,8 @@ from clcomm.comm.transport.pending import Pending
 from clcomm.comm.transport.rendezvous import DifferentOperations
 
 
-class PreparedAllReduce(ABC):
-    """An all-reduce on fixed memory."""
-
-    #: The function of the kernel that does it all; None: several steps do.
-    launch: Callable[[], object] | None = None
-
-    @abstractmethod
-    def run(self) -> None:
-        """Reduce, with the other ranks."""
-
-
-class Mover(Protocol):
-    """Runs the blocking collectives that every rank gets a result of: a Transport, or a part of one."""
-
-    name: str
-
-    def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
-        """See `Transport.all_reduce`."""
-
-    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedAllReduce:
-        """See `Transport.prepare_all_reduce`."""
-
-    def broadcast(self, array: np.ndarray, root: int) -> None:
-        """See `Transport.broadcast`."""
-
-    def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
-        """See `Transport.all_gather`."""
-
-    def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
-        """See `Transport.reduce_scatter`."""
-
-
-class PreparedStart(Protocol):
-    """A collective on fixed memory that is started in the background."""
-
-    def start(self) -> Pending:
-        """Start it; the caller must not touch the memory before the Pending's wait() returns."""
-
-
-class Transport(ABC):
-    """Collectives on one-dimensional, contiguous arrays of one dtype.
+class BlockingCollectives(ABC):
+    """Collectives on one-dimensional, contiguous arrays of one dtype that every rank gets a result of.
 
     Every rank calls the same operations in the same order with equal lengths and dtypes. `source` is read, `out`
     is written, and both may be the same array where a method allows it. Arguments are not validated here. `op` is a key
@@ -61,28 +22,17 @@ class Transport(ABC):
     """
 
     name: str
-    rank: int
-    world_size: int
-
-    @abstractmethod
-    def barrier(self) -> None:
-        """Return when every rank has called it."""
 
     @abstractmethod
     def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         """Reduce `source` over the ranks into `out` on every rank; they may be the same array."""
 
-    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedAllReduce:
-        """Return this all-reduce on the same memory at each `run`; collective."""
-        return _UnpreparedAllReduce(self, source, out, op)
+    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
+        """Return a function that does this all-reduce on the same memory at each call; collective.
 
-    @abstractmethod
-    def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
-        """Start an all-reduce; the caller must not touch `source` and `out` before the Pending's wait() returns."""
-
-    def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedStart:
-        """Return this all-reduce on the same memory, to be started in the background; collective."""
-        return _UnpreparedAllReduce(self, source, out, op)
+        A `FusedReduction` is one that a kernel of each rank does.
+        """
+        return partial(self.all_reduce, source, out, op)
 
     @abstractmethod
     def broadcast(self, array: np.ndarray, root: int) -> None:
@@ -91,6 +41,29 @@ class Transport(ABC):
     @abstractmethod
     def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
         """Put rank r's `source` at block r of `out`, on every rank."""
+
+    @abstractmethod
+    def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
+        """Reduce block r of `source` over the ranks into `out` of rank r."""
+
+
+class Transport(BlockingCollectives):
+    """All collectives, in the background too, between the ranks of a Communicator."""
+
+    rank: int
+    world_size: int
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+
+    @abstractmethod
+    def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
+        """Start an all-reduce; the caller must not touch `source` and `out` before the Pending's wait() returns."""
+
+    def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], Pending]:
+        """Return a function that starts this all-reduce on the same memory in the background; collective."""
+        return partial(self.start_all_reduce, source, out, op)
 
     def start_all_gather(self, source: np.ndarray, out: np.ndarray) -> Pending:
         """Start an all-gather; the caller must not touch `source` and `out` before the Pending's wait() returns."""
@@ -101,32 +74,14 @@ class Transport(ABC):
         raise TypeError(f"transport {self.name!r} gathers in the foreground only")
 
     @abstractmethod
-    def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
-        """Reduce block r of `source` over the ranks into `out` of rank r."""
-
-    @abstractmethod
     def all_to_all(self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
         """Send array r of `sends` to rank r, and receive array r of `receives` from it; lengths may differ."""
 
-    def close(self) -> None:  # noqa: B027 - optional
+    def close(self) -> None:
         """Free the transport's memory and communicators; collective."""
 
-    def revoke(self) -> None:  # noqa: B027 - optional
+    def revoke(self) -> None:
         """Revoke the transport's communicators, locally: ranks that wait in it get MPI's error (ERR_REVOKED)."""
-
-
-class _UnpreparedAllReduce(PreparedAllReduce):
-    """An all-reduce for which a transport prepares nothing."""
-
-    def __init__(self, transport: Transport, source: np.ndarray, out: np.ndarray, op: str):
-        self._transport, self._operands = transport, (source, out, op)
-
-    def run(self) -> None:
-        self._transport.all_reduce(*self._operands)
-
-    def start(self) -> Pending:
-        """Start it in the background."""
-        return self._transport.start_all_reduce(*self._operands)
 
 
 def require_aligned(*arrays: np.ndarray) -> None:

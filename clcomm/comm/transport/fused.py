@@ -12,6 +12,7 @@ that share cores yield them between polls, and do not wait for the part of one t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any, Protocol
@@ -19,7 +20,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from clcomm.base.host.arrays import aligned_empty
-from clcomm.comm.transport.base import PreparedAllReduce
 from clcomm.comm.transport.rendezvous import DifferentOperations, HostRendezvous
 
 #: Words (int64) of a call, as kernels/fold.cl has them. The caller sets tag, time of arrival and how often to poll, and
@@ -58,8 +58,10 @@ class RendezvousFold(Protocol):
         """
 
 
-class FusedReduction(PreparedAllReduce):
+class FusedReduction(ABC):
     """A prepared all-reduce: `launch` runs the kernel on `words`, then `complete` does what the kernel has left.
+
+    Where the kernel works on copies, a call takes operand and result; `arrays` are those of a call without any.
 
     Args:
         rendezvous: the ranks' rendezvous.
@@ -68,20 +70,22 @@ class FusedReduction(PreparedAllReduce):
         launch: the kernel's function for these words; None: the arrays are not of its kind.
     """
 
-    def __init__(self, rendezvous: HostRendezvous, kind: int, words: np.ndarray, launch: Callable[[], object] | None):
+    def __init__(self, rendezvous: HostRendezvous, kind: int, words: np.ndarray, launch: Callable[..., object] | None):
         self.words, self.launch = words.data, launch
-        self._rendezvous, self._kind = rendezvous, kind
+        self._rendezvous, self.kind = rendezvous, kind
+        self.arrays: tuple[np.ndarray, ...] = ()
 
-    def run(self) -> None:
+    def __call__(self, *given: np.ndarray) -> None:
         """Run it as part of the operation that was announced last."""
+        arrays = given or self.arrays
         words = self.words
-        words[TAG], words[ARRIVED_NS] = self._rendezvous.tag + self._kind, perf_counter_ns()
-        self.launch()  # type: ignore[misc]
-        self.complete()
+        words[TAG], words[ARRIVED_NS] = self._rendezvous.tag + self.kind, perf_counter_ns()
+        self.launch(*arrays)  # type: ignore[misc]
+        self.complete(*arrays)
 
-    def complete(self) -> None:
+    @abstractmethod
+    def complete(self, *arrays: np.ndarray) -> None:
         """Do in Python what the kernel has left. Raises DifferentOperations as a rendezvous does."""
-        raise NotImplementedError
 
     def _note_rendezvous(self) -> None:
         """Note what the kernel found at the rendezvous. Raises DifferentOperations."""
@@ -110,7 +114,7 @@ class OwnPart(FusedReduction):
         super().__init__(*args)
         self._fold = fold
 
-    def complete(self) -> None:
+    def complete(self, *arrays: np.ndarray) -> None:
         rendezvous, words = self._rendezvous, self.words
         if words[STATE] == NOT_MET:
             rendezvous.wait(words[ARRIVED_NS])

@@ -19,7 +19,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from clcomm.comm.transport.base import PreparedAllReduce, Transport, require_aligned, require_alike
+from clcomm.comm.transport.base import Transport, require_aligned, require_alike
 from clcomm.comm.transport.host_memory import HostMemory, MemoryTransport
 from clcomm.comm.transport.hosts import Hosts
 from clcomm.comm.transport.mpi_communicators import comparison_between_hosts, lane_of
@@ -27,8 +27,8 @@ from clcomm.comm.transport.mpi_failures import revoke
 from clcomm.comm.transport.mpi_runtime import Intracomm, Request
 from clcomm.comm.transport.mpi_transport import MpiTransport
 from clcomm.comm.transport.pending import Pending
-from clcomm.comm.transport.reduction import partial_op, prepared_reduction
-from clcomm.comm.transport.rendezvous import HostRendezvous, MpiRendezvous, Rendezvous, length_and_dtype
+from clcomm.comm.transport.reduction import in_sequence, partial_op, prepared_reduction
+from clcomm.comm.transport.rendezvous import HostRendezvous, MpiRendezvous, length_and_dtype
 from clcomm.comm.transport.shards import shards
 
 
@@ -93,15 +93,15 @@ class HierarchicalTransport(MemoryTransport):
         sources, targets = self.memory.counterparts(arrays, everyone)
         return _Reduction(self, sources, targets, op)
 
-    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedAllReduce:
+    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
         kind = length_and_dtype(source)
         self.rendezvous.barrier(kind)
         sources, targets = self.memory.meet(source, out)
-        return _HierarchicalAllReduce(self.rendezvous, kind, _Reduction(self, sources, targets, op))
+        return in_sequence([partial(self.rendezvous.barrier, kind), _Reduction(self, sources, targets, op).run])
 
     def prepare_between_hosts(
         self, source: np.ndarray, out: np.ndarray, between: Callable[[Transport], int]
-    ) -> BetweenHosts:
+    ) -> Callable[[], int]:
         """Return an all-reduce in which `between` combines the hosts' sums; collective, and so is each run.
 
         Args:
@@ -115,8 +115,16 @@ class HierarchicalTransport(MemoryTransport):
         sources, _ = self.memory.meet(source, out)
         shard = shards(out, self.memory.ranks)[self.memory.rank]
         fold = prepared_reduction([row[shard] for row in sources], out[shard], "sum", fold=self.fold)
-        leaders = self.peers if self.memory.rank == 0 else None
-        return BetweenHosts(self.rendezvous, kind, self.memory.rendezvous, fold, leaders, between)
+        leaders, on_host = self.peers if self.memory.rank == 0 else None, self.memory.rendezvous
+
+        def run() -> int:
+            self.rendezvous.barrier(kind)
+            fold()
+            on_host.barrier()
+            agreed = 0 if leaders is None else between(leaders)
+            return int(on_host.exchange([agreed])[0, 0])
+
+        return run
 
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
         return _BackgroundAllReduce(self, source, out, op).start()
@@ -182,41 +190,6 @@ class HierarchicalTransport(MemoryTransport):
             self.peers.revoke()
 
 
-class _HierarchicalAllReduce(PreparedAllReduce):
-    """A rendezvous of all ranks, and the reduction."""
-
-    def __init__(self, rendezvous: Rendezvous, kind: int, reduction: _Reduction):
-        self._meet, self._kind, self._reduce = rendezvous.barrier, kind, reduction.run
-
-    def run(self) -> None:
-        self._meet(self._kind)
-        self._reduce()
-
-
-class BetweenHosts:
-    """An all-reduce in which `between` combines the hosts' sums; see `HierarchicalTransport.prepare_between_hosts`."""
-
-    def __init__(
-        self,
-        rendezvous: Rendezvous,
-        kind: int,
-        on_host: HostRendezvous,
-        fold: Callable[[], None],
-        leaders: Transport | None,
-        between: Callable[[Transport], int],
-    ):
-        self._rendezvous, self._kind, self._on_host = rendezvous, kind, on_host
-        self._fold, self._leaders, self._between = fold, leaders, between
-
-    def run(self) -> int:
-        """Reduce; return the first rank's return value of `between`."""
-        self._rendezvous.barrier(self._kind)
-        self._fold()
-        self._on_host.barrier()
-        agreed = 0 if self._leaders is None else self._between(self._leaders)
-        return int(self._on_host.exchange([agreed])[0, 0])
-
-
 class _BackgroundAllReduce:
     """An all-reduce in the background: its reduction is known once all ranks have started it."""
 
@@ -269,7 +242,7 @@ class _Reduction:
         if peers is not None and lane is not None:
             cut = shards(first, hosts.fewest)[lane]
             mine = first[cut]
-            self._exchange = peers.prepare_all_reduce(mine, mine, op).run
+            self._exchange = peers.prepare_all_reduce(mine, mine, op)
             self._make_phases = partial(peers.later_phases, mine, mine, op)
             self._copies = [(other[cut], mine) for other in others]
 

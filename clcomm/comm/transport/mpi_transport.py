@@ -18,19 +18,12 @@ import numpy as np
 
 from clcomm.base.schedules import Schedule, Transfer
 from clcomm.comm.transport import mpi_communicators, mpi_failures
-from clcomm.comm.transport.base import (
-    PreparedAllReduce,
-    PreparedStart,
-    Transport,
-    places_elsewhere,
-    require_aligned,
-    require_alike,
-)
+from clcomm.comm.transport.base import Transport, places_elsewhere, require_aligned, require_alike
 from clcomm.comm.transport.comparisons import Comparisons
 from clcomm.comm.transport.mpi_messages import Message, Messages, exchange_arrays
 from clcomm.comm.transport.mpi_runtime import Intracomm, Request
 from clcomm.comm.transport.pending import Pending, advance_started
-from clcomm.comm.transport.reduction import partial_op, prepared_reduction, reduce_in_rank_order
+from clcomm.comm.transport.reduction import in_sequence, partial_op, prepared_reduction, reduce_in_rank_order
 from clcomm.comm.transport.rendezvous import NoRendezvous, Rendezvous
 from clcomm.comm.transport.shards import shards
 
@@ -80,18 +73,36 @@ class MpiTransport(Transport):
         self.comm.Barrier()
 
     def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
-        self.prepare_all_reduce(source, out, op).run()
+        self.prepare_all_reduce(source, out, op)()
 
-    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedAllReduce:
-        if source.nbytes * self.world_size <= GATHER_LIMIT_BYTES:
-            return _GatheredAllReduce(self, source, out, op)
-        return _ExchangedAllReduce(self.comm, self._exchanges(source, out, op))
+    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
+        if source.nbytes * self.world_size > GATHER_LIMIT_BYTES:
+            return in_sequence([exchange.run for exchange in self._exchanges(source, out, op)])
+        # Of few bytes every rank gets all arrays, and folds them.
+        rows = np.empty((self.world_size, source.size), source.dtype)
+        gather = partial(self.comm.Allgather, [source, self.byte], [rows, self.byte])
+        # `out` may be common to all ranks: it gets final values, no partial sums.
+        return in_sequence([gather, self.prepare_fold(list(rows), rows[0], op), partial(np.copyto, out, rows[0])])
 
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
-        return self.prepare_start(source, out, op).start()
+        return self.prepare_start(source, out, op)()
 
-    def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedStart:
-        return _StartedExchange(self, source, out, op)
+    def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], Pending]:
+        first, *others = self.later_phases(source, out, op)
+
+        def begin(everyone: np.ndarray) -> Request:
+            require_alike(everyone, arrays=2)
+            require_aligned(source, out)
+            return first()
+
+        return partial(self._start, places_elsewhere(source, out), begin, *others)
+
+    def _start(
+        self, places: list[int], begin: Callable[[np.ndarray], Request], *others: Callable[[], Request]
+    ) -> Pending:
+        """Start the operation that was announced last: first ranks compare `places`, then `begin` gets all of them."""
+        compared, everyone = self.comparisons.begin(self.rendezvous.tag, places)
+        return Pending(self.pending, compared, partial(begin, everyone), *others, meets=True)
 
     def later_phases(self, source: np.ndarray, out: np.ndarray, op: str) -> list[Callable[[], Request]]:
         """Return the phases of an all-reduce that is part of another pending operation."""
@@ -128,16 +139,14 @@ class MpiTransport(Transport):
             _put(rows, blocks[:, piece])
 
     def start_all_gather(self, source: np.ndarray, out: np.ndarray) -> Pending:
-        compared, everyone = self.comparisons.begin(self.rendezvous.tag, places_elsewhere(source, source))
-        return Pending(self.pending, compared, partial(self._begin_all_gather, source, out, everyone), meets=True)
+        def begin(everyone: np.ndarray) -> Request:
+            require_alike(everyone, arrays=2)
+            return self.background.Iallgather([source, self.byte], [out, self.byte])
 
-    def _begin_all_gather(self, source: np.ndarray, out: np.ndarray, everyone: np.ndarray) -> Request:
-        require_alike(everyone, arrays=2)
-        return self.background.Iallgather([source, self.byte], [out, self.byte])
+        return self._start(places_elsewhere(source, source), begin)
 
     def start_gather_rows(self, source: np.ndarray, rows: list[np.ndarray]) -> Pending:
-        compared, everyone = self.comparisons.begin(self.rendezvous.tag, places_elsewhere(source, source))
-        return Pending(self.pending, compared, partial(self._begin_gather_rows, source, rows, everyone), meets=True)
+        return self._start(places_elsewhere(source, source), partial(self._begin_gather_rows, source, rows))
 
     def _begin_gather_rows(self, source: np.ndarray, rows: list[np.ndarray], everyone: np.ndarray) -> Request:
         counts = everyone[:, _LENGTHS[0]].tolist()
@@ -172,54 +181,6 @@ def _put(rows: np.ndarray, target: np.ndarray) -> None:
         np.copyto(target, rows)
 
 
-class _GatheredAllReduce(PreparedAllReduce):
-    """An all-reduce of few bytes: every rank gets all arrays, and folds them."""
-
-    def __init__(self, transport: MpiTransport, source: np.ndarray, out: np.ndarray, op: str):
-        rows = np.empty((transport.world_size, source.size), source.dtype)
-        self._comm, self._result, self._out = transport.comm, rows[0], out
-        self._sent, self._received = [source, transport.byte], [rows, transport.byte]
-        self._fold = transport.prepare_fold(list(rows), rows[0], op)
-
-    def run(self) -> None:
-        self._comm.Allgather(self._sent, self._received)
-        self._fold()
-        np.copyto(self._out, self._result)  # `out` may be common to all ranks: it gets final values, no partial sums
-
-
-class _ExchangedAllReduce(PreparedAllReduce):
-    """An all-reduce in two phases for each piece of the array."""
-
-    def __init__(self, comm: Intracomm, exchanges: list[_ShardExchange]):
-        self._comm, self._exchanges = comm, exchanges
-
-    def run(self) -> None:
-        for exchange in self._exchanges:
-            self._comm.Alltoallv(exchange.sent, exchange.received)
-            exchange.fold()
-            exchange.gather()
-
-
-class _StartedExchange:
-    """The same in the background; ranks first compare their arrays."""
-
-    def __init__(self, transport: MpiTransport, source: np.ndarray, out: np.ndarray, op: str):
-        self._transport, self._source, self._out = transport, source, out
-        self._places = places_elsewhere(source, out)
-        self._first, *self._others = transport.later_phases(source, out, op)
-
-    def start(self) -> Pending:
-        """Start it, for the operation that was announced last."""
-        compared, everyone = self._transport.comparisons.begin(self._transport.rendezvous.tag, self._places)
-        begin = partial(self._compare_and_begin, everyone)
-        return Pending(self._transport.pending, compared, begin, *self._others, meets=True)
-
-    def _compare_and_begin(self, everyone: np.ndarray) -> Request:
-        require_alike(everyone, arrays=2)
-        require_aligned(self._source, self._out)
-        return self._first()
-
-
 class _ShardExchange:
     """The buffers of one all-reduce: each rank receives its shard from all ranks, folds it, and sends it to all."""
 
@@ -236,7 +197,7 @@ class _ShardExchange:
         self.fold = transport.prepare_fold(list(rows), rows[0], op)
         self.shard = [rows[0], byte]
         self.gathered = [out, counts, starts, byte]
-        self._background = transport.background
+        self._background, self._scatter = transport.background, transport.comm.Alltoallv
         # MPICH's Allgatherv sends in pieces of 32 KiB and waits out the link's latency after each, these two do not.
         to_all = [rows[0], [own * itemsize] * world_size, [0] * world_size, byte]
         #: Sends this rank's shard, folded, to all.
@@ -245,6 +206,12 @@ class _ShardExchange:
             if len(set(counts)) == 1
             else partial(transport.comm.Alltoallv, to_all, self.gathered)
         )
+
+    def run(self) -> None:
+        """Do it all."""
+        self._scatter(self.sent, self.received)
+        self.fold()
+        self.gather()
 
     def scatter(self) -> Request:
         """Begin to receive this rank's shard from all ranks: the first phase in the background."""

@@ -75,7 +75,7 @@ def prepared_reduction_by_hosts(
         for total, ranks in zip(totals, hosts, strict=True)
     ]
     parts.append(prepared_reduction(totals, out, op, len(rows)))
-    return _Sequence(parts).run
+    return in_sequence(parts)
 
 
 def partial_op(op: str) -> str:
@@ -111,7 +111,7 @@ def prepared_reduction(
     for cut in cuts:
         parts += _parts_of_piece([row[cut] for row in rows], out[cut], FOLDS[op], divisor)
         parts += [partial(np.copyto, copy[cut], out[cut]) for copy in copies]
-    return without_warnings(_Sequence(parts).run)
+    return without_warnings(in_sequence(parts))
 
 
 #: Folds rows, (ranks, elements), in rank order, into an array that each call names.
@@ -135,15 +135,14 @@ def rows_fold(op: str, dtype: np.dtype, ranks: int) -> RowsFold:
     return without_warnings(fold_rows)
 
 
-class _Sequence:
-    """Calls, one after another."""
+def in_sequence(parts: Sequence[Callable[[], object]]) -> Callable[[], None]:
+    """Return a function that calls these, one after another."""
 
-    def __init__(self, parts: Sequence[Callable[[], object]]):
-        self._parts = parts
-
-    def run(self) -> None:
-        for part in self._parts:
+    def run() -> None:
+        for part in parts:
             part()
+
+    return run
 
 
 def _fold_and_copy(fold: Callable[[], None], out: np.ndarray, copies: Sequence[np.ndarray]) -> None:

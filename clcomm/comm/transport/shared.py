@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from clcomm.comm.transport.base import PreparedAllReduce, PreparedStart, require_aligned, require_alike
+from clcomm.comm.transport.base import require_aligned, require_alike
 from clcomm.comm.transport.comparisons import Comparisons
 from clcomm.comm.transport.fused import MOST_POLLS, FusedReduction, OwnPart, words_of
 from clcomm.comm.transport.host_memory import HostMemory, MemoryTransport
@@ -26,7 +26,7 @@ from clcomm.comm.transport.pending import Pending, StartOrder
 from clcomm.comm.transport.reduction import Fold, prepared_reduction, reduce_in_rank_order
 from clcomm.comm.transport.rendezvous import HostRendezvous, length_and_dtype
 from clcomm.comm.transport.shards import shards
-from clcomm.comm.transport.staged import SlotAllReduce, Slots
+from clcomm.comm.transport.staged import Slots
 from clcomm.comm.transport.started import Counters, StartedReduction
 from clcomm.comm.transport.work_queue import WorkQueueReduction
 
@@ -86,14 +86,15 @@ class SharedTransport(MemoryTransport):
         self._kept_reduction(source, out, op, everyone)()
         self.rendezvous.leave()
 
-    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedAllReduce:
+    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
         everyone = self.rendezvous.exchange(self.memory.places(source, out), length_and_dtype(source))
         fused = self._fused_reduction(source, out, op, everyone)
         if fused is not None:
             return fused
         if 0 < source.nbytes <= self._small_bytes:
-            return SlotAllReduce(self.slots.reduction(source, op), source, out)
-        return _ShardAllReduce(self.rendezvous, self._shard_reduction(source, out, op, everyone))
+            return partial(self.slots.reduction(source, op).reduce, source, out)
+        fold = self._shard_reduction(source, out, op, everyone)
+        return partial(_fold_between, self.rendezvous, fold)
 
     def _fused_reduction(
         self, source: np.ndarray, out: np.ndarray, op: str, everyone: np.ndarray
@@ -113,7 +114,7 @@ class SharedTransport(MemoryTransport):
             else:
                 fused = WorkQueueReduction(rendezvous, kind, out, partial(prepared, shares=True))
         elif source.nbytes <= self.slots.slot_bytes:
-            fused = self.slots.in_one_kernel(source, out, op, length_and_dtype(source))
+            fused = self.slots.in_one_kernel(source, op, length_and_dtype(source), (source, out))
         works = fused is not None and fused.launch is not None
         return fused if self.rendezvous.exchange([works])[:, 0].all() else None
 
@@ -130,13 +131,13 @@ class SharedTransport(MemoryTransport):
         self._kept_reduction(source, out, op, everyone[:, 1:])()
         return self.background.Ibarrier()
 
-    def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedStart:
+    def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], Pending]:
         everyone = self.rendezvous.exchange(self.memory.places(source, out), length_and_dtype(source))
         counters = self._counters.take()
         if counters is None:
             return super().prepare_start(source, out, op)
         fold = self._shard_reduction(source, out, op, everyone)
-        return StartedReduction(self.memory, counters, self._pending, fold)
+        return StartedReduction(self.memory, counters, self._pending, fold).start
 
     def _kept_reduction(self, source: np.ndarray, out: np.ndarray, op: str, everyone: np.ndarray) -> Callable[[], None]:
         """Return the cached `_shard_reduction` of these places."""
@@ -185,16 +186,11 @@ class SharedTransport(MemoryTransport):
         revoke(self.memory.comm, self.background)
 
 
-class _ShardAllReduce(PreparedAllReduce):
-    """Each rank folds its own shard, between two rendezvous."""
-
-    def __init__(self, rendezvous: HostRendezvous, fold: Callable[[], None]):
-        self._meet, self._fold, self._leave = rendezvous.barrier, fold, rendezvous.leave
-
-    def run(self) -> None:
-        self._meet()
-        self._fold()
-        self._leave()
+def _fold_between(rendezvous: HostRendezvous, fold: Callable[[], None]) -> None:
+    """Fold this rank's shard between two rendezvous."""
+    rendezvous.barrier()
+    fold()
+    rendezvous.leave()
 
 
 def _scratch_bytes(world_size: int) -> int:

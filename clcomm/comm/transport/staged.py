@@ -8,12 +8,11 @@ other goes through the slots, each so small that it is still in a core's cache w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import numpy as np
 
 from clcomm.base.host.arrays import BFLOAT16, PAGE, aligned_empty
-from clcomm.comm.transport.base import PreparedAllReduce
+from clcomm.comm.transport.base import BlockingCollectives
 from clcomm.comm.transport.direct_exchange import LEAST_BYTES, LEAST_READ_BYTES, DirectExchange
 from clcomm.comm.transport.fused import COMPLETE, MOST_POLLS, STATE, FusedReduction, OwnPart, words_of
 from clcomm.comm.transport.host_memory import KEPT
@@ -21,7 +20,7 @@ from clcomm.comm.transport.reduction import Fold, RowsFold, prepared_reduction, 
 from clcomm.comm.transport.rendezvous import HostRendezvous, length_and_dtype
 
 
-class StagedCollectives:
+class StagedCollectives(BlockingCollectives):
     """Blocking collectives on arrays anywhere, between the ranks of one host.
 
     Args:
@@ -36,13 +35,18 @@ class StagedCollectives:
         self._slots, self._is_common, self._direct = slots, is_common, direct
         self._rank = slots.rendezvous.rank
         self._folds: dict[tuple[str, np.dtype], RowsFold] = {}
+        self._kernels: dict[tuple[int, np.dtype, str], FusedReduction | int | None] = {}  # or uses so far
+        #: Called on every rank before it looks for a kernel.
+        self.choose_fold: Callable[[], object] = lambda: None
 
     def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
-        """Reduce `source` over the ranks into `out`, which may be the same array."""
         step, kind = self._slots.slot_bytes // source.itemsize, length_and_dtype(source)
         direct = None if source.dtype == BFLOAT16 else self._direct
         if direct is not None and source.nbytes >= LEAST_BYTES:
             direct.reduce(source, out, self._fold(op, source.dtype), kind)
+            return
+        if source.nbytes <= self._slots.slot_bytes:
+            self._reduce_small(source, out, op, kind)
             return
         if source.size <= step or source.dtype == BFLOAT16 or self._is_common(out):
             for cut in _cuts(source.size, step):
@@ -53,8 +57,24 @@ class StagedCollectives:
         for cut in _cuts(source.size, step):
             fold(self._slots.exchange(source[cut], kind), out[cut])
 
+    def _reduce_small(self, source: np.ndarray, out: np.ndarray, op: str, kind: int) -> None:
+        """Reduce through the slots: by a kernel, once so many all-reduces of such arrays have been."""
+        key = source.nbytes, source.dtype, op
+        found = self._kernels.get(key, 0)
+        if found == USES_BEFORE_KERNEL:
+            self.choose_fold()
+            kernel = self._slots.in_one_kernel(source, op, kind)
+            found = self._kernels[key] = kernel if self._slots.all_agree(kernel is not None, _AGREEING) else None
+        if found is not None and not isinstance(found, int):
+            found(source, out)
+            return
+        self._slots.reduction(source, op).reduce(source, out, kind)
+        if found is not None:
+            if len(self._kernels) >= KEPT:
+                self._kernels.clear()
+            self._kernels[key] = found + 1  # on all ranks, as they have compared the call
+
     def broadcast(self, array: np.ndarray, root: int) -> None:
-        """Copy the root's array into that of every other rank."""
         kind, is_root = length_and_dtype(array), self._rank == root
         if self._direct is not None and array.nbytes >= LEAST_READ_BYTES:
             self._direct.broadcast(array, root, kind)
@@ -66,7 +86,6 @@ class StagedCollectives:
                 values[cut] = rows[root]
 
     def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
-        """Put rank r's `source` at block r of `out`, on every rank."""
         kind = length_and_dtype(source)
         if self._direct is not None and source.nbytes >= LEAST_READ_BYTES:
             self._direct.all_gather(source, out, kind)
@@ -78,7 +97,6 @@ class StagedCollectives:
             np.copyto(blocks[:, cut], self._slots.exchange(values[cut], kind))
 
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
-        """Reduce block r of `source` over the ranks into `out` of rank r."""
         kind, ranks, fold = length_and_dtype(source), self._slots.ranks, self._fold(op, source.dtype)
         if self._direct is not None and source.nbytes >= LEAST_BYTES:
             self._direct.reduce_scatter(source, out, fold, kind)
@@ -97,25 +115,19 @@ class StagedCollectives:
             found = self._folds[op, dtype] = rows_fold(op, dtype, self._slots.ranks)
         return found
 
-    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> PreparedAllReduce:
-        """Return this all-reduce on the same memory at each `run`; collective."""
+    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
         kind, kernel = length_and_dtype(source), None
         if source.nbytes <= self._slots.slot_bytes:
-            kernel = self._slots.in_one_kernel(source, out, op, kind)
+            kernel = self._slots.in_one_kernel(source, op, kind, (source, out))
         if self._slots.all_agree(kernel is not None, kind):
             assert kernel is not None, "this rank has agreed"
             return kernel
-        return _StagedAllReduce(self, source, out, op)
+        return super().prepare_all_reduce(source, out, op)
 
-
-class _StagedAllReduce(PreparedAllReduce):
-    """An all-reduce for which nothing is prepared."""
-
-    def __init__(self, staged: StagedCollectives, source: np.ndarray, out: np.ndarray, op: str):
-        self._staged, self._operands = staged, (source, out, op)
-
-    def run(self) -> None:
-        self._staged.all_reduce(*self._operands)
+    def kernel_for(self, array: np.ndarray, op: str) -> FusedReduction | None:
+        """Return the kernel that does all-reduces of such arrays, once the ranks have agreed on one."""
+        found = self._kernels.get((array.nbytes, array.dtype, op))
+        return None if isinstance(found, int) else found
 
 
 def _cuts(size: int, step: int) -> Iterator[slice]:
@@ -128,6 +140,11 @@ def _cuts(size: int, step: int) -> Iterator[slice]:
 # There are two slots for each rank, used in turn, so that a late rank may still read those of the call before; and a
 # third for kernels, which end with a rendezvous of their own.
 
+#: With so many all-reduces of one length, dtype and operation behind them, ranks look for a kernel that does the next
+#: ones: before it may be called, the device has to be opened and the kernel to be compiled.
+USES_BEFORE_KERNEL = 16
+#: What ranks that do so add to their call's tag: no array has this length and dtype.
+_AGREEING = 62
 #: Arrays in shared memory up to this size use slots; of larger ones, a fold on every rank costs more than a rendezvous.
 SMALL_ARRAY_BYTES = 8 << 10
 #: The same where ranks share cores, for all ranks' arrays together: a rendezvous then takes several context switches.
@@ -188,8 +205,13 @@ class Slots:
         self.rendezvous.barrier(kind)
         return side
 
-    def in_one_kernel(self, source: np.ndarray, out: np.ndarray, op: str, kind: int) -> FusedReduction | None:
-        """Return the all-reduce of at most `slot_bytes` in one kernel; None where this rank's fold has none."""
+    def in_one_kernel(
+        self, source: np.ndarray, op: str, kind: int, arrays: tuple[np.ndarray, ...] = ()
+    ) -> FusedReduction | None:
+        """Return the all-reduce of at most `slot_bytes` in one kernel; None where this rank's fold has none.
+
+        arrays: operand and result; none: each call names its own.
+        """
         prepare = getattr(self._fold, "with_rendezvous", None)
         if prepare is None or op not in ("sum", "mean") or not self.rendezvous.polls or not source.nbytes:
             return None
@@ -199,7 +221,9 @@ class Slots:
         launch = prepare(rows, result, divisor, slice(0, source.size), self.rendezvous.cells, words)
         if launch is None:
             return None
-        return _InOneKernel(self.rendezvous, kind, words, launch, rows, (source, out, result), op)
+        found = _InOneKernel(self.rendezvous, kind, words, launch, rows, result, op)
+        found.arrays = arrays
+        return found
 
     def reduction(self, like: np.ndarray, op: str) -> SlotReduction:
         """Return the cached reduction of arrays like this one, of at most `slot_bytes`."""
@@ -250,35 +274,21 @@ class _InOneKernel(OwnPart):
 
     def __init__(
         self, rendezvous: HostRendezvous, kind: int, words: np.ndarray, kernel: Callable[[], object],
-        rows: list[np.ndarray], arrays: tuple[np.ndarray, np.ndarray, np.ndarray], op: str,
+        rows: list[np.ndarray], result: np.ndarray, op: str,
     ):  # fmt: skip
-        source, self._out, self._result = arrays
-        self._copy = partial(np.copyto, rows[rendezvous.rank], source)
-        self._kernel = kernel
-        super().__init__(
-            rendezvous, kind, words, self._copy_and_launch, fold=prepared_reduction(rows, self._result, op)
-        )
+        self._own, self._result, self._kernel = rows[rendezvous.rank], result, kernel
+        super().__init__(rendezvous, kind, words, self._copy_and_launch, fold=prepared_reduction(rows, result, op))
 
-    def _copy_and_launch(self) -> None:
-        self._copy()
+    def _copy_and_launch(self, source: np.ndarray, out: np.ndarray) -> None:
+        self._own[...] = source
         self._kernel()
         if self.words[STATE] == COMPLETE:
-            np.copyto(self._out, self._result)
+            out[...] = self._result
 
-    def complete(self) -> None:
+    def complete(self, *arrays: np.ndarray) -> None:
         super().complete()
         if self.words[STATE] != COMPLETE:
-            np.copyto(self._out, self._result)
-
-
-class SlotAllReduce(PreparedAllReduce):
-    """An array that is reduced through the slots."""
-
-    def __init__(self, reduction: SlotReduction, source: np.ndarray, out: np.ndarray):
-        self._reduce, self._source, self._out = reduction.reduce, source, out
-
-    def run(self) -> None:
-        self._reduce(self._source, self._out)
+            arrays[1][...] = self._result
 
 
 def _slot_bytes(ranks: int) -> int:

@@ -65,7 +65,7 @@ class WorkQueueReduction(FusedReduction):
         super().__init__(rendezvous, kind, words, prepare(words))
         self._summed, self._parts = rendezvous.claims[1:].data, -(-array.size // part)
 
-    def complete(self) -> None:
+    def complete(self, *arrays: np.ndarray) -> None:
         rendezvous, words = self._rendezvous, self.words
         if words[STATE] == NOT_MET:
             rendezvous.wait(words[ARRIVED_NS], words[POLLED])

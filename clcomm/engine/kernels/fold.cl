@@ -1,6 +1,10 @@
 /* The sum over ranks of one range, ((row0 + row1) + row2) + ..., times `factor` or divided by it: every byte is read
    once and written once. ROWS, 2 to 8, is the number of rows. `out` may be row 0, but no other row. IN_CALLER is
-   defined where kernels run in the calling thread. */
+   defined where kernels run in the calling thread. ELEMENT is the type of all rows, unsigned for integers: those wrap. */
+
+#ifndef ELEMENT
+#define ELEMENT float
+#endif
 
 #define ROWS_2(EACH) EACH(1)
 #define ROWS_3(EACH) ROWS_2(EACH) EACH(2)
@@ -12,7 +16,7 @@
 #define GLUED(a, b) a##b
 #define OTHER_ROWS(count, EACH) GLUED(ROWS_, count)(EACH)
 
-#define PARAMETER(n) , __global const float *restrict row##n
+#define PARAMETER(n) , __global const ELEMENT *restrict row##n
 #define ARGUMENT(n) , row##n
 #define ARGUMENT_FROM(n) , row##n + first
 #define ADD_LINE(n) total += LINE(row##n, i);
@@ -24,44 +28,46 @@
 #define SCALED(total) ((total) * factor)
 #endif
 
-/* A cache line of floats, of any alignment. */
-#define LINE_FLOATS 16
-typedef float16 __attribute__((aligned(4))) line;
-#define LINE(from, i) (*(__global const line *)((from) + LINE_FLOATS * (i)))
+/* 16 elements, a cache line of floats, of any alignment. */
+#define LINE_SIZE 16
+#define VECTOR_OF(type) GLUED(type, 16)
+typedef VECTOR_OF(ELEMENT) vector;
+typedef vector __attribute__((aligned(sizeof(ELEMENT)))) line;
+#define LINE(from, i) (*(__global const line *)((from) + LINE_SIZE * (i)))
 
-#define KEEP(value, i) *(__global line *)(out + LINE_FLOATS * (i)) = (value)
+#define KEEP(value, i) *(__global line *)(out + LINE_SIZE * (i)) = (value)
 /* Non-temporal stores: otherwise each line of a result larger than the caches would be read before it is written. */
 #if defined(__has_builtin) && __has_builtin(__builtin_nontemporal_store)
-#define STREAM(value, i) __builtin_nontemporal_store(value, (__global float16 *)(out + LINE_FLOATS * (i)))
+#define STREAM(value, i) __builtin_nontemporal_store(value, (__global vector *)(out + LINE_SIZE * (i)))
 #else
 #define STREAM(value, i) KEEP(value, i)
 #endif
 
 #define FOLD_LINES(STORE)                                    \
     _Pragma("unroll 4") for (int i = 0; i < lines; ++i) {    \
-        float16 total = LINE(row0, i);                       \
+        vector total = LINE(row0, i);                       \
         OTHER_ROWS(ROWS, ADD_LINE)                           \
         STORE(SCALED(total), i);                             \
     }
 
-inline void fold_range(__global float *out, float factor, int streams,
-                       __global const float *row0 OTHER_ROWS(ROWS, PARAMETER), int count) {
-    const int lines = count / LINE_FLOATS;
+inline void fold_range(__global ELEMENT *out, ELEMENT factor, int streams,
+                       __global const ELEMENT *row0 OTHER_ROWS(ROWS, PARAMETER), int count) {
+    const int lines = count / LINE_SIZE;
     if (streams) {
         FOLD_LINES(STREAM)
     } else {
         FOLD_LINES(KEEP)
     }
-    for (int i = LINE_FLOATS * lines; i < count; ++i) {
-        float total = row0[i];
+    for (int i = LINE_SIZE * lines; i < count; ++i) {
+        ELEMENT total = row0[i];
         OTHER_ROWS(ROWS, ADD_ONE)
         out[i] = SCALED(total);
     }
 }
 
 /* One work-item. */
-__kernel void fold(__global float *out, float factor, int streams,
-                   __global const float *row0 OTHER_ROWS(ROWS, PARAMETER), int count) {
+__kernel void fold(__global ELEMENT *out, ELEMENT factor, int streams,
+                   __global const ELEMENT *row0 OTHER_ROWS(ROWS, PARAMETER), int count) {
     fold_range(out, factor, streams, row0 OTHER_ROWS(ROWS, ARGUMENT), count);
 }
 
@@ -185,8 +191,8 @@ inline int leaves_sleepers(__global long *call) { return 0; }
 #endif
 
 /* The ranks meet, this one folds its part of the rows, and they meet again. Sleepers are for the caller to wake. */
-inline void meet_fold_leave(__global long *call, __global long *cells, __global float *out, float factor,
-                            __global const float *row0 OTHER_ROWS(ROWS, PARAMETER)) {
+inline void meet_fold_leave(__global long *call, __global long *cells, __global ELEMENT *out, ELEMENT factor,
+                            __global const ELEMENT *row0 OTHER_ROWS(ROWS, PARAMETER)) {
     const int stride = call[STRIDE], streams = call[STREAMS], first = call[FIRST];
     __global long *own = cells + call[RANK] * stride;
     const long number = *own + 1;
@@ -201,8 +207,8 @@ inline void meet_fold_leave(__global long *call, __global long *cells, __global 
     if (leaves_sleepers(call) || !all_reached(call, cells, stride, number + 1, 0)) call[STATE] = NOT_LEFT;
 }
 
-__kernel void meet_and_fold(__global long *call, __global long *cells, __global float *out, float factor,
-                            __global const float *row0 OTHER_ROWS(ROWS, PARAMETER), int count) {
+__kernel void meet_and_fold(__global long *call, __global long *cells, __global ELEMENT *out, ELEMENT factor,
+                            __global const ELEMENT *row0 OTHER_ROWS(ROWS, PARAMETER), int count) {
     if (count) meet_fold_leave(call, cells, out, factor, row0 OTHER_ROWS(ROWS, ARGUMENT));
 }
 
@@ -227,8 +233,8 @@ inline int advance(__global long *word, long number, int parts) {
 
 /* The ranks meet, and take and sum parts until none is left. It goes on where it was left if `call` says so. Sleepers
    are for the caller to wake: before the sum, which they can share, and after it. */
-inline void meet_and_share(__global long *call, __global long *cells, __global float *out, float factor,
-                           __global const float *row0 OTHER_ROWS(ROWS, PARAMETER), int count) {
+inline void meet_and_share(__global long *call, __global long *cells, __global ELEMENT *out, ELEMENT factor,
+                           __global const ELEMENT *row0 OTHER_ROWS(ROWS, PARAMETER), int count) {
     const int part = (int)call[PART], parts = (count + part - 1) / part, streams = (int)call[STREAMS];
     __global long *claims = (__global long *)call[CLAIMS];
     __global const long *marks = (__global const long *)call[MARKS];
@@ -254,18 +260,18 @@ inline void meet_and_share(__global long *call, __global long *cells, __global f
         call[STATE] = any_asleep(marks) ? SLEEPERS : COMPLETE;
 }
 
-#define ADDRESSED(n) , (__global const float *)call[ROW_0 + n]
+#define ADDRESSED(n) , (__global const ELEMENT *)call[ROW_0 + n]
 
 /* The same where kernels run in the caller's address space: all else is in the words of the call. A driver looks at each
    buffer among a kernel's arguments; for small arrays that takes as long as the kernel. */
 inline void fold_at(__global long *call) {
-    meet_fold_leave(call, (__global long *)call[CELLS], (__global float *)call[OUT], as_float((int)call[FACTOR]),
-                    (__global const float *)call[ROW_0] OTHER_ROWS(ROWS, ADDRESSED));
+    meet_fold_leave(call, (__global long *)call[CELLS], (__global ELEMENT *)call[OUT], *(__global const ELEMENT *)(call + FACTOR),
+                    (__global const ELEMENT *)call[ROW_0] OTHER_ROWS(ROWS, ADDRESSED));
 }
 
 inline void share_at(__global long *call) {
-    meet_and_share(call, (__global long *)call[CELLS], (__global float *)call[OUT], as_float((int)call[FACTOR]),
-                   (__global const float *)call[ROW_0] OTHER_ROWS(ROWS, ADDRESSED), (int)call[COUNT]);
+    meet_and_share(call, (__global long *)call[CELLS], (__global ELEMENT *)call[OUT], *(__global const ELEMENT *)(call + FACTOR),
+                   (__global const ELEMENT *)call[ROW_0] OTHER_ROWS(ROWS, ADDRESSED), (int)call[COUNT]);
 }
 
 __kernel void meet_and_fold_at(ulong address, int count) {

@@ -62,7 +62,7 @@ class FirstRanks:
         return array
 
     def all_reduce_init(self, array: np.ndarray, *, out: np.ndarray) -> Callable[[], None]:
-        return _Counted(self, array.nbytes, self._transport.prepare_all_reduce(array, out, "sum").run).run
+        return _Counted(self, array.nbytes, self._transport.prepare_all_reduce(array, out, "sum")).run
 
     def all_gather_in_place_init(self, array: np.ndarray) -> Callable[[], None]:
         gather = _RowGather(self._transport, array)
