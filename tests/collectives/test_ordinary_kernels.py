@@ -12,18 +12,13 @@ from clcomm.base.errors import MismatchError
 from clcomm.base.host.arrays import HANDED_OUT
 from clcomm.comm.transport.staged import USES_BEFORE_KERNEL
 from clcomm.engine import fold
-from tests.collectives.test_prepared import Memory, on_this_device
+from tests.collectives.test_prepared import Memory, is_one_kernel, on_this_device
 
 KINDS = ("f4", "f8", "i4", "u4", "i8", "u8")
 
 
-def use_kernels(comm: Communicator) -> bool:
-    """Sum on this rank's device; return whether all-reduces then become kernels: each rank has a core of its own."""
-    return on_this_device(comm) and comm.world.shared.rendezvous.polls
-
-
 def planned_kernels(comm: Communicator) -> int:
-    return sum(each.__qualname__ == "OneKernelAllReduce.run" for each in comm.plans.of.values())
+    return sum(map(is_one_kernel, comm.plans.of.values()))
 
 
 def drawn(kind: str, size: int, rank: int, turn: int) -> np.ndarray:
@@ -46,7 +41,7 @@ def in_rank_order(values: list[np.ndarray], op: str) -> np.ndarray:
 @pytest.mark.parametrize("kind", [*KINDS, "f2", "i2"])
 def test_the_bits_are_those_of_numpy_before_and_after(auto: Communicator, kind: str) -> None:
     """Same arrays and new ones, in place and not, of ranks that come together or late."""
-    fused, rng = use_kernels(auto), np.random.default_rng(len(kind) + ord(kind[0]))
+    fused, rng = on_this_device(auto), np.random.default_rng(len(kind) + ord(kind[0]))
     for size in (1, 3, 1000, 64 * 1024 // int(kind[1]), 70_001):
         op = rng.choice(["sum", "mean", "max"] if kind in ("f4", "f8") else ["sum", "max"])
         array, out = np.empty(size, kind), np.empty(size, kind)
@@ -69,7 +64,7 @@ def test_the_bits_are_those_of_numpy_before_and_after(auto: Communicator, kind: 
 
 @pytest.mark.mpi(min_size=2)
 def test_shapes_strides_and_writes_are_as_before(auto: Communicator) -> None:
-    use_kernels(auto)
+    on_this_device(auto)
     for turn in range(USES_BEFORE_KERNEL + 4):
         whole = np.full((6, 10), auto.rank + turn, np.float32)
         out = np.zeros((3, 20), np.float32)
@@ -84,7 +79,7 @@ def test_shapes_strides_and_writes_are_as_before(auto: Communicator) -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_elsewhere_is_found_out(auto: Communicator) -> None:
-    use_kernels(auto)
+    on_this_device(auto)
     array = np.ones(100, np.float32)
     for _ in range(USES_BEFORE_KERNEL + 1):
         auto.all_reduce(array.copy())
@@ -118,7 +113,7 @@ def test_the_device_is_opened_for_many_of_a_kind_alone(auto: Communicator, monke
 
 @pytest.mark.mpi(min_size=2)
 def test_a_kernel_of_some_ranks_is_none(auto: Communicator) -> None:
-    use_kernels(auto)
+    on_this_device(auto)
     if auto.rank == 0:
         auto.fold_with(None)
     for _ in range(USES_BEFORE_KERNEL + 4):

@@ -160,7 +160,7 @@ def on_this_device(comm: Communicator) -> bool:
 
 def is_one_kernel(reduce: Callable[[], None]) -> bool:
     """Return whether a prepared all-reduce is one kernel."""
-    return reduce.__qualname__ == "OneKernelAllReduce.run"
+    return getattr(reduce, "__qualname__", "") == "OneKernelAllReduce.run"
 
 
 @pytest.mark.mpi(min_size=1)
@@ -180,8 +180,9 @@ def test_one_kernel_has_the_bits_and_the_counts_of_python(auto: Communicator, si
         own[:] = values[auto.rank]
         late = turn % (auto.size + 1)
         auto.barrier()
-        if turn % 3 and auto.rank == late:
-            time.sleep(0.01)
+        is_late = turn % 3 == 2
+        if is_late and auto.rank == late:
+            time.sleep(0.05)
         reduce()
         assert memory.writes > turn
         factor = np.float32(auto.size if op == "sum" else 1)
@@ -190,9 +191,9 @@ def test_one_kernel_has_the_bits_and_the_counts_of_python(auto: Communicator, si
         event = next(event for event in reversed(watcher.events) if event.label)
         assert (event.operation, event.label, event.nbytes, event.failed) == ("all_reduce", "fused", 4 * size, False)
         assert 0 <= (event.wait_s or 0) <= event.seconds + 1e-6
-        if turn % 3 and late < auto.size and is_fused:
+        if is_late and late < auto.size and is_fused:
             assert event.last_rank == late and event.late_s > 0.005
-            assert (event.wait_s > 0.005) == (auto.rank != late)
+            assert event.wait_s > 0.005 or auto.rank == late
         auto.barrier()
     assert auto.stats.total("all_reduce", "fused")["calls"] == 12
 

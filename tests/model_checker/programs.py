@@ -127,7 +127,7 @@ def one_kernel(point: HostRendezvous, rank: int, ranks: int, turns: int) -> Any:
     words[fused.RANK + 2 : fused.RANK + 4] = rank, rank + 1  # FIRST and LAST
     launch = partial(kernel.Kernel(ranks, SOURCE["text"], words, rows, out).run, "meet_fold_leave", point.cells)
     own = slice(rank, rank + 1)
-    reduce = OwnPart(point, 0, words, launch, fold=prepared_reduction([row[own] for row in rows], out[own], "sum"))
+    reduce = OwnPart(point, 0, words.data, launch, fold=prepared_reduction([row[own] for row in rows], out[own], "sum"))
     with mock.patch.object(fused, "perf_counter_ns", lambda: 0):
         return _turns(point, rank, turns, rows, out, reduce)
 

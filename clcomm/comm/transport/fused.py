@@ -66,13 +66,12 @@ class FusedReduction(ABC):
     Args:
         rendezvous: the ranks' rendezvous.
         kind: see `length_and_dtype`.
-        words: of the kernel's calls, as `words_of` returns them.
+        words: of the kernel's calls, the data of `words_of`.
         launch: the kernel's function for these words; None: the arrays are not of its kind.
     """
 
-    def __init__(self, rendezvous: HostRendezvous, kind: int, words: np.ndarray, launch: Callable[..., object] | None):
-        self.words, self.launch = words.data, launch
-        self._rendezvous, self.kind = rendezvous, kind
+    def __init__(self, rendezvous: HostRendezvous, kind: int, words: memoryview, launch: Callable[..., object] | None):
+        self._rendezvous, self.kind, self.words, self.launch = rendezvous, kind, words, launch
         self.arrays: tuple[np.ndarray, ...] = ()
 
     def __call__(self, *given: np.ndarray) -> None:

@@ -110,7 +110,7 @@ class SharedTransport(MemoryTransport):
             if rendezvous.polls:
                 words = words_of(rendezvous, MOST_POLLS)
                 fold = self._shard_reduction(source, out, op, everyone)
-                fused = OwnPart(rendezvous, kind, words, prepared(words), fold=fold)
+                fused = OwnPart(rendezvous, kind, words.data, prepared(words), fold=fold)
             else:
                 fused = WorkQueueReduction(rendezvous, kind, out, partial(prepared, shares=True))
         elif source.nbytes <= self.slots.slot_bytes:

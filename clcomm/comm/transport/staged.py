@@ -8,6 +8,7 @@ other goes through the slots, each so small that it is still in a core's cache w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from clcomm.comm.transport.fused import COMPLETE, MOST_POLLS, STATE, FusedReduct
 from clcomm.comm.transport.host_memory import KEPT
 from clcomm.comm.transport.reduction import Fold, RowsFold, prepared_reduction, rows_fold
 from clcomm.comm.transport.rendezvous import HostRendezvous, length_and_dtype
+from clcomm.comm.transport.work_queue import WorkQueueReduction
 
 
 class StagedCollectives(BlockingCollectives):
@@ -138,7 +140,7 @@ def _cuts(size: int, step: int) -> Iterator[slice]:
 
 # --- Reductions through slots: each rank copies its array into its slot, and folds all slots after one rendezvous. ---
 # There are two slots for each rank, used in turn, so that a late rank may still read those of the call before; and a
-# third for kernels, which end with a rendezvous of their own.
+# third for kernels, which end with a rendezvous of their own, or once all of the common result is summed.
 
 #: With so many all-reduces of one length, dtype and operation behind them, ranks look for a kernel that does the next
 #: ones: before it may be called, the device has to be opened and the kernel to be compiled.
@@ -174,7 +176,8 @@ class Slots:
         self.small_bytes = SMALL_ARRAY_BYTES
         if not rendezvous.polls:
             self.small_bytes = max(SMALL_ARRAY_BYTES, SHARED_CORES_SLOTS_BYTES // ranks // PAGE * PAGE)
-        *self._slots, self._of_kernels = memory.reshape(3, ranks, self.slot_bytes)
+        slots, self._common_result = np.split(memory, [3 * ranks * self.slot_bytes])
+        *self._slots, self._of_kernels = slots.reshape(3, ranks, self.slot_bytes)
         self._result = aligned_empty((self.slot_bytes,), np.uint8)
         self.rendezvous = rendezvous
         self._fold: Fold | None = None
@@ -183,7 +186,7 @@ class Slots:
     @staticmethod
     def nbytes(ranks: int) -> int:
         """Return the bytes of all slots."""
-        return 3 * ranks * _slot_bytes(ranks)
+        return (3 * ranks + 1) * _slot_bytes(ranks)
 
     def fold_with(self, fold: Fold | None) -> None:
         """Compute later sums with `fold` where it supports them."""
@@ -212,18 +215,21 @@ class Slots:
 
         arrays: operand and result; none: each call names its own.
         """
-        prepare = getattr(self._fold, "with_rendezvous", None)
-        if prepare is None or op not in ("sum", "mean") or not self.rendezvous.polls or not source.nbytes:
+        prepare, polls = getattr(self._fold, "with_rendezvous", None), self.rendezvous.polls
+        if prepare is None or op not in ("sum", "mean") or not source.nbytes:
             return None
         rows = [slot[: source.nbytes].view(source.dtype) for slot in self._of_kernels]
-        result, divisor = self._result[: source.nbytes].view(source.dtype), self.ranks if op == "mean" else 1
-        words = words_of(self.rendezvous, MOST_POLLS)
-        launch = prepare(rows, result, divisor, slice(0, source.size), self.rendezvous.cells, words)
-        if launch is None:
-            return None
-        found = _InOneKernel(self.rendezvous, kind, words, launch, rows, result, op)
-        found.arrays = arrays
-        return found
+        result = (self._result if polls else self._common_result)[: source.nbytes].view(source.dtype)
+        divisor, whole, cells = self.ranks if op == "mean" else 1, slice(0, source.size), self.rendezvous.cells
+        inner: FusedReduction
+        if polls:
+            words = words_of(self.rendezvous, MOST_POLLS)
+            launch = prepare(rows, result, divisor, whole, cells, words)
+            inner = OwnPart(self.rendezvous, kind, words.data, launch, fold=prepared_reduction(rows, result, op))
+        else:
+            prepared = partial(prepare, rows, result, divisor, whole, cells, shares=True)
+            inner = WorkQueueReduction(self.rendezvous, kind, result, prepared)
+        return None if inner.launch is None else _InSlots(self.rendezvous, inner, rows, result, arrays)
 
     def reduction(self, like: np.ndarray, op: str) -> SlotReduction:
         """Return the cached reduction of arrays like this one, of at most `slot_bytes`."""
@@ -269,25 +275,27 @@ class SlotReduction:
         out[...] = self._result
 
 
-class _InOneKernel(OwnPart):
-    """An array whose copy in this rank's slot a kernel adds to the others'."""
+class _InSlots(FusedReduction):
+    """A kernel's all-reduce of the slots, to which each rank copies its array, and from which it copies the result."""
 
     def __init__(
-        self, rendezvous: HostRendezvous, kind: int, words: np.ndarray, kernel: Callable[[], object],
-        rows: list[np.ndarray], result: np.ndarray, op: str,
+        self, rendezvous: HostRendezvous, inner: FusedReduction, rows: list[np.ndarray], result: np.ndarray,
+        arrays: tuple[np.ndarray, ...],
     ):  # fmt: skip
-        self._own, self._result, self._kernel = rows[rendezvous.rank], result, kernel
-        super().__init__(rendezvous, kind, words, self._copy_and_launch, fold=prepared_reduction(rows, result, op))
+        super().__init__(rendezvous, inner.kind, inner.words, self._copy_and_launch)
+        self._own, self._inner, self._kernel, self._result = rows[rendezvous.rank], inner, inner.launch, result
+        self.arrays = arrays
 
     def _copy_and_launch(self, source: np.ndarray, out: np.ndarray) -> None:
         self._own[...] = source
-        self._kernel()
+        self._kernel()  # type: ignore[misc]
         if self.words[STATE] == COMPLETE:
             out[...] = self._result
 
     def complete(self, *arrays: np.ndarray) -> None:
-        super().complete()
-        if self.words[STATE] != COMPLETE:
+        is_copied = self.words[STATE] == COMPLETE
+        self._inner.complete()
+        if not is_copied:
             arrays[1][...] = self._result
 
 

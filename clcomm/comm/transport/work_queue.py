@@ -62,7 +62,7 @@ class WorkQueueReduction(FusedReduction):
     ):
         words, part = words_of(rendezvous, rendezvous.yields()), part_size(array)
         words[CLAIMS], words[PART] = rendezvous.claims.ctypes.data, part
-        super().__init__(rendezvous, kind, words, prepare(words))
+        super().__init__(rendezvous, kind, words.data, prepare(words))
         self._summed, self._parts = rendezvous.claims[1:].data, -(-array.size // part)
 
     def complete(self, *arrays: np.ndarray) -> None:
