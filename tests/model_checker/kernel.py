@@ -250,6 +250,7 @@ def _parsed(ranks: int, source: str) -> tuple[dict[str, Any], dict[str, int]]:
 
 def _function(name: str, source: str, ranks: int) -> str:
     text = re.search(rf"^inline \w+ {name}\(.*?^\}}", source, re.DOTALL | re.MULTILINE)[0]  # type: ignore[index]
+    text = text.replace("ELEMENT", "float")
     text = re.sub(r"^#ifdef NEVER_YIELDS.*?^#endif", "", text, flags=re.DOTALL | re.MULTILINE)
     for macro, each in (("PARAMETER", "const float *row{}"), ("ARGUMENT_FROM", "row{} + first"), ("ARGUMENT", "row{}")):
         text = text.replace(f" OTHER_ROWS(ROWS, {macro})", "".join(f", {each.format(row)}" for row in range(1, ranks)))

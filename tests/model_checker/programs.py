@@ -143,26 +143,32 @@ def _turns(point: HostRendezvous, rank: int, turns: int, rows: Any, out: Any, re
     return tuple(found)
 
 
-def work_queue_sums(point: HostRendezvous, rank: int, ranks: int, turns: int, parts: int, polls: int) -> Any:
-    """Ranks take parts of a sum into row 0, where a part that is summed twice is a wrong one."""
+def work_queue_sums(
+    point: HostRendezvous, rank: int, ranks: int, turns: int, parts: int, polls: int, apart: bool = False
+) -> Any:
+    """Ranks take parts of a sum into row 0, where a part that is summed twice is a wrong one.
+
+    apart: into memory apart from the rows, which ranks may then write anew at once.
+    """
     rows = data(ranks, parts)
+    out = data(1, parts, 1024)[0] if apart else rows[0]
     found = []
 
     def prepare(words: np.ndarray) -> Callable[[], object]:
         words[fused.POLLS] = polls
-        return partial(kernel.Kernel(ranks, SOURCE["text"], words, rows, rows[0]).run, "meet_and_share", point.cells)
+        return partial(kernel.Kernel(ranks, SOURCE["text"], words, rows, out).run, "meet_and_share", point.cells)
 
     with (
         mock.patch.object(work_queue, "part_size", lambda array: 1),
         mock.patch.object(fused, "perf_counter_ns", lambda: 0),
     ):
-        reduce = WorkQueueReduction(point, 0, rows[0], prepare)
+        reduce = WorkQueueReduction(point, 0, out, prepare)
         for turn in range(turns):
             rows[rank][...] = value(rank, turn)
             point.announce(7)
             reduce()
-            found.append(tuple(rows[0].tolist()))
-            if turn + 1 < turns:
+            found.append(tuple(out.tolist()))
+            if turn + 1 < turns and not apart:
                 point.leave()  # rank 0 writes its row anew, which is the result
     return tuple(found)
 

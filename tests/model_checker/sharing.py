@@ -129,6 +129,14 @@ def work_scenarios(ranks: int) -> list[Scenario]:
                 sleeps=True,
                 stores="later",
             ),
+            scenario(
+                "shared work apart",
+                ranks,
+                work_queue_sums,
+                [turns, parts, 1, True],
+                summed(ranks, turns, parts),
+                sleeps=True,
+            ),
             scenario("shared work, one dies", ranks, work_queue_sums, *once, sleeps=True, naps=True, deaths=1),
         ]
     return made
