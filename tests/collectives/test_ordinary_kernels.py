@@ -10,11 +10,18 @@ import pytest
 from clcomm import Communicator
 from clcomm.base.errors import MismatchError
 from clcomm.base.host.arrays import HANDED_OUT
-from clcomm.comm.transport.staged import USES_BEFORE_KERNEL
+from clcomm.comm.transport import staged
 from clcomm.engine import fold
 from tests.collectives.test_prepared import Memory, is_one_kernel, on_this_device
 
+#: Of one kind, before ranks look for a kernel.
+USES = 16
 KINDS = ("f4", "f8", "i4", "u4", "i8", "u8")
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staged, "USES_BEFORE_KERNEL", USES)
 
 
 def planned_kernels(comm: Communicator) -> int:
@@ -45,7 +52,7 @@ def test_the_bits_are_those_of_numpy_before_and_after(auto: Communicator, kind: 
     for size in (1, 3, 1000, 64 * 1024 // int(kind[1]), 70_001):
         op = rng.choice(["sum", "mean", "max"] if kind in ("f4", "f8") else ["sum", "max"])
         array, out = np.empty(size, kind), np.empty(size, kind)
-        for turn in range(USES_BEFORE_KERNEL + 8):
+        for turn in range(USES + 8):
             values = [drawn(kind, size, rank, turn) for rank in range(auto.size)]
             array[:] = values[auto.rank]
             if turn % 7 == 6 and auto.rank == turn % auto.size:
@@ -59,13 +66,13 @@ def test_the_bits_are_those_of_numpy_before_and_after(auto: Communicator, kind: 
         takes = fused and kind in KINDS and op != "max" and array.nbytes <= 64 << 10
         assert (planned_kernels(auto) > 0) == takes
         auto.plans.of.clear()
-    assert auto.stats.total("all_reduce", "ours")["calls"] == 5 * (USES_BEFORE_KERNEL + 8)
+    assert auto.stats.total("all_reduce", "ours")["calls"] == 5 * (USES + 8)
 
 
 @pytest.mark.mpi(min_size=2)
 def test_shapes_strides_and_writes_are_as_before(auto: Communicator) -> None:
     on_this_device(auto)
-    for turn in range(USES_BEFORE_KERNEL + 4):
+    for turn in range(USES + 4):
         whole = np.full((6, 10), auto.rank + turn, np.float32)
         out = np.zeros((3, 20), np.float32)
         memory = HANDED_OUT[out.__array_interface__["data"][0]] = Memory(out.nbytes)
@@ -81,7 +88,7 @@ def test_shapes_strides_and_writes_are_as_before(auto: Communicator) -> None:
 def test_a_rank_elsewhere_is_found_out(auto: Communicator) -> None:
     on_this_device(auto)
     array = np.ones(100, np.float32)
-    for _ in range(USES_BEFORE_KERNEL + 1):
+    for _ in range(USES + 1):
         auto.all_reduce(array.copy())
     for turn in range(4):
         with pytest.raises(MismatchError, match="rank 1 in"):
@@ -100,13 +107,13 @@ def test_a_rank_elsewhere_is_found_out(auto: Communicator) -> None:
 def test_the_device_is_opened_for_many_of_a_kind_alone(auto: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = []
     monkeypatch.setattr(fold, "fold_of_rank", lambda *place: opened.append(place))
-    for size in range(1, 2 * USES_BEFORE_KERNEL):
+    for size in range(1, 2 * USES):
         auto.all_reduce(np.ones(size, np.float32))
     assert not opened
-    for use in range(1, 2 * USES_BEFORE_KERNEL):
+    for use in range(1, 2 * USES):
         auto.all_reduce(np.ones(500, np.float32))
-        assert len(opened) == (use > USES_BEFORE_KERNEL)
-    for _ in range(2 * USES_BEFORE_KERNEL):
+        assert len(opened) == (use > USES)
+    for _ in range(2 * USES):
         auto.all_reduce(np.ones(600, np.float32))
     assert opened == [(auto.local_rank, auto.local_size, auto.cores)]
 
@@ -116,7 +123,7 @@ def test_a_kernel_of_some_ranks_is_none(auto: Communicator) -> None:
     on_this_device(auto)
     if auto.rank == 0:
         auto.fold_with(None)
-    for _ in range(USES_BEFORE_KERNEL + 4):
+    for _ in range(USES + 4):
         array = np.full(100, auto.rank + 1.0, np.float32)
         assert (auto.all_reduce(array) == auto.size * (auto.size + 1) / 2).all()
     assert planned_kernels(auto) == 0

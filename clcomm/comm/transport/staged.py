@@ -143,8 +143,8 @@ def _cuts(size: int, step: int) -> Iterator[slice]:
 # third for kernels, which end with a rendezvous of their own, or once all of the common result is summed.
 
 #: With so many all-reduces of one length, dtype and operation behind them, ranks look for a kernel that does the next
-#: ones: before it may be called, the device has to be opened and the kernel to be compiled.
-USES_BEFORE_KERNEL = 16
+#: ones. Fewer would not repay the time to open the device and to compile the kernel.
+USES_BEFORE_KERNEL = 256
 #: What ranks that do so add to their call's tag: no array has this length and dtype.
 _AGREEING = 62
 #: Arrays in shared memory up to this size use slots; of larger ones, a fold on every rank costs more than a rendezvous.
