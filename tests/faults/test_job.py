@@ -26,8 +26,9 @@ def test_without_an_mpi_library_a_rank_is_alone_and_ranks_are_told(tmp_path):
         assert "mpi4py: expected an MPI library for 2 ranks, found none" in launched.err
 
 
-def test_mpis_own_shared_memory_has_no_name_while_a_job_runs(tmp_path):
-    """So a job leaves no files however it ends, even if its launcher is killed."""
+@pytest.mark.parametrize("ranks", [0, 1, 3])
+def test_mpis_own_shared_memory_has_no_name_while_a_job_runs(tmp_path, ranks):
+    """So a job leaves no files however it ends, even if its launcher is killed; 0 ranks: without a launcher."""
     script = """
 comm = Communicator()
 comm.barrier()
@@ -35,7 +36,7 @@ with open("/proc/self/maps") as maps:
     named = [line for line in maps if "/dev/shm/" in line and not line.endswith("(deleted)\\n")]
 sys.stdout.write("".join(named))
 """
-    ended = job(tmp_path, script)
+    ended = job(tmp_path, script, ranks=ranks, launcher=ranks > 0)
     assert (ended.code, ended.out, ended.err) == (0, "", "")
 
 

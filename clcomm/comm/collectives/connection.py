@@ -95,12 +95,13 @@ def _connect_ranks(world: World, comm: Any, transport: str, limits: Limits, argu
     job = this_job()
     job.communicators.free_dropped(comm)
     world.number = job.communicators.next_number(comm)
+    if comm.Get_size() > 1 or mpi_failures.place_in_world()[1] == 1:  # else the host's other ranks may still start MPI
+        mpi_failures.unlink_shared_files()
     if comm.Get_size() == 1 and transport != "mpi":
         exit_monitor.watch_host(job.record, comm, 0)
         return
     host = mpi_communicators.host_of(comm)
     world.created.append(host)
-    mpi_failures.unlink_shared_files()
     exit_monitor.watch_host(job.record, host, mpi_failures.place_in_world()[0])
     world.local_rank, world.local_size = host.Get_rank(), host.Get_size()
     hosts = Hosts.of(comm, host)

@@ -36,9 +36,10 @@ def unlink_shared_files() -> None:
     MPICH unlinks them only in MPI_Finalize, so a job that ends in any other way would leave them behind; Open MPI's
     launcher removes them, unless it is killed. MPI does not open them again after MPI_Init.
     """
-    for name in files_of(os.getpid(), r"mpich_shm_\S+|sm_segment[.]\S+"):
-        with contextlib.suppress(OSError):  # unlinked by another rank
-            os.unlink(f"{SHARED_MEMORY}/{name}")
+    with contextlib.suppress(OSError):  # no descriptor is free
+        for name in files_of(os.getpid(), r"mpich_shm_\S+|sm_segment[.]\S+"):
+            with contextlib.suppress(OSError):  # unlinked by another rank
+                os.unlink(f"{SHARED_MEMORY}/{name}")
 
 
 def tolerates_failures() -> bool:
@@ -230,8 +231,7 @@ def ranks_in_agreement(digest: bytes, timeout_s: float) -> list[int] | None:
 
 def prepare_abort() -> None:
     """Unlink MPI's files in /dev/shm, and notify the ranks of other hosts where MPI would not end them."""
-    with contextlib.suppress(OSError):  # no descriptor is free
-        unlink_shared_files()
+    unlink_shared_files()
     if tolerates_failures():
         with contextlib.suppress(Exception):  # MPI may not work any more
             revoke(_job())
