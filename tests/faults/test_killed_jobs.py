@@ -48,8 +48,8 @@ def test_a_drawn_process_is_killed_and_nothing_is_left(tmp_path: Path, number: i
     assert not found.problem, f"{case}: {found.problem}"
 
 
-def started(environment: dict[str, str], *paths: Path) -> subprocess.Popen:
-    command = [sys.executable, "-c", HOLDS, *map(str, paths)]
+def started(environment: dict[str, str], *paths: Path, program: str = HOLDS) -> subprocess.Popen:
+    command = [sys.executable, "-c", program, *map(str, paths)]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     return process
@@ -76,7 +76,7 @@ def test_an_exception_of_whoever_started_a_job_ends_it():
         end(process)
 
 
-@pytest.mark.parametrize("kind", ["mpich_shar_tmp", "mpich_shm_", "mpich_vci_"])
+@pytest.mark.parametrize("kind", ["mpich_shar_tmp", "mpich_shm_", "mpich_vci_", "sm_segment.", "osc_sm."])
 def test_what_a_killed_process_made_goes_too(kind: str):
     mine, theirs, setting = named(kind), named(kind), f"TESTS_JOB={secrets.token_hex(6)}"
     made = Made()
@@ -86,12 +86,50 @@ def test_what_a_killed_process_made_goes_too(kind: str):
         made.note(filter(has(setting), all_processes()))
         for process in processes:
             end(process)
-        assert made.names == {mine.name} and end_processes([setting], 0.0, made.names) == 0
+        assert made.names == {mine.name} and end_processes([setting], made) == 0
         assert [mine.exists(), theirs.exists()] == [False, True]
     finally:
         for process, path in zip(processes, (mine, theirs), strict=True):
             end(process)
             path.unlink(missing_ok=True)
+
+
+#: A launcher: other children, and in a process group of its own one that makes a file once it goes on after a stop.
+STOPPED = """
+import os, signal, subprocess, sys, time
+others = [subprocess.Popen(["sleep", "600"]) for _ in range(100)]
+if not os.fork():
+    os.setpgid(0, 0)
+    def make(number, frame):
+        kept.append(open(sys.argv[1], "w"))
+        os._exit(0)
+    kept = [signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.signal(signal.SIGCONT, make)]
+    print("held", flush=True)
+while True:
+    time.sleep(600)
+"""
+#: A process that ends by itself, and has a file just before.
+ENDS_ITSELF = """
+import os, signal, sys, time
+print("held", flush=True)
+file = open(sys.argv[1], "w")
+time.sleep(2)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("program", "patience_s"), [(STOPPED, 0.0), (ENDS_ITSELF, 60.0)], ids=["killed", "ends"])
+def test_what_processes_make_while_they_are_ended_goes_too(program: str, patience_s: float):
+    """Where a stopped process's parent is killed before it the system lets it go on."""
+    path, value = named("mpich_shm_"), secrets.token_hex(6)
+    made = Made()
+    process = started({**os.environ, "TESTS_JOB": value}, path, program=program)
+    try:
+        end_processes([f"TESTS_JOB={value}"], made, patience_s)
+        assert process.wait(60) == -9 and not path.exists()
+    finally:
+        end(process)
+        path.unlink(missing_ok=True)
 
 
 #: A rank that kills itself once it has made or opened MPI's file in shared memory: in MPI_Init, or after that.
@@ -197,12 +235,13 @@ def test_only_the_start_that_is_meant_is_ended():
 #: Ends the processes that have a setting, with so many descriptors free, and says how many; or the error.
 ENDS = """
 import os, resource, sys
+from clcomm.base.host.host_processes import Made
 from clcomm.jobs.launch.keeper_process import end_processes
 free, next_one = int(sys.argv[1]), os.dup(0)
 resource.setrlimit(resource.RLIMIT_NOFILE, (next_one + free, next_one + free))
 os.close(next_one)
 try:
-    print(end_processes([sys.argv[2]]))
+    print(end_processes([sys.argv[2]], Made()))
 except OSError as error:
     print(error.strerror)
 """

@@ -35,10 +35,9 @@ clcomm/comm/watch/worlds.py running
     nobody: signal 0 asks
 clcomm/jobs/launch/hosts.py Agent.close
     the connection to another host: this process's child
-clcomm/jobs/launch/keeper_process.py end_processes
-    what lives of a job that has ended: a pidfd, and then: the job's own mark is in its environment
-clcomm/jobs/launch/keeper_process.py kill_children
-    a child's children, which connect it with other hosts: a pidfd, and then: its parent, which has not been
+clcomm/jobs/launch/keeper_process.py _send
+    what lives of a job that has ended: a pidfd, and then: the job's own mark is in its environment; and a
+    child's children, which connect it with other hosts: a pidfd, and then: its parent, which has not been
     waited for
 clcomm/jobs/launch/rank.py _end_at_once
     the rank itself, by the signal that it got: its own number

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 SHARED_MEMORY = "/dev/shm"
 #: How files are named that a program has for itself: by MPICH, UCX and Open MPI; by multiprocessing and PyTorch too.
-OF_MPI = r"(?:mpich|ucx_shm_posix)_\w+|(?:sm|vader)_segment\.\S+|osc_rdma\.\S+"
+OF_MPI = r"(?:mpich|ucx_shm_posix)_\w+|(?:(?:sm|vader)_segment|osc_(?:rdma|sm)|open_mpi)\.\S+"
 OF_ANY = rf"{OF_MPI}|torch_\w+|sem\.mp-\w+|psm_\w+"
 #: No descriptor is free.
 FULL = (errno.EMFILE, errno.ENFILE)
@@ -97,9 +97,9 @@ class Made:
     def __init__(self, named: str = OF_ANY):
         self._named, self.names = named, set[str]()
         self.descriptor = -1
-        import ctypes  # here, as few processes need it
+        with suppress(OSError, AttributeError, ImportError):  # not Linux, or no descriptor is free
+            import ctypes  # here, as few processes need it
 
-        with suppress(OSError, AttributeError):  # not Linux
             library = ctypes.CDLL(None, use_errno=True)
             self.descriptor = library.inotify_init1(_FLAGS)
             library.inotify_add_watch(self.descriptor, SHARED_MEMORY.encode(), _CREATED)
@@ -107,7 +107,7 @@ class Made:
     def note(self, own: Iterable[int]) -> None:
         """Find out which of the files that were just made are these processes', which are asked if there are any."""
         events, start, new = b"", 0, set()
-        with suppress(BlockingIOError):
+        with suppress(OSError):
             events = os.read(self.descriptor, 1 << 16)
         while start < len(events):
             size = _EVENT.unpack_from(events, start)[3]

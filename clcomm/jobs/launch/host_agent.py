@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from clcomm.base.errors import LaunchError
+from clcomm.base.host.host_processes import Made
 from clcomm.comm.watch import restarts, worlds
 from clcomm.jobs.launch.keeper_process import end_processes
 
@@ -35,7 +36,7 @@ class HostAgent:
     """
 
     def __init__(self, folder: Path):
-        self._folder, self._words = folder, -1
+        self._folder, self._words, self._made = folder, -1, Made()
         self._is_guest = not worlds.is_described(folder)
         if self._is_guest:
             folder.mkdir(0o700, exist_ok=True)
@@ -72,7 +73,7 @@ class HostAgent:
             return
         if word == KILL and self._is_guest:
             ours = f"{worlds.MEMORY}={self._folder}"
-            end_processes([ours] if number == ALL else [ours, f"{restarts.RESTART}={number}"])
+            end_processes([ours] if number == ALL else [ours, f"{restarts.RESTART}={number}"], self._made)
             worlds.stop_sign(self._folder, number).unlink(missing_ok=True)
         os.write(1, f"{word} {number}\n".encode())
 

@@ -131,7 +131,8 @@ class Agent:
             self.lose(f"its process cannot be started again: {error.strerror}")
             return
         if asked.startswith(KILL):
-            self.ask(*_words(asked))
+            word, number = asked.split()
+            self.ask(word, int(number))
 
     def close(self, within_s: float) -> None:
         """End the process, with the launcher's; not at once where it needs this time to do what it was told."""
@@ -144,11 +145,6 @@ class Agent:
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
             stream.close()
-
-
-def _words(line: str) -> tuple[str, int]:
-    word, number = line.split()
-    return word, int(number)
 
 
 class Hosts:

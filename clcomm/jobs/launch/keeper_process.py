@@ -34,30 +34,34 @@ LEAVE = "leave"
 #: processes whose launcher has ended to end by themselves, with their last lines.
 KILLED_S, TRACKERS_S, PATIENCE_S = 4.0, 1.0, 1.0
 _LOOK_S = 0.02
+#: How long a stopped process may finish a system call.
+_STOPS_S = 0.5
 #: How many descriptors are left where processes' are opened.
 _SPARE = 3
 _TRACKER = b"multiprocessing.resource_tracker"
 
 
-def end_processes(settings: Iterable[str], patience_s: float = 0.0, made: Iterable[str] = ()) -> int:
+def end_processes(settings: Iterable[str], made: Made, patience_s: float = 0.0) -> int:
     """End the processes whose environment has all these settings, and remove what they made in shared memory.
 
-    They are stopped first, as one that runs could start another or make a file meanwhile.
+    They are stopped first, as one that runs could start another or make a file meanwhile. Then the youngest is killed
+    first: the system lets stopped processes go on that lose their parent, and sends them SIGHUP.
 
     Args:
         settings: as NAME=VALUE.
+        made: what some of them have made before.
         patience_s: how long they may take to end by themselves.
-        made: names of files in shared memory that some of them had made before.
 
     Returns how many were killed.
     """
-    is_own, names, killed = has(*settings), set(made), set()
+    is_own, killed = has(*settings), set()
     patient_until = time.monotonic() + patience_s
     until = patient_until + KILLED_S
 
     while time.monotonic() < until:
         with ExitStack() as stack:
             found = opened(is_own, stack)
+            made.note(process for process, _ in found)
             if not found:
                 break
             now_s = time.monotonic()
@@ -66,16 +70,24 @@ def end_processes(settings: Iterable[str], patience_s: float = 0.0, made: Iterab
             if now_s < patient_until or not found:
                 time.sleep(_LOOK_S)
                 continue
-            for number in (signal.SIGSTOP, signal.SIGKILL):
-                for process, handle in found:
-                    names |= files_of(process)
-                    with suppress(OSError):
-                        signal.pidfd_send_signal(handle, number)
+            for _, handle in found:
+                _send(handle, signal.SIGSTOP)
+            for process, _ in found:
+                while stat_fields(process)[:1] in (["R"], ["S"], ["D"]) and time.monotonic() < now_s + _STOPS_S:
+                    time.sleep(0.001)
+                made.names |= files_of(process)
+            for _, handle in reversed(found):
+                _send(handle, signal.SIGKILL)
             killed |= {process for process, _ in found}
             for _, handle in found:
                 select.select([handle], [], [], max(0.0, until - time.monotonic()))
-    remove(names)
+    remove(made.names)
     return len(killed)
+
+
+def _send(handle: int, number: int) -> None:
+    with suppress(OSError):  # it has ended
+        signal.pidfd_send_signal(handle, number)
 
 
 def opened(is_wanted: Callable[[int], bool], stack: ExitStack) -> list[tuple[int, int]]:
@@ -106,8 +118,7 @@ def kill_children(parent: int) -> None:
     """Kill the processes that a process, which the caller has started and not waited for, has started in its turn."""
     with ExitStack() as stack, suppress(OSError):
         for _, handle in opened(lambda process: stat_fields(process)[1:2] == [str(parent)], stack):
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            _send(handle, signal.SIGKILL)
 
 
 def main(setting: str, *folders: str) -> None:
@@ -130,10 +141,10 @@ def main(setting: str, *folders: str) -> None:
             if line == LEAVE.encode():
                 return
             patience_s, *more = line.decode().split(maxsplit=1)
-            end_processes([setting, *more], float(patience_s), made.names)
+            end_processes([setting, *more], made, float(patience_s))
             with suppress(OSError):
                 os.write(1, b"\n")
-    killed = end_processes([setting], 0.0, made.names)
+    killed = end_processes([setting], made)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
     if killed:

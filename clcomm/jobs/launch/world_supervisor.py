@@ -329,10 +329,10 @@ class World:
         worlds.stop_sign(self._folder, self.number).touch()
 
     def end(self) -> None:
-        """End what is left of it: a launcher that was killed leaves ranks for some seconds."""
-        if self.process.poll() is None:
-            self.process.kill()
-        if self.process.wait():
+        """End what is left of it: a launcher that is killed alone leaves ranks, and what they were about to remove."""
+        if self.process.poll() != 0:
             self._keeper.end(self.number, 0.0)
+        self.process.kill()  # in case the keeper could not
+        self.process.wait()
         worlds.stop_sign(self._folder, self.number).unlink(missing_ok=True)
         self._resources.close()
