@@ -148,7 +148,7 @@ def escaped(text: str) -> str:
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-def name_ranks(ranks: Sequence[int], most: int = 8) -> str:
+def name_ranks(ranks: Sequence[int | str], most: int = 8) -> str:
     """Return ranks in words: "rank 3", "ranks 0 and 2" or, of more than `most`, "ranks 0, 1, 2 and 30 more"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"

@@ -25,10 +25,14 @@ TRAINING = """
 import numpy as np
 from clcomm.jobs.checkpoint import Checkpoint
 from clcomm.jobs.checkpoint.series import CheckpointSeries
+if os.environ["CLCOMM_TEST_STUCK"] == "before":
+    sys.stdout.write("rank 0\\n")
+    sys.stdout.flush()
+    time.sleep(1000)
 comm = Communicator()
 series = CheckpointSeries(comm, os.environ["CLCOMM_TEST_DIR"] + "/run.npz", background=True)
 for step in range(3000):
-    if os.environ["CLCOMM_TEST_STUCK"] and comm.rank == 1:
+    if os.environ["CLCOMM_TEST_STUCK"] == "1" and comm.rank == 1:
         time.sleep(1000)
     comm.all_reduce(np.ones(3))
     series.save(Checkpoint(facts={"step": step}) if comm.rank == 0 else None)
@@ -54,13 +58,13 @@ def ranks_below(pid: int) -> list[int]:
 
 @pytest.mark.parametrize(
     ("ranks", "stuck"),
-    [(1, ""), (2, ""), (4, ""), (2, "1"), (4, "1")],
-    ids=["1 rank", "2 ranks", "4 ranks", "2 ranks, one stuck", "4 ranks, one stuck"],
+    [(1, ""), (2, ""), (4, ""), (2, "1"), (4, "1"), (2, "before")],
+    ids=["1 rank", "2 ranks", "4 ranks", "2 ranks, one stuck", "4 ranks, one stuck", "before their Communicator"],
 )
 def test_ranks_without_a_launcher_end(tmp_path, ranks, stuck):
     process = start(tmp_path, TRAINING, ranks=ranks, CLCOMM_TEST_DIR=str(tmp_path), CLCOMM_TEST_STUCK=stuck)
     assert process.stdout is not None
-    if stuck:
+    if stuck == "1":
         time.sleep(3)
     else:
         for _ in range(ranks):

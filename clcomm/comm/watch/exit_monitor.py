@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import os
 import select
-import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 from clcomm.base.host import variables
 from clcomm.base.host.launcher import JOB_VARIABLE, launched_rank_in_words
 from clcomm.base.host.rank_process import ancestors
 from clcomm.comm.transport.mpi_runtime import Intracomm, launched_ranks
+from clcomm.comm.watch import exit_monitor_process
 from clcomm.comm.watch.exit_monitor_process import LEAVING, RECORD_BYTES
+from clcomm.comm.watch.forced_end import start_helper
 from clcomm.comm.watch.job import common_memory
 from clcomm.comm.watch.rank_record import RankRecord
 
@@ -37,17 +36,17 @@ def watch_start(record: RankRecord) -> None:
         return
     rank = between[-1] if between else os.getpid()
     with ExitStack() as opened, suppress(OSError):
-        handles = [os.pidfd_open(pid) for pid in (launcher, rank)]
+        handles = [os.pidfd_open(pid) for pid in (launcher, rank, os.getpid())]
         for handle in handles:
             opened.callback(os.close, handle)
         if ancestors(os.getpid()) != (between, launcher):
             return  # ended before its pidfd was opened
         reading, record.start_pipe = os.pipe()
         opened.callback(os.close, reading)
-        numbers = bool(between), launcher, handles[0], rank, handles[1], reading
+        numbers = bool(between), launcher, handles[0], rank, *handles[1:], reading
         job = os.environ.get(JOB_VARIABLE, "")
-        words = [str(int(number)) for number in numbers]
-        _run_monitor("start", launched_rank_in_words(), job, *words, descriptors=(*handles, reading))
+        words = "start", launched_rank_in_words(), job, *map(int, numbers)
+        start_helper(exit_monitor_process.__file__, *words, descriptors=(*handles, reading))
 
 
 def watch_host(record: RankRecord, host: Intracomm, rank: int) -> None:
@@ -134,12 +133,4 @@ def _are_own(handles: Sequence[int], pids: Sequence[int], inodes: Sequence[int],
 def _start_host_monitor(memory: int, ends: select.epoll, handles: Sequence[int]) -> None:
     descriptors = (memory, ends.fileno(), *handles)
     with suppress(OSError):
-        _run_monitor("host", *map(str, descriptors), descriptors=descriptors)
-
-
-def _run_monitor(*arguments: str, descriptors: Sequence[int]) -> None:
-    script = Path(__file__).with_name("exit_monitor_process.py")
-    subprocess.Popen(
-        [sys.executable, "-I", "-S", str(script), *arguments],
-        pass_fds=descriptors, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True, cwd="/",
-    ).returncode = 0  # it outlives this process; without a code Popen would warn that it still runs  # fmt: skip
+        start_helper(exit_monitor_process.__file__, "host", *descriptors, descriptors=descriptors)

@@ -19,7 +19,7 @@ import struct
 import sys
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING or __name__ != "__main__":
@@ -100,7 +100,8 @@ def watch_host(memory: int, ends: int, *handles: int) -> None:
         if plan and time.monotonic() >= plan[0][0]:
             _, wanted = plan.pop(0)
             reporter.quiet_until = math.inf  # this process has caused all exits from now on
-            end([records[which] for which in sorted(watched)], [pidfds[which] for which in sorted(watched)], wanted)
+            left = sorted(watched)
+            end([records[which][RANK] for which in left], [pidfds[which] for which in left], wanted)
     if reporter.has_exited:
         end_other_hosts(launchers)
 
@@ -201,12 +202,13 @@ def is_collected(pidfd: int) -> bool:
 
 
 def watch_start(
-    rank: str, job: str, in_shell: int, launcher: int, above: int, pid: int, handle: int, pipe: int
+    rank: str, job: str, in_shell: int, launcher: int, above: int, pid: int, handle: int, own: int, pipe: int
 ) -> None:
     """Watch a rank until it has a Communicator; if it exits unexpectedly before, end the host's other ranks.
 
-    Launchers ignore a rank that exits before MPI has started, and the others would wait for it in MPI_Init. What MPI
-    has made for the rank in shared memory is removed once no process uses it.
+    Launchers ignore a rank that exits before MPI has started, and the others would wait for it in MPI_Init. A rank
+    whose launcher is gone is ended: it would wait there, too. What MPI has made for the rank in shared memory is
+    removed once no process uses it.
 
     Args:
         rank: the rank's number, "?" if the launcher does not give it.
@@ -216,18 +218,22 @@ def watch_start(
         above: its pidfd.
         pid: the launcher's child: the rank's process, or the shell.
         handle: its pidfd.
+        own: the rank's pidfd.
         pipe: read end of a pipe to which the rank writes its state, one byte each time.
     """
     ignore_signals()
     made, state, waiting, within_ms = Made(OF_MPI), RUNNING, select.poll(), None
     made.names |= files_of(os.getppid(), OF_MPI)  # this process's parent is the rank, as long as that lives
-    sources = [each for each in (handle, pipe, made.descriptor) if each >= 0]
+    sources = [each for each in (handle, pipe, made.descriptor, above) if each >= 0]
     for each in sources:
         waiting.register(each, select.POLLIN)
     while True:
         ready = [descriptor for descriptor, _ in waiting.poll(within_ms)]
         if made.descriptor in ready:
             made.note([os.getppid()])
+        for number, after_s in ((signal.SIGTERM, NOTICE_S), (signal.SIGKILL, ORPHAN_S)) if above in ready else ():
+            if not select.select([own], [], [], after_s)[0]:
+                end([rank], [own, handle], number)
         written = os.read(pipe, 64) if pipe in ready else b""
         if JOINED in written:
             return
@@ -278,21 +284,20 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def end(records: list[memoryview], pidfds: list[int], number: int) -> None:
+def end(ranks: Sequence[int | str], pidfds: list[int], number: int) -> None:
     """Send a signal to ranks, and report it if it is SIGTERM, which only ranks without a launcher get.
 
     Args:
-        records: of the ranks.
-        pidfds: of the same ranks.
+        ranks: their numbers.
+        pidfds: theirs, and of what has started them for the launcher.
         number: the signal.
     """
     for pidfd in pidfds:
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(pidfd, number)
-    if number == signal.SIGTERM and records:
-        ranks = name_ranks([record[RANK] for record in records])
+    if number == signal.SIGTERM and ranks:
         with contextlib.suppress(OSError):  # the reader may be gone too
-            os.write(2, f"clcomm: {ranks}: the launcher is gone; ended by the exit monitor\n".encode())
+            os.write(2, f"clcomm: {name_ranks(ranks)}: the launcher is gone; ended by the exit monitor\n".encode())
 
 
 def ended(status: int | None, step: int) -> str:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 
 #: How long the end of a failed rank may take if MPI blocks.
 LAST_RESORT_S = 8.0
@@ -51,10 +52,14 @@ def _end_by_force(code: int) -> None:
 
 def start_killer(handle: int, within_s: float) -> None:
     """Start a process that kills the process with this pidfd unless it ends within `within_s` seconds."""
+    start_helper(__file__, handle, within_s, descriptors=[handle], stderr=subprocess.DEVNULL)
+
+
+def start_helper(script: str, *arguments: object, descriptors: Sequence[int], stderr: int | None = None) -> None:
+    """Start a program of the standard library alone that outlives this process, with these descriptors."""
     subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, str(handle), str(within_s)],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        cwd="/", pass_fds=[handle],
+        [sys.executable, "-I", "-S", script, *map(str, arguments)], pass_fds=descriptors, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True, cwd="/",
     ).returncode = 0  # it outlives this process; without a code Popen would warn that it still runs  # fmt: skip
 
 
