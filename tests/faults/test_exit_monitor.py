@@ -14,8 +14,9 @@ from types import MappingProxyType
 import pytest
 
 import clcomm.comm.watch.exit_monitor_process as monitor
+from clcomm.comm.watch import restarts
 from clcomm.comm.watch.exit_monitor import ends_of
-from tests.faults.launch import HUNG_S
+from tests.faults.launch import HUNG_S, clean_environment
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the exit monitor needs Linux")
 
@@ -87,3 +88,31 @@ def what_is_said(order: tuple[int, ...], state: int, others: Mapping[int, int] =
             command, pass_fds=descriptors, stderr=subprocess.PIPE, text=True, timeout=HUNG_S, check=True
         )
         return ended.stderr
+
+
+#: A rank that gets SIGTERM while another one of its host lives, or is dead.
+SIGNALLED = """
+import subprocess, sys
+from clcomm.comm.watch import endings
+from clcomm.comm.watch.exit_monitor_process import PID, RECORD_BYTES
+from clcomm.comm.watch.job import this_job
+other = subprocess.Popen(["sleep", "600"])
+words = memoryview(bytearray(2 * RECORD_BYTES)).cast("q")
+words[RECORD_BYTES // 8 + PID] = other.pid
+this_job().record.join(words, 0, 0)
+if sys.argv[1] == "dead":
+    other.kill()
+    other.wait()
+endings.note_signal(15)
+other.kill()
+"""
+
+
+@pytest.mark.parametrize(("other", "noted"), [("lives", signal.SIGTERM), ("dead", 0)])
+def test_sigterm_after_another_ranks_death_is_the_launchers_and_no_cause(tmp_path, other, noted):
+    """So `clcomm run` returns the code of what has killed the other one."""
+    file = tmp_path / "progress"
+    file.write_bytes(bytes(restarts.FILE_BYTES))
+    environment = clean_environment(**{restarts.PROGRESS: str(file)})
+    subprocess.run([sys.executable, "-c", SIGNALLED, other], env=environment, timeout=HUNG_S, check=True)
+    assert restarts.read_progress(str(file))[restarts.SIGNAL] == noted

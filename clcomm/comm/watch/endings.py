@@ -97,7 +97,8 @@ def note_signal(number: int) -> None:
     """Note a signal that ends this process's program, for its end and for `clcomm run`."""
     job = this_job()
     job.is_signalled = True
-    job.progress.note(SIGNAL, number)
+    if not job.record.another_failed():  # some launchers end the other ranks by SIGTERM
+        job.progress.note(SIGNAL, number)
 
 
 def is_reported() -> bool:
