@@ -11,11 +11,11 @@ import pytest
 from clcomm import Communicator
 from clcomm.base.errors import ArgumentError
 from clcomm.jobs.checkpoint import Checkpoint, load
-from clcomm.jobs.checkpoint.series import CheckpointSeries, load_newest
 from clcomm.optim import Adam
 from tests.examples.test_examples import run
 from tests.sharded_jobs import KINDS, Job
 from tests.training.trainers import assert_same_bits, make_trainer, train
+from training.checkpoint_series import CheckpointSeries, load_newest
 from training.snapshot import restore_snapshot, save_snapshot
 
 

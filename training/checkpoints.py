@@ -11,8 +11,8 @@ from clcomm._version import __version__
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.watch.endings import note_saved
 from clcomm.comm.watch.restarts import restart_number
-from clcomm.jobs.checkpoint.memory import MemoryCopies
-from clcomm.jobs.checkpoint.series import CHECKPOINT, CheckpointSeries, is_there
+from clcomm.jobs.checkpoint.memory import CHECKPOINT, MemoryCopies
+from training.checkpoint_series import CheckpointSeries, is_there
 from training.options import TrainingOptions
 from training.snapshot import restore, restore_snapshot, save_snapshot, snapshot_of
 from training.trainer import Trainer

@@ -59,7 +59,7 @@ class Saved(NamedTuple):
 
         trusted: packages that a file without a signature may name.
         """
-        from clcomm.jobs.checkpoint.series import undamaged
+        from training.checkpoint_series import undamaged
 
         steps = {}
         for source, checkpoint in undamaged(Path(path)):

@@ -31,6 +31,7 @@ from training.data.loader import Loader
 from training.data.open_data import open_data
 from training.engines.parts import Parts
 from training.evaluate import EVALUATION_BATCH, Evaluation, evaluate
+from training.expected_memory import expected_memory
 from training.first_steps import FirstSteps, StartTimes
 from training.history import StepHistory
 from training.options import JobOptions, TrainingOptions
@@ -154,7 +155,7 @@ class Session:
         names = getattr(self.trainer.optimizer, "optimizer", self.trainer.optimizer)
         buffers = len(getattr(names, "state_names", ()))
         found = summarize(model, shape, sync.bucket_plan(model), sync.models.of(model).completion_order)
-        return replace(found, memory=sync.models.expected_memory(model, buffers))
+        return replace(found, memory=expected_memory(sync, model, buffers))
 
     def _described_samples(self) -> int:
         """Return how many samples the forward pass of a description has; kernels may depend on it."""

@@ -15,8 +15,9 @@ from clcomm.base.errors import ArgumentError, CheckpointError
 from clcomm.base.flat_space.parameters import ParameterSpec
 from clcomm.comm.communicator import Communicator
 from clcomm.jobs.checkpoint import Checkpoint, check_parameters, invalid_entry, whole_number
-from clcomm.jobs.checkpoint.series import CHECKPOINT, CheckpointSeries, load_newest
+from clcomm.jobs.checkpoint.memory import CHECKPOINT
 from clcomm.sync import compression_state
+from training.checkpoint_series import CheckpointSeries, load_newest
 from training.random_state import PARTS, check_random_state, continue_stream, random_state, restore_random_state
 from training.trainer import Trainer
 from training.trainer_state import check_state, load_state, parts_of, state_of

@@ -11,7 +11,7 @@ from clcomm.comm.collectives.same_start import declare
 from clcomm.comm.communicator import Communicator
 from clcomm.insight.report.record import RANK
 from clcomm.insight.trace.part_file import part_path
-from clcomm.jobs.checkpoint.series import check_writable
+from clcomm.jobs.checkpoint.outputs import check_writable
 from clcomm.sync import elastic
 from training.logging_setup import configure_logging
 from training.options import JobOptions, TrainingOptions

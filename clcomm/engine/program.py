@@ -45,10 +45,10 @@ _making = threading.Lock()
 def source_of(file: str) -> str:
     """Return the text of `kernels/common.cl` and `kernels/<file>.cl`, with its includes.
 
-    What follows a file's name from the next line on is a kernel of its functions, see `fusion`.
+    What follows a file's name from the next line on is a kernel of its functions, as `fusion` writes them.
     """
     name, _, kernel = file.partition("\n")
-    return "\n".join([_text_of("common"), _text_of(name), kernel])
+    return "\n".join([*map(_text_of, dict.fromkeys(["common", name])), kernel])
 
 
 def all_sources() -> str:

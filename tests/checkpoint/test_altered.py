@@ -11,10 +11,10 @@ import pytest
 from clcomm.base.errors import CheckpointError
 from clcomm.comm.communicator import Communicator
 from clcomm.jobs.checkpoint import Checkpoint, earlier, load, save
-from clcomm.jobs.checkpoint.series import CheckpointSeries, load_newest
 from tests.helpers import one_line
 from tests.proofs import altered_checkpoints as altered
 from tests.proofs.altered_checkpoints import KEY, members_of, zipped
+from training.checkpoint_series import CheckpointSeries, load_newest
 
 
 def checkpoint(step: int) -> Checkpoint:

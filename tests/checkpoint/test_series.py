@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import clcomm.jobs.checkpoint.series as series_module
+import training.checkpoint_series as series_module
 from clcomm.base.errors import ArgumentError, CheckpointError
 from clcomm.comm.communicator import Communicator
 from clcomm.jobs.checkpoint import Checkpoint, earlier, load, save
-from clcomm.jobs.checkpoint.series import CheckpointSeries, load_newest
+from training.checkpoint_series import CheckpointSeries, load_newest
 
 
 def checkpoint(step: int) -> Checkpoint:

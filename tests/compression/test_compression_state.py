@@ -8,12 +8,12 @@ import pytest
 from clcomm import Communicator, Synchronizer
 from clcomm.base.errors import ArgumentError, CheckpointError
 from clcomm.jobs import checkpoint
-from clcomm.jobs.checkpoint.series import CheckpointSeries
 from clcomm.sync.compression.quantized import FlatMemory
 from tests.compressed_gradients import FEEDBACK, LAYOUT, SCHEMES
 from tests.helpers import one_line
 from tests.numpy_models import set_gradients, small_model
 from tests.training.trainers import assert_same_bits, make_trainer, train
+from training.checkpoint_series import CheckpointSeries
 from training.snapshot import restore_snapshot, save_snapshot
 
 

@@ -32,7 +32,7 @@ import numpy as np
 from clcomm import Communicator
 from clcomm.jobs.checkpoint import Checkpoint
 from clcomm.jobs.checkpoint.memory import MemoryCopies
-from clcomm.jobs.checkpoint.series import CheckpointSeries
+from training.checkpoint_series import CheckpointSeries
 from clcomm.comm.watch.endings import note_step, run
 
 def main():

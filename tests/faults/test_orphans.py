@@ -24,7 +24,7 @@ GONE_S = 15.0
 TRAINING = """
 import numpy as np
 from clcomm.jobs.checkpoint import Checkpoint
-from clcomm.jobs.checkpoint.series import CheckpointSeries
+from training.checkpoint_series import CheckpointSeries
 if os.environ["CLCOMM_TEST_STUCK"] == "before":
     sys.stdout.write("rank 0\\n")
     sys.stdout.flush()

@@ -12,7 +12,6 @@ import numpy as np
 from clcomm import Communicator, Synchronizer
 from clcomm.comm.watch import endings
 from clcomm.jobs.checkpoint import Checkpoint
-from clcomm.jobs.checkpoint.series import CheckpointSeries, is_there, load_newest
 from clcomm.sync.divergence import flip_bit
 from tests.faults.cases import IN_KERNEL
 from tests.faults.planted import (
@@ -28,6 +27,7 @@ from tests.faults.planted import (
     while_writing,
     within,
 )
+from training.checkpoint_series import CheckpointSeries, is_there, load_newest
 
 PATH = Path(os.environ["CLCOMM_TEST_DIR"]) / "run.npz"
 STEPS, FAULTY_STEP = 8, 5

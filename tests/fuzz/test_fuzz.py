@@ -25,10 +25,10 @@ from clcomm.engine import pocl as sealed_programs
 from clcomm.insight.report import build, read_runs
 from clcomm.insight.report.formats import as_html
 from clcomm.jobs import checkpoint
-from clcomm.jobs.checkpoint.series import CheckpointSeries
 from tests.fuzz.mutation import mutated
 from tests.report.runs import document, written
 from tests.training.trainers import everything_of, make_trainer, solo, train
+from training.checkpoint_series import CheckpointSeries
 from training.data.idx import read_idx, write_idx
 from training.snapshot import restore_snapshot, save_snapshot
 from training.trainer_state import load_state

@@ -9,9 +9,9 @@ import pytest
 
 from clcomm import GradScaler
 from clcomm.base.errors import ArgumentError, CheckpointError
-from clcomm.jobs.checkpoint.series import CheckpointSeries
 from tests.helpers import one_line
 from tests.training.trainers import assert_same_bits, make_trainer, train
+from training.checkpoint_series import CheckpointSeries
 from training.options import TrainingOptions
 from training.snapshot import restore_snapshot, save_snapshot
 

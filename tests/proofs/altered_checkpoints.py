@@ -29,7 +29,7 @@ import numpy as np
 from clcomm.base.errors import CheckpointError
 from clcomm.jobs.checkpoint import Checkpoint, earlier, save
 from clcomm.jobs.checkpoint.manifest import write_manifest
-from clcomm.jobs.checkpoint.series import undamaged
+from training.checkpoint_series import undamaged
 
 FILES, KEY = 4, "CLCOMM_CHECKPOINT_KEY"
 Members = dict[str, bytes]

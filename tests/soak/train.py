@@ -17,8 +17,8 @@ from pathlib import Path
 
 from clcomm import Communicator, Synchronizer
 from clcomm.comm.watch.endings import run
-from clcomm.jobs.checkpoint.series import CheckpointSeries
 from clcomm.sync.sampler import DistributedSampler
+from training.checkpoint_series import CheckpointSeries
 from training.data.datasets import load_synthetic
 from training.data.loader import Loader
 from training.engines.parts import build_parts

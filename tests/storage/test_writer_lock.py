@@ -16,7 +16,7 @@ from clcomm.base.errors import ArgumentError
 from clcomm.base.storage.scratch import WriterLocks
 from clcomm.comm.communicator import Communicator
 from clcomm.jobs.checkpoint import load
-from clcomm.jobs.checkpoint.series import CheckpointSeries
+from training.checkpoint_series import CheckpointSeries
 
 #: How often the file is read while others write it.
 READS = 250

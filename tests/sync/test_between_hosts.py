@@ -8,10 +8,10 @@ import pytest
 from clcomm import Communicator, Synchronizer
 from clcomm.base.host.arrays import from_bfloat16, to_bfloat16
 from clcomm.comm.transport import mpi_communicators
-from clcomm.jobs.checkpoint.series import CheckpointSeries
 from tests.numpy_models import Model, set_gradients, small_model
 from tests.training.test_trainer import assert_same_bits, make_trainer, train
 from tests.transport.references import drawn, layout_hosts, pretended_host
+from training.checkpoint_series import CheckpointSeries
 from training.snapshot import restore_snapshot, save_snapshot
 
 pytestmark = pytest.mark.mpi(min_size=3)

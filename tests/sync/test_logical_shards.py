@@ -19,6 +19,7 @@ from tests.helpers import one_line
 from tests.numpy_models import Model
 from tests.shard_steps import CLASSES, INPUTS, batches, drawn_counts, first_ranks, run_backward
 from tests.transport.references import pretended_host
+from training.expected_memory import expected_memory
 
 OPTIMIZERS = {
     "sgd": lambda model: optim.SGD(model, 0.1, momentum=0.9), "adam": lambda model: optim.Adam(model, 1e-2),
@@ -210,8 +211,8 @@ def test_models_that_draw_from_one_stream_have_the_bits_of_one_rank(several, dev
 def test_the_expected_memory_has_the_shards_gradients(several, device):
     model = Linear(400, 300, device=device)
     plain, sharded = Synchronizer(several), Synchronizer(several, shards=2 * several.size)
-    without = plain.models.expected_memory(model, 1)
-    found = sharded.models.expected_memory(model, 1)
+    without = expected_memory(plain, model, 1)
+    found = expected_memory(sharded, model, 1)
     rows = 1 + 2 * (several.size - 1)  # one of rank 0, one for each shard of the others
     assert found.gradients - without.gradients >= rows * 4 * 400 * 300 // several.size
 

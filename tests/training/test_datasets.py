@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from clcomm.base.errors import DataError
 from clcomm.base.host.arrays import aligned_empty
-from clcomm.engine.gather import DeviceGather
 from tests.helpers import cpu_device
 from training.data import datasets
 from training.data.datasets import ArrayDataset, load_digits, load_mnist, load_synthetic, mean_and_std
 from training.data.idx import write_idx
+from training.engines.gather import DeviceGather
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (50, 3, 5, 4), dtype=np.uint8)
 LABELS = np.arange(50) % 10

@@ -12,9 +12,9 @@ from clcomm.base.errors import CheckpointError
 from clcomm.comm.communicator import Communicator
 from clcomm.engine import RandomStream, Tensor, functional
 from clcomm.jobs.checkpoint import load, save
-from clcomm.jobs.checkpoint.series import CheckpointSeries
 from tests.helpers import cpu_device
 from tests.training.trainers import make_trainer, solo
+from training.checkpoint_series import CheckpointSeries
 from training.random_state import check_random_state, continue_stream, random_state
 from training.snapshot import restore_snapshot, save_snapshot
 

@@ -15,9 +15,9 @@ from clcomm.comm.communicator import Communicator
 from clcomm.engine import BatchNorm1d, Dropout, Generator, Linear, Module, RandomStream
 from clcomm.engine import functional as F
 from clcomm.jobs.checkpoint import Checkpoint, load, save
-from clcomm.jobs.checkpoint.series import CheckpointSeries
 from tests.helpers import one_line
 from tests.training.trainers import assert_same_bits, epochs_of, everything_of, make_trainer, solo, train
+from training.checkpoint_series import CheckpointSeries
 from training.engines import parts as parts_module
 from training.snapshot import restore_snapshot, save_snapshot
 from training.trainer_state import load_state, state_of

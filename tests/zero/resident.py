@@ -21,6 +21,7 @@ from clcomm.optim import Adam
 from clcomm.parallel import Mesh
 from clcomm.parallel.pipeline import Pipeline
 from clcomm.sync.distributed_optimizer import DistributedOptimizer
+from training.expected_memory import expected_memory
 
 WIDTH = 512
 LAYER_BYTES = 4 * WIDTH * WIDTH
@@ -56,7 +57,7 @@ def trained(comm: Communicator, device: Device, stage: int, layers: int, stages:
         sync.sync_gradients(model)
         optimizer.step()
         optimizer.zero_grad()
-    said = optimizer.memory() if stage else sync.models.expected_memory(model, len(plain.state_names))
+    said = optimizer.memory() if stage else expected_memory(sync, model, len(plain.state_names))
     assert said is not None
     return (sync, model, optimizer), said
 

@@ -17,6 +17,7 @@ from tests.sharded_jobs import cpu, discrete
 from tests.zero.dropped import window_bytes
 from tests.zero.jobs import MODELS, STAGES, ZeroJob
 from tests.zero.resident import LAYER_BYTES
+from training.expected_memory import expected_memory
 
 # --- arithmetic ---
 
@@ -86,7 +87,7 @@ def test_bytes_a_rank_are_the_total_divided_by_the_ranks(comm, kind, stage, make
 def test_what_a_rank_will_have_is_known_before(comm, kind, stage, make_device):
     job = ZeroJob(comm, kind, stage, make_device, bucket_size="2KiB")
     buffers = len(getattr(job.optimizer, "optimizer", job.optimizer).state_names)
-    expected = job.sync.models.expected_memory(job.model, buffers)
+    expected = expected_memory(job.sync, job.model, buffers)
     job.run(2)
     if not stage:
         whole = job.model.flat_space().layout.span

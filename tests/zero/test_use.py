@@ -8,7 +8,6 @@ import pytest
 from clcomm import Communicator, DistributedDataParallel, Synchronizer
 from clcomm.base.errors import ArgumentError, MismatchError, NonFiniteError
 from clcomm.engine import Tensor
-from clcomm.jobs.checkpoint.series import CheckpointSeries
 from clcomm.optim import SGD, Adam
 from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from models import MLP
@@ -17,6 +16,7 @@ from tests.numpy_models import Model
 from tests.sharded_jobs import SHAPE, cpu, discrete, tiny_model
 from tests.training.trainers import assert_same_bits, make_trainer, train
 from tests.zero.jobs import ZeroJob, require_close
+from training.checkpoint_series import CheckpointSeries
 from training.options import TrainingOptions
 from training.snapshot import restore_snapshot, save_snapshot
 

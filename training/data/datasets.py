@@ -35,7 +35,7 @@ class ArrayDataset:
 
     Attributes:
         prepare_gather: prepares a device's kernel for the images of batches in memory that is used again, such as
-            clcomm.engine.gather.DeviceGather; None: NumPy gathers them.
+            training.engines.gather.DeviceGather; None: NumPy gathers them.
     """
 
     prepare_gather: Callable[..., Callable[[np.ndarray], None] | None] | None = None

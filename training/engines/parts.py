@@ -17,11 +17,12 @@ from clcomm import optim
 from clcomm.base.errors import ArgumentError, needed
 from clcomm.base.flat_space.parameters import parse_precision
 from clcomm.base.host.arrays import aligned_zeros
-from clcomm.engine import CrossEntropyLoss, Device, Module, Replay, Tensor, codec, fold, gather, no_grad
-from clcomm.engine.gather import DeviceGather
+from clcomm.engine import CrossEntropyLoss, Device, Module, Replay, Tensor, codec, fold, no_grad
 from clcomm.engine.nn.module import evaluating
 from clcomm.parallel.pipeline import Pipeline
 from models import MLP, ConvNet, LeNet, ResNet
+from training.engines import gather
+from training.engines.gather import DeviceGather
 from training.engines.rehearsal import Rehearsal
 
 Shape = tuple[int, ...]

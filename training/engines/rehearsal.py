@@ -16,6 +16,7 @@ from typing import Any
 
 from clcomm.engine import program
 from clcomm.engine.device import Device
+from training.engines import gather
 
 Program = tuple[object, ...]
 
@@ -133,5 +134,5 @@ def build_identity(device: Device) -> str:
     cl_device = device.cl_device
     parts = [cl_device.platform.version, cl_device.driver_version, cl_device.version, cl_device.name]
     parts += [repr((device.kind, device.compute_units, device.group, device.row_group, device.tuning))]
-    parts += [program.all_sources()]
+    parts += [program.all_sources(), gather.SOURCE]
     return sha256("\0".join(parts).encode()).hexdigest()

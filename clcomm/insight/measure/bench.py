@@ -40,7 +40,7 @@ from clcomm.insight.measure.timing import (
     measure,
     sizes_between,
 )
-from clcomm.jobs.checkpoint.series import check_writable
+from clcomm.jobs.checkpoint.outputs import check_writable
 
 if TYPE_CHECKING:
     from rich.console import Console

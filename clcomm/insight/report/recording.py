@@ -18,7 +18,7 @@ from clcomm.insight.report.documents import Document, Record
 from clcomm.insight.report.record import RANK, gather_records, run_document, write_document
 from clcomm.insight.report.schema import checked_run
 from clcomm.insight.trace import Trace
-from clcomm.jobs.checkpoint.series import check_writable
+from clcomm.jobs.checkpoint.outputs import check_writable
 
 REPORT, TIMELINE = "CLCOMM_REPORT", "CLCOMM_TRACE"
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a job: one file of arrays and facts, a series of them, and checks of the paths that are written."""
+"""Checkpoints of a job: one file of arrays and facts, copies in memory, and checks of the paths that are written."""
 
 from clcomm.jobs.checkpoint.file import (
     Checkpoint,

@@ -1,8 +1,7 @@
 """Checkpoints: named arrays and JSON facts in one file, written atomically.
 
 The file is NumPy's .npz (an uncompressed zip of .npy, each member with a CRC) plus one member of JSON, and a manifest
-of all members' hashes (manifest.py). Reading it runs no code and takes no more memory than the file's size. series.py
-keeps several of a run.
+of all members' hashes (manifest.py). Reading it runs no code and takes no more memory than the file's size.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ import time
 from collections import deque
 from pathlib import Path
 
+import numpy as np
+
 from clcomm.base.errors import CheckpointError
 from clcomm.base.storage.files import partials_of
 from clcomm.comm.communicator import Communicator
@@ -21,8 +23,9 @@ from clcomm.comm.watch.endings import note_saved
 from clcomm.comm.watch.job import this_job
 from clcomm.comm.watch.worlds import COPIED, STOPPED, ThisWorld
 from clcomm.jobs.checkpoint import Checkpoint, load, save
-from clcomm.jobs.checkpoint.series import CHECKPOINT, send
 
+#: Label of the collectives for checkpoints.
+CHECKPOINT = "checkpoint"
 #: The share of the time that copies may take where no number of steps between them is given.
 MOST_SHARE = 0.02
 #: The share that they may take where that keeps two copies within so many seconds, and the next step within one.
@@ -145,3 +148,15 @@ class MemoryCopies:
         self._written_s += time.thread_time() - began_s
         note_saved(step)
         self._world.tell(COPIED, step)
+
+
+def send(comm: Communicator, checkpoint: Checkpoint, root: int) -> Checkpoint:
+    """Return root's checkpoint on every rank; collective."""
+    shapes = {name: (array.shape, array.dtype.str) for name, array in checkpoint.arrays.items()}
+    facts, shapes = comm.broadcast_object((checkpoint.facts, shapes), root, label=CHECKPOINT)
+    if comm.rank != root:
+        arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()}
+        checkpoint = Checkpoint(arrays, facts)
+    for array in checkpoint.arrays.values():
+        comm.broadcast(np.require(array, requirements="W"), root, label=CHECKPOINT)  # tensors' are read-only
+    return checkpoint

@@ -9,11 +9,8 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import numpy as np
 
 from clcomm.base.errors import ArgumentError, CheckpointError, CheckpointWriteError
 from clcomm.base.storage import files
@@ -22,9 +19,8 @@ from clcomm.comm.watch.job import this_job
 from clcomm.jobs.checkpoint import Checkpoint, earlier, load, save
 from clcomm.jobs.checkpoint.file import check_place
 from clcomm.jobs.checkpoint.manifest import signing_key
+from clcomm.jobs.checkpoint.memory import CHECKPOINT, send
 
-#: Label of the collectives for checkpoints.
-CHECKPOINT = "checkpoint"
 #: The largest number of earlier files.
 _OLDEST = 99
 
@@ -129,18 +125,6 @@ def load_newest(comm: Communicator, path: files.FilePath) -> tuple[Path, Checkpo
     return source, send(comm, checkpoint, 0)
 
 
-def send(comm: Communicator, checkpoint: Checkpoint, root: int) -> Checkpoint:
-    """Return root's checkpoint on every rank; collective."""
-    shapes = {name: (array.shape, array.dtype.str) for name, array in checkpoint.arrays.items()}
-    facts, shapes = comm.broadcast_object((checkpoint.facts, shapes), root, label=CHECKPOINT)
-    if comm.rank != root:
-        arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()}
-        checkpoint = Checkpoint(arrays, facts)
-    for array in checkpoint.arrays.values():
-        comm.broadcast(np.require(array, requirements="W"), root, label=CHECKPOINT)  # tensors' are read-only
-    return checkpoint
-
-
 def is_there(path: files.FilePath) -> bool:
     """Return whether any of a series' files exists, damaged or not."""
     return any(os.path.exists(source) for source in _series(path))
@@ -174,64 +158,3 @@ def undamaged(path: Path) -> Iterator[tuple[Path, Checkpoint]]:
         yield source, checkpoint
     if first is not None and not is_found:
         raise first
-
-
-# --- Output files that options name: checked before a command runs for minutes. ---
-
-#: Paths by the options that name them; None where an option was not given.
-Paths = Mapping[str, str | None]
-
-
-def check_writable(
-    control: Communicator,
-    written: Paths,
-    *,
-    in_place: Paths | None = None,
-    directories: Paths | None = None,
-    of_each_rank: Paths | None = None,
-) -> None:
-    """Raise ArgumentError on every rank unless regular files can be written at these paths; collective.
-
-    Rank 0 checks for all ranks. Missing directories are created. Two options may not name the same file.
-
-    Args:
-        control: spans all ranks.
-        written: files that are replaced.
-        in_place: files that are opened, not replaced, where they exist.
-        directories: directories for files of any name.
-        of_each_rank: this rank's own files, which each rank checks.
-    """
-    problem = ""
-    try:
-        if control.rank == 0:
-            _check_distinct({**written, **(in_place or {})})
-            for option, path in written.items():
-                _check(option, path, "file to write", files.check_writable)
-            for option, path in (in_place or {}).items():
-                _check(option, path, "file to write", partial(files.check_writable, in_place=True))
-            for option, path in (directories or {}).items():
-                _check(option, path, "directory to write to", files.check_directory)
-        for option, path in (of_each_rank or {}).items():
-            _check(option, path, "file to write", files.check_writable)
-    except ArgumentError as error:
-        problem = str(error)
-    found = [each for each in control.all_gather_object(problem) if each]
-    if found:
-        raise ArgumentError(found[0])
-
-
-def _check(option: str, path: str | None, what: str, check: Callable[[str], object]) -> None:
-    try:
-        if path is not None:
-            check(path)
-    except OSError as error:
-        raise ArgumentError(f"{option}: expected a {what}, got {path!r}: {error.strerror}") from None
-
-
-def _check_distinct(written: Paths) -> None:
-    seen: dict[str, str] = {}
-    for option, path in written.items():
-        if path:
-            first = seen.setdefault(os.path.realpath(path), option)
-            if first != option:
-                raise ArgumentError(f"{option}: expected a file of its own, got {path!r}, which is that of {first}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ from clcomm.base.host.arrays import aligned_empty
 from clcomm.engine.device import HOST_POINTER_ALIGNMENT, Device
 from clcomm.engine.host_kernels import HostKernels, HostLaunch
 from clcomm.engine.program import Kernel
+
+#: The file, as `Device.kernel` takes it.
+SOURCE = "common\n" + Path(__file__).with_suffix(".cl").read_text(encoding="utf-8")
 
 
 class DeviceGather:
@@ -76,4 +80,4 @@ def rehearse(device: Device) -> None:
 
 def _kernel(device: Device) -> Kernel:
     options: dict[str, Any] = {"IN_CALLER": 1} if device.runs_in_caller else {}
-    return device.kernel("gather", "gather_pixels", **options)
+    return device.kernel(SOURCE, "gather_pixels", **options)
