@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from clcomm.base.errors import ArgumentError
+from clcomm.sync import settings as declarations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,12 @@ def option_group(title: str) -> Callable[..., Any]:
         return field(default=default, metadata={"option": Option(title, help, accept or text, arguments)})
 
     return option
+
+
+def declared(name: str) -> tuple[Any, str]:
+    """Return default and help of a Synchronizer's option."""
+    option: declarations.Option[Any, Any] = vars(declarations.SyncSettings)[name]
+    return option.default, option.help
 
 
 def fixed(value: Any) -> Any:

@@ -17,7 +17,7 @@ from clcomm.sync.compression.decoupled import DeMo
 from clcomm.sync.divergence import ON_DIVERGENCE
 from training.data.choose import CHOICES as DATA_CHOICES
 from training.option_conflicts import refuse_conflicts, refuse_other_sums
-from training.option_fields import Options, option_group, size
+from training.option_fields import Options, declared, option_group, size
 
 ENGINES = ("native", "netcl", "torch")
 MODELS = ("convnet", "mlp", "lenet", "resnet")
@@ -104,41 +104,27 @@ class JobOptions(Options):
         0, "what ranks divide: the optimizer's state (1), gradients too (2), parameters too (3); 0: nothing",
         whole_number(most=3), metavar="STAGE",
     )  # fmt: skip
-    precision: str = _optimizer(
-        "float32", "what parameters are stored and sent in; the optimizer has float32 masters",
-        choices=tuple(PRECISIONS),
-    )  # fmt: skip
+    precision: str = _optimizer(*declared("precision"), choices=tuple(PRECISIONS))
     loss_scaling: bool = _optimizer(
         False, "find a scale for losses at which gradients do not overflow, and skip steps where one does; always "
         "with fp16",
     )  # fmt: skip
     grad_accumulation: int = _optimizer(1, "micro-batches a step", whole_number(1), metavar="N")
 
-    bucket_size: int | str = _communication("1MiB", "of gradients reduced at a time", size, metavar="SIZE|auto")
+    bucket_size: int | str = _communication("1MiB", declared("bucket_size")[1], size, metavar="SIZE|auto")
     no_bucketing: bool = _communication(False, "reduce each tensor on its own")
-    first_bucket_size: int | str | None = _communication(
-        None, "of the first bucket, so that communication begins early", size, metavar="SIZE"
-    )
-    split_tensors: bool = _communication(False, "cut tensors larger than the bucket size")
+    first_bucket_size: int | str | None = _communication(*declared("first_bucket_size"), size, metavar="SIZE")
+    split_tensors: bool = _communication(*declared("split_tensors"))
     overlap: str = _communication(
         "auto", "reduce buckets while backward goes on; auto: if that is faster in the first steps",
         choices=("auto", "on", "off"),
     )  # fmt: skip
     transport: str = _communication("auto", "how arrays travel", choices=("auto", "shared", "mpi"))
-    compression: str = _communication(
-        "none",
-        "what gradients travel as: none, fp16, bf16, int8, topk:SHARE, powersgd:RANK, demo:COUNT",
-        metavar="SCHEME",
-    )
-    policy: str = _communication(
-        "none", "what ranks exchange every H steps in place of gradients: none, local:h=8, diloco:h=50, streaming, "
-        "sparseloco or noloco; see docs/policies.md", metavar="POLICY",
-    )  # fmt: skip
-    check_finite: bool = _communication(False, "end with an error when a gradient holds NaN or Inf")
-    check_replicas: int = _communication(0, "compare the replicas' hashes every K steps", whole_number(), metavar="K")
-    on_divergence: str = _communication(
-        "raise", "where replicas differ: end with an error, or go on with what most ranks have", choices=ON_DIVERGENCE
-    )
+    compression: str = _communication(*declared("compression"), metavar="SCHEME")
+    policy: str = _communication(*declared("policy"), metavar="POLICY")
+    check_finite: bool = _communication(*declared("check_finite"))
+    check_replicas: int = _communication(*declared("check_replicas_every"), whole_number(), metavar="K")
+    on_divergence: str = _communication(*declared("on_divergence"), choices=ON_DIVERGENCE)
 
     eval: bool = _output(True, "measure test accuracy at the end")
     target_accuracy: float | None = _output(

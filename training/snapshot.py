@@ -217,7 +217,7 @@ def _check_compression(checkpoint: Checkpoint, trainer: Trainer, ranks: int) -> 
     try:
         for rank in range(ranks):
             state = checkpoint.group(f"sync/{rank}")
-            compression_state.check_state(known.settings.hook, known.of(trainer.model).space, state)
+            compression_state.check_state(known.hook, known.of(trainer.model).space, state)
     except ArgumentError as error:
         raise CheckpointError(f"checkpoint: sync/{rank}: {error}; use an earlier checkpoint") from None
 

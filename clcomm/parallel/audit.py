@@ -20,6 +20,7 @@ import numpy as np
 from clcomm.base.errors import ArgumentError, DivergenceError
 from clcomm.base.flat_space.buckets import Bucket
 from clcomm.engine.random_stream import RandomStream
+from clcomm.sync import replicas
 from clcomm.sync.agreement import CHECKS
 from clcomm.sync.divergence import hashes_of_arrays
 from clcomm.sync.model_ranks import ModelRanks, refuse_mixing
@@ -142,7 +143,7 @@ class Audit:
 
     def _require_replicas(self, state: bool) -> None:
         try:
-            self._sync.replicas.check_all(self._ours, state)
+            replicas.check(self._ours, with_frozen=True, with_state=state)
         except DivergenceError as error:
             raise DivergenceError(f"audit of step {self._step}: {error}") from None
 
@@ -305,7 +306,7 @@ def _flat_space_of(sync: Synchronizer, model: Any) -> FlatSpace:
     ranks = ModelRanks.of(ours.space)
     refused = {
         "a DistributedOptimizer": ours.sharded_update is not None,
-        "compression, algorithm, combination or hook": sync.models.settings.hook is not None,
+        "compression, algorithm, combination or hook": sync.models.hook is not None,
         "policy": sync.models.settings.policy is not None,
         "layers that ranks divide": ranks.part is not None or ranks.stages is not None,
         "layers with a RandomStream of their own": any(

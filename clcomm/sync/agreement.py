@@ -15,8 +15,8 @@ from clcomm.comm.communicator import Communicator
 
 #: The label under which the Communicator's stats count comparisons.
 CHECKS = "checks"
-#: Lets a mistake of one rank in a method be raised on all ranks of the object's Communicator.
-refused = partial(refused_on_all, runner_of=lambda of, *_, **__: of._comm.runner)
+#: Lets a mistake of one rank be raised on all ranks of the first argument's Communicator.
+refused = partial(refused_on_all, runner_of=lambda of, *_, **__: of.comm.runner)
 #: So many changes of optimizers' settings are compared one by one, and later ones together.
 _FIRST_CHANGES = 16
 

@@ -49,7 +49,7 @@ def clip_grad_norm(sync: Synchronizer, model: object, max_norm: float) -> float:
     Raises ArgumentError for a `max_norm` that is not above 0.
     """
     check_max_norm(max_norm)
-    sync.models.settings.refuse_policy("clip_grad_norm", "clcomm.engine.nn.utils.clip_grad_norm_")
+    sync.models.refuse("clip_grad_norm: expected clcomm.engine.nn.utils.clip_grad_norm_")
     ours = sync.models.of(model)
     return clip_averaged(sync.comm, ours.space, ours.sharded_update, max_norm, sync.shards)
 

@@ -6,35 +6,33 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from clcomm.comm.communicator import Communicator
 from clcomm.sync import between_hosts
 from clcomm.sync.compression import CommHook, StatefulHook
 from clcomm.sync.known_models import KnownModels
+from clcomm.sync.model_sync import ModelSync
 from clcomm.sync.shared_space import SharedSpace
 
 
-def state_of(comm: Communicator, known: KnownModels, model: object) -> dict[str, np.ndarray]:
+def state_of(models: KnownModels, model: object) -> dict[str, np.ndarray]:
     """Return what the models' hook keeps on this rank for one of them, by name; empty where it keeps nothing.
 
     Collective for a model not seen yet, where the hook keeps anything.
     """
-    hook = known.settings.hook
-    if not isinstance(hook, StatefulHook):
+    hook = models.hook
+    if not isinstance(hook, StatefulHook) or (gradients := _gradients_of_hook(models.of(model), hook)) is None:
         return {}
-    gradients = _gradients_of_hook(comm, hook, known.of(model).space)
-    return {} if gradients is None else hook.state_of(gradients)
+    return hook.state_of(gradients)
 
 
-def load_state(comm: Communicator, known: KnownModels, model: object, state: Mapping[str, np.ndarray]) -> None:
+def load_state(models: KnownModels, model: object, state: Mapping[str, np.ndarray]) -> None:
     """Let the hook continue from this rank's `state_of`; ArgumentError, with nothing changed, for another model's."""
-    hook = known.settings.hook
-    if not isinstance(hook, StatefulHook):
-        return
-    space = known.of(model).space
-    check_state(hook, space, state)
-    gradients = _gradients_of_hook(comm, hook, space)
-    if state and gradients is not None:
-        hook.load_state_of(gradients, dict(state))
+    hook = models.hook
+    if isinstance(hook, StatefulHook):
+        ours = models.of(model)
+        check_state(hook, ours.space, state)
+        gradients = _gradients_of_hook(ours, hook)
+        if state and gradients is not None:
+            hook.load_state_of(gradients, dict(state))
 
 
 def check_state(hook: StatefulHook | CommHook | None, space: SharedSpace, state: Mapping[str, np.ndarray]) -> None:
@@ -44,9 +42,9 @@ def check_state(hook: StatefulHook | CommHook | None, space: SharedSpace, state:
         check(space.layout, state)
 
 
-def _gradients_of_hook(comm: Communicator, hook: StatefulHook, space: SharedSpace) -> np.ndarray | None:
+def _gradients_of_hook(ours: ModelSync, hook: StatefulHook) -> np.ndarray | None:
     """Return the flat gradients of which a hook gets parts; None where it is never called on this rank."""
-    arrays = space.arrays
+    comm, arrays = ours.comm, ours.space.arrays
     if not between_hosts.is_for(comm, hook, arrays.grads, arrays.reduced):
         return arrays.grads
     return None if comm.local_rank else arrays.reduced

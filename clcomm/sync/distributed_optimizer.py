@@ -18,6 +18,7 @@ from clcomm.base.flat_space.layout import FlatLayout, ShardPart, ShardPlan
 from clcomm.base.flat_space.memory import MemoryUse
 from clcomm.optim import Optimizer
 from clcomm.optim.groups import MISSED, ParamGroup
+from clcomm.sync import replicas
 from clcomm.sync.agreement import require_agreement
 from clcomm.sync.shared_space import SharedSpace
 from clcomm.sync.synchronizer import Synchronizer
@@ -182,8 +183,8 @@ class DistributedOptimizer:
         shard.gather()
         self._is_reduced = self.optimizer.space.step_averages = False
         ours = self.sync.models.of(shard.space.model)
-        self.sync.replicas.count_synchronisation(ours)
-        self.sync.replicas.compare_settings(ours)  # not before: a rank's backward may be reducing gradients
+        replicas.count_synchronisation(ours)
+        replicas.compare_settings(ours)  # not before: a rank's backward may be reducing gradients
         shard.follow(ours.completion_order)
 
     def _reduced(self) -> Update:

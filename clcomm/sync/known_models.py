@@ -1,22 +1,22 @@
-"""The models that a Synchronizer has seen: each one's arrays and averaging, and what holds for all of them."""
+"""What holds for all models of a Synchronizer, and each one's averaging, made at the model's first use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clcomm.base.errors import ArgumentError
-from clcomm.comm.communicator import Communicator
 from clcomm.sync.agreement import refused, require_agreement
 from clcomm.sync.bucket_plan import GRADIENTS, hook_name
 from clcomm.sync.compression import CommHook
 from clcomm.sync.decision import DecisionLog
+from clcomm.sync.divergence import ReplicaGuard
+from clcomm.sync.hooks import AdasumHook, hook_of
 from clcomm.sync.logical_shards import LogicalShards
 from clcomm.sync.model_ranks import ShardedUpdate
 from clcomm.sync.model_sync import ModelSync
-from clcomm.sync.settings import SyncSettings
+from clcomm.sync.settings import EXCLUDED, SyncSettings
 from clcomm.sync.shared_space import SharedSpace
 
 if TYPE_CHECKING:
@@ -24,23 +24,35 @@ if TYPE_CHECKING:
 
 
 class KnownModels:
-    """Makes a ModelSync for each model at its first use, and passes down what a Synchronizer sets for all.
+    """The models of a Synchronizer and what it sets for all of them.
 
-    Args:
-        comm: the ranks.
-        settings: those of the Synchronizer at first; `use` replaces them.
+    Attributes:
+        settings: the Synchronizer's; `use` replaces them.
+        hook: reduces each bucket in place of a plain all-reduce; None: a plain all-reduce.
+        guard: compares the replicas.
+        decisions: what was chosen by measuring.
+        in_join: whether ranks may run out of batches.
+
+    Raises ArgumentError for settings that exclude each other.
     """
 
-    def __init__(self, comm: Communicator, settings: SyncSettings):
-        self.settings = settings
-        #: What was chosen by measuring.
-        self.decisions = DecisionLog(comm.rank)
+    def __init__(self, settings: SyncSettings):
+        self.settings, self.comm, self.in_join = settings, settings.comm, False
+        self.hook: CommHook | None = None
+        self.guard = ReplicaGuard(self.comm, settings.check_replicas_every, settings.on_divergence)
+        self.decisions = DecisionLog(self.comm.rank)
         for decision in settings.decisions_without_buckets() if settings.shards and settings.shards.is_divided else ():
             self.decisions.add(decision)
-        self._comm = comm
         self._models: dict[int, ModelSync] = {}
         self._sharded: list[tuple[FlatSpace, ShardedUpdate]] = []
         self._pauses = 0  # how many no_sync() blocks are open
+        plain = SyncSettings(self.comm)
+        for excluded in EXCLUDED:
+            name = excluded.partition(":")[0]
+            given = getattr(settings, name, None)
+            if given != getattr(plain, name, None):
+                self.refuse(excluded, f"got {given}")
+        self._set_hook(hook_of(settings.compression, settings.algorithm, settings.combination))
 
     def __iter__(self) -> Iterator[ModelSync]:
         return iter(self._models.values())
@@ -52,14 +64,12 @@ class KnownModels:
         """
         ours = self._models.get(id(model))
         if ours is None:
-            space = SharedSpace(self._comm, model, self.settings.precision)
-            lines = self.settings.compared()
-            require_agreement(self._comm, "Synchronizer", lines, "give every rank the same settings")
-            ours = ModelSync(self._comm, space, self.settings, self.decisions, self.is_paused)
+            space = SharedSpace(self.comm, model, self.settings.precision)
+            require_agreement(self.comm, "Synchronizer", self.settings.compared(), "give every rank the same settings")
+            ours = self._models[id(model)] = ModelSync(self, space)
             for flat_space, update in self._sharded:
                 if flat_space is space.flat_space:
                     ours.delegate(update)
-            self._models[id(model)] = ours
         ours.take_over()
         return ours
 
@@ -81,15 +91,40 @@ class KnownModels:
     def bucket_size(self) -> int:
         """The largest size of a bucket in bytes: that found for the latest model, else that of the settings."""
         chosen = [ours.chosen_bucket_size for ours in self]
-        return next((size for size in reversed(chosen) if size is not None), self.settings.bucket_size)
+        return next((size for size in reversed(chosen) if size is not None), self.settings.bucket_nbytes)
 
     # --- what holds for all of them ---
+
+    def refuse(
+        self, excluded: str, given: str = "", ours: ModelSync | None = None, hook: CommHook | None = None
+    ) -> None:
+        """Raise ArgumentError where a setting is in the way of what EXCLUDED names.
+
+        Args:
+            excluded: one of its keys.
+            given: end of the message.
+            ours: the model that it is about; None: any.
+            hook: what is to reduce each bucket; None: what does now.
+        """
+        settings, hook = self.settings, hook or self.hook
+        divides = settings.zero > 1 and (ours is None or ours.sharded_update is not None)
+        names = {
+            "policy": settings.policy and f"policy={settings.policy.name!r}",
+            "shards": settings.shards and f"shards={settings.shards}",
+            "zero": divides and f"zero={settings.zero}",
+            "hook": hook is not None and "a compression or a hook",
+            "combination": isinstance(hook, AdasumHook) and "combination='adasum'",
+            "overlap": (settings.overlap is True or any(each.overlaps for each in self)) and "overlap",
+        }
+        for name, why in EXCLUDED[excluded].items():
+            if names[name]:
+                raise ArgumentError(", ".join(filter(None, (f"{excluded} with {names[name]}", why, given))))
 
     def use(self, settings: SyncSettings) -> None:
         """Let all models follow other settings."""
         self.settings = settings
         for ours in self:
-            ours.use(settings)
+            ours.follow_settings()
 
     @refused
     def deal(self, counts: Sequence[int]) -> LogicalShards:
@@ -97,27 +132,38 @@ class KnownModels:
         if self.settings.shards is None:
             raise ArgumentError("deal_shards: expected logical shards: Synchronizer(comm, shards=8)")
         dealt = self.settings.shards.dealt(counts)
-        require_agreement(self._comm, "deal_shards", [str(dealt.counts)], "give every rank the same counts")
-        self.use(replace(self.settings, shards=dealt))
+        require_agreement(self.comm, "deal_shards", [str(dealt.counts)], "give every rank the same counts")
+        self.use(self.settings.changed(shards=dealt))
         return dealt
 
     def use_bucket_size(self, nbytes: int) -> None:
         """Let all models cut buckets of this size, also where the fastest was to be found."""
         if nbytes != self.bucket_size or self.settings.is_auto:
-            self._comm.stats.merge_buckets(GRADIENTS)
-        self.use(replace(self.settings, bucket_size=nbytes, is_auto=False))
+            self.comm.stats.merge_buckets(GRADIENTS)
+        self.use(self.settings.changed(bucket_size=nbytes))
 
     @refused
     def use_hook(self, hook: CommHook | None) -> None:
-        """Let a hook reduce all models' buckets; ArgumentError for one that cannot, and with sharded updates."""
+        """See `Synchronizer.register_comm_hook`."""
         if hook is not None and self._sharded:
             raise ArgumentError(
                 "hook: expected None with a DistributedOptimizer, which reduces without buckets, "
                 f"got {hook_name(hook)}; use one of the two"
             )
-        self.use(self.settings.with_hook(hook))
+        self._set_hook(hook)
         for ours in self:
             ours.forget_plans()
+
+    def _set_hook(self, hook: CommHook | None) -> None:
+        if hook is not None and not callable(hook):
+            raise ArgumentError(
+                f"hook: expected something to call with (gradient, comm, out, bucket), got {type(hook).__name__}"
+            )
+        if hook is not None:
+            self.refuse("hook: expected none, no compression, algorithm or combination")
+            if self.settings.split_tensors:
+                self.refuse("split_tensors: expected False", hook=hook)
+        self.hook = hook
 
     @property
     def is_paused(self) -> bool:
@@ -142,7 +188,7 @@ class KnownModels:
         """Let a sharded update reduce the gradients of a flat space, whose model may be unknown yet."""
         if self.settings.overlap is True:
             raise ArgumentError("sync: expected one without overlap for a sharded update, got overlap=True")
-        self.settings.refuse_policy("sync", "no DistributedOptimizer")
+        self.refuse("sync: expected no DistributedOptimizer")
         self._sharded = [(theirs, other) for theirs, other in self._sharded if theirs is not flat_space]
         self._sharded.append((flat_space, update))
         for decision in self.settings.decisions_without_buckets():

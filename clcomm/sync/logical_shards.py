@@ -45,6 +45,9 @@ class LogicalShards:
     is_divided: bool
     firsts: tuple[int, ...]
 
+    def __str__(self) -> str:
+        return str(self.count)
+
     @classmethod
     def of(cls, comm: Communicator, count: int) -> LogicalShards:
         """Return those of a Communicator's ranks; ArgumentError unless each rank gets one."""

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from weakref import finalize
+from typing import TYPE_CHECKING
+from weakref import finalize, proxy
 
 import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.base.flat_space.buckets import Bucket
-from clcomm.comm.communicator import AUTO, Communicator
+from clcomm.comm.communicator import AUTO
 from clcomm.comm.watch.job import this_job
 from clcomm.sync.agreement import SettingsAgreement
 from clcomm.sync.auto_buckets import AutoBuckets
 from clcomm.sync.bucket_plan import GRADIENTS, BucketPlan, PlanSettings
-from clcomm.sync.decision import Decision, DecisionLog
+from clcomm.sync.decision import Decision
 from clcomm.sync.divergence import MEAN, OWN, PlannedFlip
 from clcomm.sync.logical_shards import ShardMean
 from clcomm.sync.model_ranks import ShardedUpdate
@@ -29,6 +30,9 @@ from clcomm.sync.policies.policy import LocalSteps
 from clcomm.sync.settings import SyncSettings
 from clcomm.sync.sharded_steps import ShardedSteps
 from clcomm.sync.shared_space import SharedSpace
+
+if TYPE_CHECKING:
+    from clcomm.sync.known_models import KnownModels
 
 #: Averages a model's gradients, given the weight of this rank's.
 Averaging = Callable[[float], None]
@@ -53,26 +57,17 @@ class ModelSync:
     """Averages the gradients of one model by the settings and, where these leave a choice, by what is measured.
 
     Args:
-        comm: the ranks.
+        models: those of the Synchronizer, and what it sets for all.
         space: the model's flat arrays.
-        settings: those of the Synchronizer; `use` replaces them.
-        decisions: gets what is chosen by measuring.
-        is_paused: whether gradients accumulate, until `pause` sets it.
     """
 
-    def __init__(
-        self,
-        comm: Communicator,
-        space: SharedSpace,
-        settings: SyncSettings,
-        decisions: DecisionLog,
-        is_paused: bool = False,
-    ):
-        self.space = space
+    def __init__(self, models: KnownModels, space: SharedSpace):
+        self.models: KnownModels = proxy(models)  # which has this one: what a Synchronizer had is free once it is
+        self.comm, self.space = models.comm, space
         #: How many times the gradients were averaged.
         self.synchronisations = 0
         #: What compares what ranks' optimizers step with.
-        self.settings = SettingsAgreement()
+        self.stepped_with = SettingsAgreement()
         #: Whether all ranks have been given the same parameters.
         self.is_alike = False
         #: Whether the gradients were to be averaged, or the replicas compared for that.
@@ -84,23 +79,26 @@ class ModelSync:
         self._flip: PlannedFlip | None = None
         #: What reduces the gradients in place of `average`; None: `average` does.
         self.sharded_update: ShardedUpdate | None = None
-        self.comm, self._settings, self._decisions = comm, settings, decisions
-        self._is_paused = is_paused
         #: This rank's part in the policy, from the first step on; None before it, and without one.
         self.local_steps: LocalSteps | None = None
         #: Whether gradients are complete for a step that is not finished, with a policy.
         self.is_in_step = False
         #: The model's steps over logical shards; None: each rank's batch is its own.
         self.sharded_steps: ShardedSteps | None = None
-        if settings.shards is not None:
-            self.sharded_steps = ShardedSteps(comm, space, settings.shards, settings.check_finite)
+        if self.settings.shards is not None:
+            self.sharded_steps = ShardedSteps(self.comm, space, self.settings.shards, self.settings.check_finite)
         self._plans: dict[PlanSettings, BucketPlan] = {}
         self._averagings: dict[bool | None, Averaging] = {}  # by use_bucketing, until something changes
         self._tunings: dict[bool, AutoBuckets] = {}  # where the bucket size is to be found: False without overlap
         self._overlap: OverlapChoice | None = None
         self._latest = this_job().averagings
         self._claim()
-        self._order = CompletionOrder(comm, space.adapter, is_paused)
+        self._order = CompletionOrder(self.comm, space.adapter, models.is_paused)
+
+    @property
+    def settings(self) -> SyncSettings:
+        """Those of the Synchronizer."""
+        return self.models.settings
 
     # --- a step ---
 
@@ -209,13 +207,12 @@ class ModelSync:
 
     # --- what the Synchronizer passes down ---
 
-    def use(self, settings: SyncSettings) -> None:
-        """Follow other settings from the next synchronisation on; collective where shards are dealt otherwise."""
-        if not settings.is_auto:
+    def follow_settings(self) -> None:
+        """Follow the Synchronizer's settings, which have changed; collective where shards are dealt otherwise."""
+        if not self.settings.is_auto:
             self.chosen_bucket_size = None
-        if self.sharded_steps is not None and settings.shards is not None:
-            self.sharded_steps.deal(settings.shards)
-        self._settings = settings
+        if self.sharded_steps is not None and self.settings.shards is not None:
+            self.sharded_steps.deal(self.settings.shards)
         self._averagings.clear()
 
     def delegate(self, update: ShardedUpdate) -> None:
@@ -231,7 +228,7 @@ class ModelSync:
 
     def pause(self, is_paused: bool) -> None:
         """Let gradients accumulate, or no longer; another backward begins in either case."""
-        self._is_paused = self._order.is_paused = is_paused
+        self._order.is_paused = is_paused
         if self._overlap is not None:
             self._overlap.pause(is_paused)
 
@@ -262,8 +259,8 @@ class ModelSync:
         """Return what averages the gradients until something changes; collective where a plan is a new one."""
         if self._overlap is not None:
             self._overlap.begin_rest()
-        elif self._settings.overlap and not self._order.is_open:
-            self._start_overlap(self._settings.overlap)
+        elif self.settings.overlap and not self._order.is_open:
+            self._start_overlap(self.settings.overlap)
         average = self._size_trial(use_bucketing)
         if average is None:
             average = self._overlapping(use_bucketing)
@@ -281,7 +278,7 @@ class ModelSync:
 
     def _start_overlap(self, setting: bool | str) -> None:
         choice = OverlapChoice(self.comm, self.space, self._order, setting, self.synchronisations + 1)
-        choice.pause(self._is_paused)
+        choice.pause(self.models.is_paused)
         self._overlap = choice
         finalize(self, choice.stop).atexit = False  # the parameters' hooks would begin buckets for nobody
         if choice.decision is not None:
@@ -300,13 +297,13 @@ class ModelSync:
         """Return the ways in which buckets may be reduced: without overlap (False), with it (True), or both."""
         if self._overlap is not None:
             return self._overlap.ways
-        return (False, True) if self._settings.overlap == AUTO else (bool(self._settings.overlap),)
+        return (False, True) if self.settings.overlap == AUTO else (bool(self.settings.overlap),)
 
     # --- bucket sizes ---
 
     def _size_trial(self, use_bucketing: bool | None) -> Averaging | None:
         """Return what tries bucket sizes; None where none are to be tried now. Collective the first time."""
-        if not (self._settings.is_auto and self._is_bucketed(use_bucketing)):
+        if not (self.settings.is_auto and self._is_bucketed(use_bucketing)):
             return None
         for overlaps in self._ways():
             if overlaps and self._overlap is None:
@@ -320,7 +317,7 @@ class ModelSync:
         """Return what looks for the fastest bucket size without or with overlap; collective the first time."""
         tuning = self._tunings.get(overlaps)
         if tuning is None:
-            hook = self._settings.hook
+            hook = self.models.hook
             may_try = hook is None or getattr(hook, "elementwise", False)
             overlap = self._overlap.overlap if overlaps and self._overlap is not None else None
             tuning = self._tunings[overlaps] = AutoBuckets(self.comm, self.space, may_try, overlap)
@@ -338,14 +335,14 @@ class ModelSync:
 
     def _keep_size(self, overlaps: bool) -> None:
         """Stay with the bucket size that was found without or with overlap, if one was."""
-        tuning = self._tunings.get(overlaps) if self._settings.is_auto else None
+        tuning = self._tunings.get(overlaps) if self.settings.is_auto else None
         if tuning is not None and tuning.is_done and tuning.decision is not None:
             self.chosen_bucket_size = tuning.bucket_size or self.chosen_bucket_size
             self._plans.clear()
             self._note(tuning.decision)
 
     def _note(self, decision: Decision) -> None:
-        self._decisions.add(decision)
+        self.models.decisions.add(decision)
         self._averagings.clear()
         if any(trial.steps for trial in decision.evidence):
             self.comm.stats.merge_buckets(GRADIENTS)  # the trials used buckets other than the chosen ones
@@ -353,24 +350,24 @@ class ModelSync:
     # --- plans ---
 
     def _is_bucketed(self, use_bucketing: bool | None) -> bool:
-        return self._settings.use_bucketing if use_bucketing is None else use_bucketing
+        return self.settings.use_bucketing if use_bucketing is None else use_bucketing
 
     def _plan(self, use_bucketing: bool | None, overlaps: bool) -> BucketPlan:
         if not self._is_bucketed(use_bucketing):
             return self._plan_of(None)
-        tuning = self._tunings.get(overlaps) if self._settings.is_auto else None
-        return self._plan_of(self._settings.bucket_size if tuning is None else tuning.bucket_size)
+        tuning = self._tunings.get(overlaps) if self.settings.is_auto else None
+        return self._plan_of(self.settings.bucket_nbytes if tuning is None else tuning.bucket_size)
 
     def _plan_of(self, bucket_size: int | None) -> BucketPlan:
         """Return the plan of a bucket size, None: per tensor; collective where it is a new one."""
         cut = PlanSettings()
         if bucket_size is not None:
-            cut = PlanSettings(bucket_size, self._settings.first_bucket_size, self._settings.split_tensors)
+            cut = PlanSettings(bucket_size, self.settings.first_bucket_size, self.settings.split_tensors)
         cut = cut.following(self._order.names, self.space.layout)
         plan = self._plans.get(cut)
         if plan is None:
             if self._plans:
                 self.comm.stats.merge_buckets(GRADIENTS)
-            hook, checks = self._settings.hook, self._settings.check_finite
+            hook, checks = self.models.hook, self.settings.check_finite
             plan = self._plans[cut] = BucketPlan.agreed(self.comm, self.space, cut, hook, checks)
         return plan

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -14,12 +15,9 @@ from clcomm.base.host.arrays import BFLOAT16, from_bfloat16, to_bfloat16
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.stats.events import count_step
 from clcomm.sync.agreement import CHECKS, refused, require_agreement
-from clcomm.sync.divergence import ReplicaGuard
-from clcomm.sync.known_models import KnownModels
 from clcomm.sync.model_ranks import ModelRanks, is_divided, refuse_mixing
 from clcomm.sync.model_sync import ModelSync
-from clcomm.sync.policies.policy import LocalSteps, ModelParameters, Policy, load_state, saved_state
-from clcomm.sync.sample_weights import SampleWeights
+from clcomm.sync.policies.policy import LocalSteps, ModelParameters, load_state
 from clcomm.sync.shared_space import SharedSpace
 
 #: Ranks of several libraries or kinds of device compare their replicas after the first step, and so often.
@@ -27,104 +25,96 @@ _MIXED_EVERY = 100
 _log = logging.getLogger("clcomm")
 
 
-class Replicas:
-    """The replicas of all models that a Synchronizer has seen.
+def broadcast(ours: ModelSync, root: int) -> None:
+    """See `Synchronizer.broadcast_parameters`."""
+    ours.require_unchanged()
+    broadcast_parameters(ours.comm, ours.space, root)
+    ours.models.guard.require_alike(ours.space)
+    ours.is_alike, ours.local_steps = True, None  # a policy starts from these
+    if ours.sharded_update is not None:
+        ours.sharded_update.shard(ours.space)
+
+
+def broadcast_buffers(ours: ModelSync, root: int) -> None:
+    """See `Synchronizer.broadcast_buffers`."""
+    ours.require_unchanged()
+    received = _broadcast(ours.comm, dict(sorted(ours.space.adapter.buffers().items())), root, BUFFERS)
+    if received and ours.comm.rank != root:
+        ours.space.adapter.load_buffers(received)
+    if ours.sharded_steps is not None:
+        ours.sharded_steps.start_over()
+
+
+@refused
+def average(ours: ModelSync) -> None:
+    """See `Synchronizer.average_parameters`."""
+    ours.require_unchanged()
+    if ours.sharded_update is not None:
+        raise ArgumentError(
+            "average_parameters: expected a model without a DistributedOptimizer, which keeps the parameters alike "
+            "in each step, got one with it"
+        )
+    ours.models.refuse("average_parameters: expected no call")
+    if ours.models.in_join or ours.expected_weight is not None:
+        call = "join() around it" if ours.models.in_join else "expect_samples() before it"
+        raise ArgumentError(f"average_parameters: expected no {call}, as all ranks' parameters count alike, got one")
+    refuse_mixing(ours.space, "average_parameters", "whose backward adds up gradients of ranks that differ")
+    average_parameters(ours.comm, ours.space)
+
+
+# --- comparisons ---
+
+
+def check(ours: ModelSync, *, repairs: bool = False, with_frozen: bool = False, with_state: bool = False) -> None:
+    """See `Synchronizer.check_replicas`.
 
     Args:
-        comm: the ranks, each with one replica of a model.
-        models: finds a model's averaging.
-        guard: compares the replicas.
+        repairs: whatever `on_divergence` says, make the replicas alike.
+        with_frozen, with_state: compare frozen parameters, or the attached optimizer's state, too.
     """
+    if ours.local_steps is not None:
+        return  # ranks differ between a policy's outer steps
+    if ours.sharded_update is not None:
+        ours.sharded_update.require_same_settings()
+    ours.models.guard.check(ours.space, partial(broadcast, ours), with_frozen, with_state, repairs)
 
-    def __init__(self, comm: Communicator, models: KnownModels, guard: ReplicaGuard):
-        self._comm, self._models, self._guard = comm, models, guard
 
-    def broadcast(self, model: object, root: int) -> None:
-        """See `Synchronizer.broadcast_parameters`."""
-        ours = self._unchanged(model)
-        broadcast_parameters(self._comm, ours.space, root)
-        self._guard.require_alike(ours.space)
-        ours.is_alike, ours.local_steps = True, None  # a policy starts from these
-        if ours.sharded_update is not None:
-            ours.sharded_update.shard(ours.space)
+def check_start(ours: ModelSync) -> None:
+    """Compare the replicas before a model's first synchronisation, unless they are to differ; collective."""
+    # Of a model whose gradients were reduced in backward, broadcast_parameters has divided the replicas.
+    if ours.settings.check_start and ours.space.arrays.grads.size:
+        ours.models.guard.check_start(ours.space, partial(broadcast, ours))
+        if ours.shard_mean is None:
+            _expect_gradients(ours)
+    ours.has_started = True
 
-    def broadcast_buffers(self, model: object, root: int) -> None:
-        """See `Synchronizer.broadcast_buffers`."""
-        ours = self._unchanged(model)
-        broadcast_buffers(self._comm, ours.space, root)
-        if ours.sharded_steps is not None:
-            ours.sharded_steps.start_over()
 
-    @refused
-    def average(self, model: object, weights: SampleWeights) -> None:
-        """See `Synchronizer.average_parameters`; weights: of which there may be none."""
-        ours = self._unchanged(model)
-        if ours.sharded_update is not None:
-            raise ArgumentError(
-                "average_parameters: expected a model without a DistributedOptimizer, which keeps the parameters alike "
-                "in each step, got one with it"
-            )
-        self._models.settings.refuse_policy("average_parameters", "no call")
-        self._models.settings.refuse_shards(
-            "average_parameters", "no call", "which have the same parameters at every step"
-        )
-        if weights.in_join or ours.expected_weight is not None:
-            call = "join() around it" if weights.in_join else "expect_samples() before it"
-            raise ArgumentError(
-                f"average_parameters: expected no {call}, as all ranks' parameters count alike, got one"
-            )
-        refuse_mixing(ours.space, "average_parameters", "whose backward adds up gradients of ranks that differ")
-        average_parameters(self._comm, ours.space)
+def compare_settings(ours: ModelSync) -> None:
+    """Compare what optimizers step with where that is new, unless ranks have those of several libraries."""
+    if (new := ours.space.adapter.new_settings()) and not ours.space.has_several_libraries:
+        ours.stepped_with.compare(ours.comm, new)
 
-    def _unchanged(self, model: object) -> ModelSync:
-        ours = self._models.of(model)
-        ours.require_unchanged()
-        return ours
 
-    # --- comparisons ---
+def _expect_gradients(ours: ModelSync) -> None:
+    """Log a warning where no rank has a gradient; collective."""
+    counts = ours.comm.all_gather(np.array([ours.space.adapter.has_gradients()], np.uint8), label=CHECKS)
+    if not counts.any() and ours.comm.rank == 0:
+        _log.warning("sync_gradients: expected gradients, got none on any rank; call loss.backward() before it")
 
-    def check(self, model: object, repairs: bool = False) -> None:
-        """See `Synchronizer.check_replicas`; repairs: whatever `on_divergence` says, make the replicas alike."""
-        ours = self._models.of(model)
-        if ours.local_steps is not None:
-            return  # ranks differ between a policy's outer steps
-        if ours.sharded_update is not None:
-            ours.sharded_update.require_same_settings()
-        self._guard.check(ours.space, lambda root: self.broadcast(model, root), repairs=repairs)
 
-    def check_all(self, ours: ModelSync, state: bool) -> None:
-        """Compare frozen parameters too, and the attached optimizer's state; act as `check` does. Collective."""
-        self._guard.check(ours.space, lambda root: self.broadcast(ours.space.model, root), True, state)
+def count_synchronisation(ours: ModelSync) -> None:
+    """Note that a model's gradients were averaged, and compare the replicas where that is due."""
+    ours.count_synchronisation()
+    _count_step(ours)
+    guard, done, is_mixed = ours.models.guard, ours.synchronisations, ours.space.is_mixed
+    every = guard.every or (_MIXED_EVERY if is_mixed else 0)
+    if (every and done % every == 0) or (is_mixed and done == 2):
+        check(ours, repairs=not guard.every)
 
-    def check_start(self, ours: ModelSync) -> None:
-        """Compare the replicas before a model's first synchronisation, unless they are to differ; collective."""
-        # Of a model whose gradients were reduced in backward, broadcast_parameters has divided the replicas.
-        if self._models.settings.check_start and ours.space.arrays.grads.size:
-            self._guard.check_start(ours.space, lambda root: self.broadcast(ours.space.model, root))
-            if ours.shard_mean is None:
-                self._expect_gradients(ours)
-        ours.has_started = True
 
-    def compare_settings(self, ours: ModelSync) -> None:
-        """Compare what optimizers step with where that is new, unless ranks have those of several libraries."""
-        if (new := ours.space.adapter.new_settings()) and not ours.space.has_several_libraries:
-            ours.settings.compare(self._comm, new)
-
-    def _expect_gradients(self, ours: ModelSync) -> None:
-        """Log a warning where no rank has a gradient; collective."""
-        counts = self._comm.all_gather(np.array([ours.space.adapter.has_gradients()], np.uint8), label=CHECKS)
-        if not counts.any() and self._comm.rank == 0:
-            _log.warning("sync_gradients: expected gradients, got none on any rank; call loss.backward() before it")
-
-    def count_synchronisation(self, ours: ModelSync) -> None:
-        """Note that a model's gradients were averaged, and compare the replicas where that is due."""
-        ours.count_synchronisation()
-        if count_step(id(ours)):
-            self._comm.stats.steps.averaged(self._comm.communicated(), self._comm.stats.state)
-        done, is_mixed = ours.synchronisations, ours.space.is_mixed
-        every = self._guard.every or (_MIXED_EVERY if is_mixed else 0)
-        if (every and done % every == 0) or (is_mixed and done == 2):
-            self.check(ours.space.model, repairs=not self._guard.every)
+def _count_step(ours: ModelSync) -> None:
+    if count_step(id(ours)):
+        ours.comm.stats.steps.averaged(ours.comm.communicated(), ours.comm.stats.state)
 
 
 # --- Parameters, buffers and frozen parameters of one rank sent to all, and the mean of all ranks' parameters. ---
@@ -175,13 +165,6 @@ def average_parameters(comm: Communicator, space: SharedSpace) -> None:
     space.adapter.push_parameters()
 
 
-def broadcast_buffers(comm: Communicator, space: SharedSpace, root: int) -> None:
-    """Give every rank root's buffers; collective where the model has any."""
-    received = _broadcast(comm, dict(sorted(space.adapter.buffers().items())), root, BUFFERS)
-    if received and comm.rank != root:
-        space.adapter.load_buffers(received)
-
-
 def _broadcast(comm: Communicator, state: dict[str, np.ndarray], root: int, label: str) -> dict[str, np.ndarray]:
     """Return root's arrays, of the same names, shapes and dtypes on every rank: small ones travel in one broadcast."""
     small = {name: array for name, array in state.items() if array.nbytes <= _SMALL}
@@ -199,87 +182,63 @@ def _broadcast(comm: Communicator, state: dict[str, np.ndarray], root: int, labe
 # --- Steps of a policy: ranks average no gradients, and exchange parameters after the steps that are due. ---
 
 
-class PolicySteps:
-    """The policy of a Synchronizer's models; every method does nothing without one.
+@refused
+def gradients_ready(ours: ModelSync, is_weighted: bool) -> None:
+    """Note that a step's gradients are complete, which this rank's optimizer uses as they are.
 
-    Args:
-        comm: the ranks.
-        models: finds a model's averaging.
-        replicas: compares the ranks' models before the first step.
+    Raises ArgumentError where they are to be weighed, and where `finish_step` has not followed the step before.
     """
-
-    def __init__(self, comm: Communicator, models: KnownModels, replicas: Replicas):
-        self._comm, self._models, self._replicas = comm, models, replicas
-
-    @property
-    def policy(self) -> Policy | None:
-        """The policy; None: gradients are averaged in each step."""
-        return self._models.settings.policy
-
-    @refused
-    def gradients_ready(self, model: object) -> None:
-        """Note that a step's gradients are complete, which this rank's optimizer uses as they are.
-
-        Raises ArgumentError where `finish_step` has not followed the step before.
-        """
-        ours = self._models.of(model)
-        ours.require_unchanged()
-        if ours.local_steps is None:
-            refuse_mixing(ours.space, "policy", "whose backward adds up gradients of ranks that differ")
-            if is_divided(ours.space) or ModelRanks.of(ours.space).stages is not None:
-                raise ArgumentError(
-                    "policy: expected a model that each rank has whole, as codes and clipping look at a rank's numbers "
-                    "alone, got one that tensor-parallel ranks or stages divide"
-                )
-            if not ours.has_started:
-                self._replicas.check_start(ours)
-            self._start(ours)
-        elif ours.is_in_step:
+    if is_weighted or ours.models.in_join:
+        ours.models.refuse("samples: expected None")
+    ours.require_unchanged()
+    if ours.local_steps is None:
+        refuse_mixing(ours.space, "policy", "whose backward adds up gradients of ranks that differ")
+        if is_divided(ours.space) or ModelRanks.of(ours.space).stages is not None:
             raise ArgumentError(
-                "sync_gradients: expected finish_step(model) after the optimizer's step, which the policy counts, got "
-                "two steps without it"
+                "policy: expected a model that each rank has whole, as codes and clipping look at a rank's numbers "
+                "alone, got one that tensor-parallel ranks or stages divide"
             )
-        ours.is_in_step = True
-
-    @refused
-    def finish_step(self, model: object) -> None:
-        """Take the outer step that is due after the optimizer's; collective then. Raises ArgumentError before any."""
-        if self.policy is not None:
-            steps, ours = self._steps_of(model, "finish_step"), self._models.of(model)
-            ours.is_in_step = False
-            steps.step_finished()
-            if count_step(id(ours)):
-                self._comm.stats.steps.averaged(self._comm.communicated(), self._comm.stats.state)
-
-    def align(self, model: object) -> None:
-        """Give all ranks the same parameters; collective."""
-        if self.policy is not None and self._models.of(model).local_steps is not None:
-            self._steps_of(model, "align_parameters").align()
-
-    def state_of(self, model: object) -> dict[str, np.ndarray]:
-        """Return what this rank keeps for a model, its parameters too; empty before the first step."""
-        steps = self._models.of(model).local_steps
-        return {} if steps is None else saved_state(steps)
-
-    @refused
-    def load_state(self, model: object, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from a `state_of`; collective. Raises ArgumentError, changing nothing, for another model's."""
-        ours = self._models.of(model)
-        if state:
-            load_state(ours.local_steps or self._start(ours), state)
-
-    def _start(self, ours: ModelSync) -> LocalSteps:
-        space = ours.space
-        assert self.policy is not None
-        parameters = ModelParameters(
-            space.layout, lambda: space.arrays.params, space.adapter.pull_parameters, space.adapter.push_parameters
+        if not ours.has_started:
+            check_start(ours)
+        _start(ours)
+    elif ours.is_in_step:
+        raise ArgumentError(
+            "sync_gradients: expected finish_step(model) after the optimizer's step, which the policy counts, got "
+            "two steps without it"
         )
-        ours.local_steps = steps = self.policy.start(self._comm, parameters)
-        return steps
+    ours.is_in_step = True
 
-    def _steps_of(self, model: object, call: str) -> LocalSteps:
-        ours = self._models.of(model)
-        if ours.local_steps is None:
-            raise ArgumentError(f"{call}: expected sync_gradients(model) before it, as in every step, got none")
+
+@refused
+def finish_step(ours: ModelSync) -> None:
+    """Take the outer step that is due after the optimizer's; collective then. Raises ArgumentError before any."""
+    if ours.local_steps is None:
+        raise ArgumentError("finish_step: expected sync_gradients(model) before it, as in every step, got none")
+    ours.require_unchanged()
+    ours.is_in_step = False
+    ours.local_steps.step_finished()
+    _count_step(ours)
+
+
+def align(ours: ModelSync) -> None:
+    """See `Synchronizer.align_parameters`."""
+    if ours.local_steps is not None:
         ours.require_unchanged()
-        return ours.local_steps
+        ours.local_steps.align()
+
+
+@refused
+def load_local_steps(ours: ModelSync, state: Mapping[str, np.ndarray]) -> None:
+    """Go on from a `saved_state`; collective. Raises ArgumentError, changing nothing, for another model's."""
+    if state:
+        load_state(ours.local_steps or _start(ours), state)
+
+
+def _start(ours: ModelSync) -> LocalSteps:
+    space, policy = ours.space, ours.settings.policy
+    assert policy is not None
+    parameters = ModelParameters(
+        space.layout, lambda: space.arrays.params, space.adapter.pull_parameters, space.adapter.push_parameters
+    )
+    ours.local_steps = steps = policy.start(ours.comm, parameters)
+    return steps

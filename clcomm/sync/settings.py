@@ -1,161 +1,209 @@
-"""How gradients are averaged: what a Synchronizer sets for all of its models."""
+"""A Synchronizer's options, each declared once: name, default, check and help; and which of them exclude each other."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from clcomm.base.errors import ArgumentError
-from clcomm.base.flat_space.parameters import FLOAT32, Precision, parse_precision
+from clcomm.base.flat_space.parameters import Precision, parse_precision
 from clcomm.base.units import parse_size
 from clcomm.comm.communicator import AUTO, Communicator
-from clcomm.sync.compression import CommHook
 from clcomm.sync.decision import Decision
+from clcomm.sync.divergence import ON_DIVERGENCE
 from clcomm.sync.logical_shards import LogicalShards
 from clcomm.sync.policies.choose import parse_policy
 from clcomm.sync.policies.policy import Policy
 
 #: The stages of ZeRO.
 STAGES = (1, 2, 3)
+_OWN_STEPS = "under which ranks take steps of their own"
+#: What is expected of an argument, by the settings with which nothing else goes, and why; see `KnownModels.refuse`.
+EXCLUDED: Mapping[str, Mapping[str, str]] = {
+    "zero: expected 1": {"shards": "whose gradients each rank needs whole", "policy": ""},
+    "split_tensors: expected False": {"zero": "which moves whole tensors", "hook": "which need whole tensors"},
+    "overlap: expected False": {"policy": ""},
+    "check_replicas_every: expected 0": {"policy": ""},
+    "check_start: expected True": {"policy": ""},
+    "check_finite: expected False": {"policy": ""},
+    "precision: expected float32": {"policy": ""},
+    "shards: expected None": {"policy": ""},
+    "hook: expected none, no compression, algorithm or combination": {
+        "shards": "which sum in an order of their own", "policy": _OWN_STEPS,
+    },
+    "samples: expected None": {
+        "overlap": "where gradients are on their way before they could be weighed; use overlap=False",
+        "shards": "all of which count alike",
+        "policy": _OWN_STEPS,
+        "combination": "which is no mean over samples",
+        "zero": "which reduces gradients during backward, before they could be weighed; use zero=1",
+    },
+    "average_parameters: expected no call": {
+        "policy": _OWN_STEPS, "shards": "which have the same parameters at every step",
+    },
+    "clip_grad_norm: expected clcomm.engine.nn.utils.clip_grad_norm_": {"policy": _OWN_STEPS},
+    "sync: expected no DistributedOptimizer": {"policy": _OWN_STEPS},
+    "sync: expected no loss scaling": {"policy": _OWN_STEPS},
+}  # fmt: skip
+
+_OPTION = re.compile(r"Option\[(.*), .*\]")  # an annotation, and what is given
+Given = TypeVar("Given")
+Kept = TypeVar("Kept")
+Made = TypeVar("Made")
+Arguments = ParamSpec("Arguments")
+
+
+class Option(Generic[Given, Kept]):
+    """A field of a dataclass that keeps something else than it is given.
+
+    Args:
+        default: where none is given.
+        help: what it is for, in a command's help.
+        keep: returns what is kept, from the instance and what is given; None: that is kept.
+        allows: whether a value is one; ArgumentError says what was `expected`, if not.
+    """
+
+    def __init__(
+        self, default: Given, help: str = "", *, keep: Callable[[Any, Any], Kept] | None = None,
+        allows: Callable[[Any], bool] = lambda _: True, expected: str = "",
+    ):  # fmt: skip
+        self.default, self.help, self._keep, self._allows, self._expected = default, help, keep, allows, expected
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, of: None, owner: type) -> Given: ...
+    @overload
+    def __get__(self, of: object, owner: type) -> Kept: ...
+    def __get__(self, of: object | None, owner: type) -> Any:
+        return self.default if of is None else vars(of)[self._name]
+
+    def __set__(self, of: object, value: Given) -> None:
+        if not self._allows(value):
+            raise ArgumentError(f"{self._name}: expected {self._expected}, got {value!r}")
+        vars(of)[self._name] = value if self._keep is None else self._keep(of, value)
+
+
+def takes(make: Callable[Arguments, Made]) -> Callable[..., Callable[Concatenate[Any, Arguments], None]]:
+    """Return a decorator for a constructor that takes what `make` makes of its caller's arguments."""
+
+    def decorate(init: Callable[[Any, Made], None]) -> Callable[Concatenate[Any, Arguments], None]:
+        def __init__(self: Any, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+            init(self, make(*args, **kwargs))
+
+        declared = inspect.signature(make)
+        given = [each.replace(annotation=_OPTION.sub(r"\1", each.annotation)) for each in declared.parameters.values()]
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        __init__.__signature__ = declared.replace(parameters=[own, *given])  # type: ignore[attr-defined]
+        make.__init__.__qualname__ = __init__.__qualname__ = init.__qualname__  # type: ignore[misc]
+        return __init__
+
+    return decorate
+
+
+def _use_bucketing(settings: SyncSettings, value: bool | None) -> bool:
+    comm: object = settings.comm
+    if not isinstance(comm, Communicator):
+        given = comm.__name__ if isinstance(comm, type) else type(comm).__name__
+        raise ArgumentError(f"comm: expected a Communicator, got {given}; make one: Communicator()")
+    return comm.use_bucketing if value is None else value
+
+
+def _bucket_size(settings: SyncSettings, value: int | str | None) -> int | str:
+    if value is None:
+        return AUTO if settings.comm.auto_bucket_size else settings.comm.bucket_size
+    return AUTO if value == AUTO else parse_size(value)
+
+
+def _shards(settings: SyncSettings, value: int | LogicalShards | None) -> LogicalShards | None:
+    return value if value is None or isinstance(value, LogicalShards) else LogicalShards.of(settings.comm, value)
 
 
 @dataclass(frozen=True)
 class SyncSettings:
-    """The arguments of a Synchronizer, which every model's averaging follows; a change makes new ones.
+    """The arguments of a Synchronizer, which describes them; every model's averaging follows these."""
 
-    bucket_size is in bytes; with `is_auto` it is that of a model whose fastest size is not known yet. overlap: True,
-    False or "auto". hook: reduces each bucket in place of a plain all-reduce; None: a plain all-reduce.
-    shards: the logical shards of a step; None: each rank's batch is its own. policy: what ranks exchange in place of
-    each step's gradients; None: they average these.
-    """
-
-    use_bucketing: bool
-    bucket_size: int
-    is_auto: bool
-    first_bucket_size: int | None
-    split_tensors: bool
-    overlap: bool | str
-    check_replicas_every: int = 0
+    comm: Communicator = field(compare=False)
+    use_bucketing: Option[bool | None, bool] = Option(None, keep=_use_bucketing)  # checks `comm` before others use it
+    _: KW_ONLY
+    bucket_size: Option[int | str | None, int | str] = Option(None, "of gradients reduced at a time", keep=_bucket_size)
+    first_bucket_size: Option[int | str | None, int | None] = Option(
+        None, "of the first bucket, so that communication begins early",
+        keep=lambda _, value: None if value is None else parse_size(value, "first_bucket_size"),
+    )  # fmt: skip
+    split_tensors: Option[bool, bool] = Option(False, "cut tensors larger than the bucket size")
+    overlap: Option[bool | str, bool | str] = Option(
+        False, allows=lambda value: isinstance(value, bool) or value in (AUTO,), expected="True, False or 'auto'"
+    )
+    check_replicas_every: Option[int, int] = Option(
+        0, "compare the replicas' hashes every K steps",
+        allows=lambda value: isinstance(value, int) and value >= 0, expected="a number of steps, 0 for never",
+    )  # fmt: skip
     check_start: bool = True
-    on_divergence: str = "raise"
-    check_finite: bool = False
-    zero: int = 1
-    precision: Precision = FLOAT32
-    hook: CommHook | None = None
-    shards: LogicalShards | None = None
-    policy: Policy | None = None
+    on_divergence: Option[str, str] = Option(
+        "raise", "where replicas differ: end with an error, or go on with what most ranks have",
+        allows=ON_DIVERGENCE.__contains__, expected=" or ".join(ON_DIVERGENCE),
+    )  # fmt: skip
+    check_finite: Option[bool, bool] = Option(False, "end with an error when a gradient holds NaN or Inf")
+    compression: Option[str, str] = Option(
+        "none", "what gradients travel as: none, fp16, bf16, int8, topk:SHARE, powersgd:RANK, demo:COUNT"
+    )
+    algorithm: str | None = None
+    combination: str = "mean"
+    zero: Option[int, int] = Option(
+        1, allows=lambda value: not isinstance(value, bool) and value in STAGES, expected="a stage of ZeRO, 1, 2 or 3"
+    )
+    precision: Option[Precision | str, Precision] = Option(
+        "float32", "what parameters are stored and sent in; the optimizer has float32 masters",
+        keep=lambda _, value: parse_precision(value),
+    )  # fmt: skip
+    shards: Option[int | None, LogicalShards | None] = Option(None, keep=_shards)
+    policy: Option[str, Policy | None] = Option(
+        "none", "what ranks exchange every H steps in place of gradients: none, local:h=8, diloco:h=50, streaming, "
+        "sparseloco or noloco; see docs/policies.md",
+        keep=lambda _, value: parse_policy(value),
+    )  # fmt: skip
 
-    @classmethod
-    def of(
-        cls,
-        comm: Communicator,
-        use_bucketing: bool | None = None,
-        bucket_size: int | str | None = None,
-        first_bucket_size: int | str | None = None,
-        split_tensors: bool = False,
-        overlap: bool | str = False,
-        zero: int = 1,
-        precision: Precision | str = FLOAT32,
-        shards: int | None = None,
-        policy: str = "none",
-        **others: Any,
-    ) -> SyncSettings:
-        """Return the settings for a Synchronizer's arguments; None: the Communicator's. Raises ArgumentError."""
-        if not isinstance(comm, Communicator):
-            given = comm.__name__ if isinstance(comm, type) else type(comm).__name__
-            raise ArgumentError(f"comm: expected a Communicator, got {given}; make one: Communicator()")
-        shared = None if shards is None else LogicalShards.of(comm, shards)
-        if isinstance(zero, bool) or zero not in STAGES:
-            raise ArgumentError(f"zero: expected a stage of ZeRO, 1, 2 or 3, got {zero!r}")
-        if zero > 1 and shards is not None:
-            raise ArgumentError(f"zero: expected 1 with shards, whose gradients each rank needs whole, got {zero}")
-        if zero > 1 and split_tensors:
-            raise ArgumentError(f"split_tensors: expected False with zero={zero}, which moves whole tensors, got True")
-        is_auto = comm.auto_bucket_size if bucket_size is None else bucket_size == AUTO
-        settings = cls(
-            use_bucketing=comm.use_bucketing if use_bucketing is None else use_bucketing,
-            bucket_size=comm.bucket_size if bucket_size is None or is_auto else parse_size(bucket_size),
-            is_auto=is_auto,
-            first_bucket_size=None if first_bucket_size is None else parse_size(first_bucket_size, "first_bucket_size"),
-            split_tensors=split_tensors,
-            overlap=_checked_overlap(overlap),
-            zero=zero,
-            precision=parse_precision(precision),
-            shards=shared,
-            policy=parse_policy(policy),
-            **others,
-        )
-        settings._require_policy_alone()
-        return settings
+    def changed(self, **changes: Any) -> SyncSettings:
+        """Return the settings with other values of some."""
+        made = copy(self)
+        for name, value in changes.items():
+            object.__setattr__(made, name, value)
+        return made
 
-    def _require_policy_alone(self) -> None:
-        """Raise ArgumentError where a policy is asked for together with what works on each step's gradients."""
-        if self.policy is None:
-            return
-        plain: dict[str, Any] = {
-            "overlap": False, "check_replicas_every": 0, "check_start": True, "check_finite": False, "zero": 1,
-            "precision": FLOAT32, "shards": None,
-        }  # fmt: skip
-        for name, expected in plain.items():
-            if getattr(self, name) != expected:
-                given = self.shards.count if name == "shards" and self.shards else getattr(self, name)
-                raise ArgumentError(f"{name}: expected {expected} with policy={self.policy.name!r}, got {given}")
+    @property
+    def is_auto(self) -> bool:
+        """Whether the fastest bucket size is looked for."""
+        return self.bucket_size == AUTO
+
+    @property
+    def bucket_nbytes(self) -> int:
+        """The largest size of a bucket, while the fastest is not known."""
+        return self.comm.bucket_size if isinstance(self.bucket_size, str) else self.bucket_size
 
     def compared(self) -> list[str]:
         """Return in words what ranks compare for each model; its bucket plan has the rest."""
-        names = ("overlap", "check_replicas_every", "check_start", "on_divergence", "check_finite", "zero", "precision")
-        shards = [] if self.shards is None else [f"shards {self.shards.count}"]
-        policy = [] if self.policy is None else [f"policy {self.policy}"]
-        return [*(f"{name} {getattr(self, name)}" for name in names), *shards, *policy]
-
-    def refuse_policy(self, argument: str, expected: str) -> None:
-        """Raise ArgumentError where ranks average no gradients, which excludes something."""
-        if self.policy is not None:
-            raise ArgumentError(
-                f"{argument}: expected {expected} with policy={self.policy.name!r}, under which ranks take steps of "
-                f"their own"
-            )
-
-    def refuse_shards(self, argument: str, expected: str, reason: str) -> None:
-        """Raise ArgumentError where steps have logical shards, which exclude something."""
-        if self.shards is not None:
-            raise ArgumentError(f"{argument}: expected {expected} with shards={self.shards.count}, {reason}")
-
-    def with_hook(self, hook: CommHook | None) -> SyncSettings:
-        """Return these settings with another hook; ArgumentError for one that cannot reduce their buckets."""
-        if hook is not None and not callable(hook):
-            raise ArgumentError(
-                f"hook: expected something to call with (gradient, comm, out, bucket), got {type(hook).__name__}"
-            )
-        if hook is not None:
-            self.refuse_shards(
-                "hook", "none, no compression, algorithm or combination", "which sum in an order of their own"
-            )
-        if hook is not None:
-            self.refuse_policy("hook", "none, no compression, algorithm or combination")
-        if hook is not None and self.split_tensors:
-            raise ArgumentError("split_tensors: expected False with a compression or a hook, which need whole tensors")
-        return replace(self, hook=hook)
+        names = ("overlap", "check_replicas_every", "check_start", "on_divergence", "check_finite", "zero", "precision",
+                 "shards", "policy")  # fmt: skip
+        return [f"{name} {getattr(self, name)}" for name in names]
 
     @property
     def unit_sizes(self) -> tuple[int | None, int | None]:
         """The most bytes of parameters in a unit that `zero` above 1 moves, None: a unit is a tensor; the first's."""
-        return (self.bucket_size, self.first_bucket_size) if self.use_bucketing else (None, None)
+        return (self.bucket_nbytes, self.first_bucket_size) if self.use_bucketing else (None, None)
 
     def decisions_without_buckets(self) -> list[Decision]:
         """Return the decisions on what "auto" would measure, where a sharded update leaves no buckets."""
         stage = self.zero
-        size = "none" if stage == 1 else str(self.bucket_size)
+        size = "none" if stage == 1 else str(self.bucket_nbytes)
         asked = {"overlap": ("off", self.overlap == AUTO), "bucket_size": (size, self.is_auto and self.use_bucketing)}
         why = "a sharded update has no buckets" if stage == 1 else f"with zero={stage}"
         if self.shards is not None:
             why = "ranks have several shards, whose mean has no buckets"
         reason = f"without measuring: {why}"
         return [Decision(what, chosen, reason, (), 0) for what, (chosen, is_asked) in asked.items() if is_asked]
-
-
-def _checked_overlap(setting: bool | str) -> bool | str:
-    """Return the setting; ArgumentError unless it is True, False or "auto"."""
-    if not isinstance(setting, bool) and not (isinstance(setting, str) and setting == AUTO):
-        raise ArgumentError(f"overlap: expected True, False or 'auto', got {setting!r}")
-    return setting

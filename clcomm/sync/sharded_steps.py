@@ -37,7 +37,7 @@ class ShardedSteps:
     """
 
     def __init__(self, comm: Communicator, space: SharedSpace, shards: LogicalShards, check_finite: bool = False):
-        self._comm, self._space, self._adapter, self.shards = comm, space, space.adapter, shards
+        self.comm, self._space, self._adapter, self.shards = comm, space, space.adapter, shards
         self._mean = ShardMean(comm, space, shards, check_finite) if shards.is_divided else None
         self._buffers: dict[int, dict[str, np.ndarray]] = {}  # by shard, where this rank has several
         self._next = shards.own.start
@@ -122,8 +122,8 @@ class ShardedSteps:
     def require_complete(self) -> None:
         """Raise ArgumentError, on every rank, where one has not computed all of its shards."""
         if self._next != self.shards.own.stop:
-            self._comm.runner.refuse(
-                f"sync_gradients: expected each of rank {self._comm.rank}'s shards, {self.shards.own}, in a block "
+            self.comm.runner.refuse(
+                f"sync_gradients: expected each of rank {self.comm.rank}'s shards, {self.shards.own}, in a block "
                 f"`with sync.shard(model, shard)` before it, got none of shard {self._next}"
             )
 
@@ -146,8 +146,8 @@ class ShardedSteps:
             return
         old, numbers = self.shards.own, self._adapter.random_numbers()
         if self._next != old.start:
-            self._comm.runner.refuse(
-                f"deal_shards: expected it between steps, got it on rank {self._comm.rank} after shard {old.start} and "
+            self.comm.runner.refuse(
+                f"deal_shards: expected it between steps, got it on rank {self.comm.rank} after shard {old.start} and "
                 "before sync_gradients()"
             )
         now = self._adapter.buffers()
@@ -157,7 +157,7 @@ class ShardedSteps:
             for shard in old
             if shard not in shards.own
         }
-        for arrived in self._comm.all_gather_object(leaving, label=GRADIENTS):
+        for arrived in self.comm.all_gather_object(leaving, label=GRADIENTS):
             for shard, (theirs, state) in arrived.items():
                 buffers[shard] = theirs
                 if numbers is not None and state is not None and shard in shards.own:

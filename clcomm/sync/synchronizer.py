@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -12,20 +11,18 @@ import numpy as np
 
 from clcomm.base.errors import no_copy
 from clcomm.base.flat_space.buckets import Bucket
-from clcomm.base.flat_space.parameters import Precision
 from clcomm.base.units import parse_size
-from clcomm.comm.communicator import Communicator
-from clcomm.sync import compression_state
+from clcomm.sync import compression_state, replicas, sample_weights
 from clcomm.sync.bucket_plan import GRADIENTS, hook_name
 from clcomm.sync.compression import CommHook
 from clcomm.sync.decision import Decision
-from clcomm.sync.divergence import ReplicaGuard
-from clcomm.sync.hooks import hook_of, refuse_hook
+from clcomm.sync.hooks import refuse_hook
 from clcomm.sync.known_models import KnownModels
 from clcomm.sync.logical_shards import LogicalShards
-from clcomm.sync.replicas import PARAMETERS, PolicySteps, Replicas
-from clcomm.sync.sample_weights import SampleWeights
-from clcomm.sync.settings import SyncSettings
+from clcomm.sync.model_sync import ModelSync
+from clcomm.sync.policies.policy import saved_state
+from clcomm.sync.replicas import PARAMETERS
+from clcomm.sync.settings import SyncSettings, takes
 
 __all__ = ["GRADIENTS", "PARAMETERS", "Synchronizer"]
 
@@ -77,39 +74,12 @@ class Synchronizer:
             `finish_step(model)` then follows the optimizer's step.
     """
 
-    def __init__(
-        self,
-        comm: Communicator,
-        use_bucketing: bool | None = None,
-        *,
-        bucket_size: int | str | None = None,
-        first_bucket_size: int | str | None = None,
-        split_tensors: bool = False,
-        overlap: bool | str = False,
-        check_replicas_every: int = 0,
-        check_start: bool = True,
-        on_divergence: str = "raise",
-        check_finite: bool = False,
-        compression: str = "none",
-        algorithm: str | None = None,
-        combination: str = "mean",
-        zero: int = 1,
-        precision: Precision | str = "float32",
-        shards: int | None = None,
-        policy: str = "none",
-    ):
-        settings = SyncSettings.of(
-            comm, use_bucketing, bucket_size, first_bucket_size, split_tensors, overlap, zero, precision,
-            check_replicas_every=check_replicas_every, check_start=check_start, on_divergence=on_divergence,
-            check_finite=check_finite, shards=shards, policy=policy,
-        )  # fmt: skip
-        self.comm, self.guard = comm, ReplicaGuard(comm, check_replicas_every, on_divergence)
+    @takes(SyncSettings)
+    def __init__(self, settings: SyncSettings):
+        self.comm = settings.comm
         #: The models that it has seen, for what works on them beside it, such as a DistributedOptimizer.
-        self.models = KnownModels(comm, settings.with_hook(hook_of(compression, algorithm, combination)))
-        #: Their replicas on the ranks, likewise.
-        self.replicas = Replicas(comm, self.models, self.guard)
-        self._weights = SampleWeights(comm, self.models)
-        self._local = PolicySteps(comm, self.models, self.replicas)
+        self.models = KnownModels(settings)
+        self.guard = self.models.guard
 
     def __reduce__(self) -> NoReturn:
         raise no_copy("Synchronizer", "make one for each model")
@@ -121,7 +91,7 @@ class Synchronizer:
 
     @use_bucketing.setter
     def use_bucketing(self, use_bucketing: bool) -> None:
-        self.models.use(replace(self.models.settings, use_bucketing=bool(use_bucketing)))
+        self.models.use(self.models.settings.changed(use_bucketing=bool(use_bucketing)))
 
     @property
     def bucket_size(self) -> int:
@@ -136,7 +106,7 @@ class Synchronizer:
 
     def broadcast_parameters(self, model: object, root: int = 0) -> None:
         """Give every rank root's parameters, in one broadcast, and its buffers; check that the replicas are alike."""
-        self.replicas.broadcast(model, root)
+        replicas.broadcast(self.models.of(model), root)
 
     def broadcast_buffers(self, model: object, root: int = 0) -> None:
         """Give every rank root's buffers, such as the running statistics of batch norm, in one broadcast.
@@ -144,7 +114,7 @@ class Synchronizer:
         Training leaves each rank with those of its own batches: call it before an evaluation, so that all ranks
         evaluate one model. Collective, if the model has any.
         """
-        self.replicas.broadcast_buffers(model, root)
+        replicas.broadcast_buffers(self.models.of(model), root)
 
     def average_parameters(self, model: object) -> None:
         """Replace each rank's parameters by the mean of all ranks'; the same bits everywhere. Collective.
@@ -154,7 +124,7 @@ class Synchronizer:
         Raises ArgumentError where a DistributedOptimizer divides the parameters' update, within `join()`, after
         `expect_samples`, as all ranks' parameters count alike, and for a model with a SyncBatchNorm.
         """
-        self.replicas.average(model, self._weights)
+        replicas.average(self.models.of(model))
 
     def full_parameters(self, model: object) -> AbstractContextManager[None]:
         """Return a block within which every rank has all parameters, to evaluate or to save; entering it is collective.
@@ -197,12 +167,12 @@ class Synchronizer:
         """
         if self.models.is_paused:
             return
-        if self.models.settings.policy is not None:
-            self._weights.refuse_any(samples, of)
-            self._local.gradients_ready(model)
+        ours = self.models.of(model)
+        if ours.settings.policy is not None:
+            replicas.gradients_ready(ours, samples is not None or of is not None)
             return
-        synchronise = partial(self._synchronise_weighted, model, use_bucketing, samples, of)
-        if not self.models.of(model).space.adapter.record(synchronise):
+        synchronise = partial(self._synchronise_weighted, ours, use_bucketing, samples, of)
+        if not ours.space.adapter.record(synchronise):
             synchronise()
 
     def finish_step(self, model: object) -> None:
@@ -210,21 +180,23 @@ class Synchronizer:
 
         Collective in those steps; without a policy nothing happens. Raises ArgumentError before any `sync_gradients`.
         """
-        self._local.finish_step(model)
+        if self.models.settings.policy is not None:
+            replicas.finish_step(self.models.of(model))
 
     def align_parameters(self, model: object) -> None:
         """Give all ranks the same parameters between a policy's outer steps, to evaluate or to save; collective.
 
         An outer step is brought forward for it. Without a policy nothing happens.
         """
-        self._local.align(model)
+        if self.models.settings.policy is not None:
+            replicas.align(self.models.of(model))
 
     def _synchronise_weighted(
-        self, model: object, use_bucketing: bool | None, samples: float | None, of: float | None
+        self, ours: ModelSync, use_bucketing: bool | None, samples: float | None, of: float | None
     ) -> None:
         # In the usual step all ranks' gradients count alike.
-        is_weighted = samples is not None or self._weights.in_join or self.models.of(model).expected_weight is not None
-        self._synchronise(model, use_bucketing, self._weights.take(model, samples, of) if is_weighted else 1.0)
+        is_weighted = samples is not None or self.models.in_join or ours.expected_weight is not None
+        self._synchronise(ours, use_bucketing, sample_weights.take(ours, samples, of) if is_weighted else 1.0)
 
     def expect_samples(self, model: object, samples: float, *, of: float | None = None) -> None:
         """Set, before a step's first backward, of how many samples this rank's gradient will be the mean.
@@ -238,23 +210,22 @@ class Synchronizer:
 
         Raises ArgumentError, on every rank, for a rank without samples where the model has a SyncBatchNorm.
         """
-        self._weights.expect(model, samples, of)
+        sample_weights.expect(self.models.of(model), samples, of)
 
-    def _synchronise(self, model: object, use_bucketing: bool | None, weight: float) -> None:
-        ours = self.models.of(model)
+    def _synchronise(self, ours: ModelSync, use_bucketing: bool | None, weight: float) -> None:
         ours.require_unchanged()
-        if self.models.settings.hook is not None:
-            refuse_hook(self.models.settings.hook, ours.space)
+        if self.models.hook is not None:
+            refuse_hook(self.models.hook, ours.space)
         if not ours.has_started:
-            self.replicas.check_start(ours)
+            replicas.check_start(ours)
         if ours.sharded_update is not None:
             if ours.sharded_steps is not None and ours.shard_mean is not None:
                 ours.sharded_steps.require_complete()
             ours.sharded_update.expect_step(weight)
             return
-        self.replicas.compare_settings(ours)
+        replicas.compare_settings(ours)
         ours.average(use_bucketing, weight)
-        self.replicas.count_synchronisation(ours)
+        replicas.count_synchronisation(ours)
 
     def join(self, model: object, step: Callable[[], object]) -> AbstractContextManager[None]:
         """Let ranks run out of batches at different steps: `sync_gradients(model, samples=...)` within this block.
@@ -270,10 +241,10 @@ class Synchronizer:
         """
 
         def take_part() -> None:
-            self._synchronise(model, None, 0.0)
+            self._synchronise(self.models.of(model), None, 0.0)
             step()
 
-        return self._weights.join(model, take_part)
+        return sample_weights.join(self.models.of(model), take_part)
 
     def shard(self, model: object, shard: int) -> AbstractContextManager[None]:
         """Return a block in which the model computes one logical shard of the step; collective the first time.
@@ -328,7 +299,7 @@ class Synchronizer:
     @property
     def compression(self) -> str:
         """What reduces the gradients, in words; "none" is a plain all-reduce."""
-        return hook_name(self.models.settings.hook)
+        return hook_name(self.models.hook)
 
     def decisions(self) -> tuple[Decision, ...]:
         """Return what was chosen by measuring, with the evidence."""
@@ -350,7 +321,7 @@ class Synchronizer:
         Under a policy, whose ranks are to differ, before the first step alone. With a DistributedOptimizer its settings
         too: MismatchError on every rank where they differ.
         """
-        self.replicas.check(model)
+        replicas.check(self.models.of(model))
 
     def get_communication_stats(self) -> dict[str, float]:
         """Return this rank's gradient traffic: all-reduce calls, their bytes, and the mean of these."""
@@ -365,15 +336,16 @@ class Synchronizer:
         what the policy keeps beside them.
         """
         if self.models.settings.policy is not None:
-            return self._local.state_of(model)
-        return compression_state.state_of(self.comm, self.models, model)
+            steps = self.models.of(model).local_steps
+            return {} if steps is None else saved_state(steps)
+        return compression_state.state_of(self.models, model)
 
     def load_state_dict(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
         """Continue from this rank's `state_dict`; empty: from the start. Collective for a model not seen yet.
 
         Raises ArgumentError, changing nothing, for another model's.
         """
-        if self.models.settings.policy is not None:
-            self._local.load_state(model, state)
-            return
-        compression_state.load_state(self.comm, self.models, model, state)
+        if self.models.settings.policy is None:
+            compression_state.load_state(self.models, model, state)
+        else:
+            replicas.load_local_steps(self.models.of(model), state)

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from clcomm import Communicator
+from tests.pairs.declared import declared
 from tests.pairs.factors import MOST_RANKS, Setting, setting_of, words
 from tests.pairs.outcome import WRONG, Outcome, outcome_of
 from tests.pairs.page import page_of, refused_of
@@ -51,9 +52,9 @@ def main() -> int:
         return 0
     tell(f"seed {options.seed}, up to {min(world.size, MOST_RANKS)} ranks")
     began_s = time.perf_counter()
-    known: list[Levels] = []
+    known: list[Levels] = [*declared()]
     if options.page is not None and options.page.exists():
-        known += refused_of(options.page.read_text(encoding="utf-8"))
+        known += (each for each in refused_of(options.page.read_text(encoding="utf-8")) if each not in known)
     findings = search(run, options.seed, min(world.size, MOST_RANKS), tell, known)
     tell(f"{findings.settings} settings, {len(findings.right)} pairs right, {time.perf_counter() - began_s:.0f} s")
     for cause, text in findings.wrong.items():

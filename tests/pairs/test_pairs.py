@@ -13,6 +13,7 @@ from tests.faults.launch import ROOT, clean_environment, mpiexec
 from tests.helpers import cpu_device
 from tests.pairs import page
 from tests.pairs.covering import Covering
+from tests.pairs.declared import declared
 from tests.pairs.factors import FACTORS, pairs, pairs_of, ranks_of, setting_of, why_not
 from tests.pairs.outcome import REFUSED, RIGHT, outcome_of
 from tests.pairs.search import Findings
@@ -147,6 +148,15 @@ def test_what_would_be_wrong_is_refused_on_every_rank(levels, line):
     if ranks_of(setting) > world.size:
         pytest.skip("needs more ranks")
     found = outcome_of(setting, world)
+    assert found.kind == REFUSED and f": {line}" in found.text, found
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("levels", "line"), declared().items())
+def test_what_the_table_of_settings_excludes_is_refused_on_every_rank(levels, line):
+    found = outcome_of(setting_of(dict(levels)), Communicator(stall_warning_s=60, timeout_s=120))
     assert found.kind == REFUSED and f": {line}" in found.text, found
 
 
