@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from clcomm.base.host.arrays import WORD
+from clcomm.base.host.arrays import WORD, aligned_empty
 from clcomm.engine.device import Device
 from clcomm.engine.host_kernels import HostKernels, HostLaunch
 from clcomm.engine.program import Kernel
@@ -18,7 +18,7 @@ BLOCK = 256
 class DeviceCodec:
     """Prepares the coding and decoding of float32 on a device that computes in the host's memory.
 
-    Its methods are those of the protocol `clcomm.sync.compression.coding.Codec`; results have the same bits as NumPy's.
+    Its methods are named as the functions of `clcomm.sync.compression.coding`; results have the same bits as these.
     """
 
     def __init__(self, device: Device):
@@ -55,8 +55,8 @@ class DeviceCodec:
         first, chosen = row * rows.shape[1], rows.shape[1] // 8
         return self._prepare("to_largest", values, residual, rows, first, chosen, count=values.size, group=values.size)
 
-    def mean_of_largest(self, rows: np.ndarray, out: np.ndarray, total: np.ndarray) -> Callable[[], None] | None:
-        chosen = rows.shape[1] // 8
+    def mean_of_largest(self, rows: np.ndarray, out: np.ndarray) -> Callable[[], None] | None:
+        total, chosen = aligned_empty(out.shape, out.dtype), rows.shape[1] // 8
         return self._prepare("mean_of_largest", rows, out, total, len(rows), chosen, count=out.size, group=out.size)
 
     def times(self, matrix: np.ndarray, factor: np.ndarray, thin: np.ndarray) -> Callable[[], None] | None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from clcomm.base.errors import ArgumentError, DivergenceError, MismatchError, NonFiniteError, name_ranks
+from clcomm.base.errors import DivergenceError, MismatchError, NonFiniteError, name_ranks
 from clcomm.base.flat_space.layout import FlatLayout
 from clcomm.base.flat_space.parameters import ParameterRange
 from clcomm.base.host.arrays import WORD, hash_words
@@ -38,10 +38,6 @@ class ReplicaGuard:
     """
 
     def __init__(self, comm: Communicator, every: int, on_divergence: str):
-        if not isinstance(every, int) or every < 0:
-            raise ArgumentError(f"check_replicas_every: expected a number of steps, 0 for never, got {every!r}")
-        if on_divergence not in ON_DIVERGENCE:
-            raise ArgumentError(f"on_divergence: expected {' or '.join(ON_DIVERGENCE)}, got {on_divergence!r}")
         self._comm, self.every, self.on_divergence = comm, every, on_divergence
         self.checks = self.divergences = 0
         self._optimizers: dict[int, Any] = {}

@@ -10,48 +10,24 @@ from clcomm.base.errors import ArgumentError
 from clcomm.sync.agreement import refused, require_agreement
 from clcomm.sync.bucket_plan import GRADIENTS, hook_name
 from clcomm.sync.compression import CommHook
-from clcomm.sync.decision import DecisionLog
-from clcomm.sync.divergence import ReplicaGuard
-from clcomm.sync.hooks import AdasumHook, hook_of
+from clcomm.sync.hooks import hook_of
 from clcomm.sync.logical_shards import LogicalShards
 from clcomm.sync.model_ranks import ShardedUpdate
 from clcomm.sync.model_sync import ModelSync
-from clcomm.sync.settings import EXCLUDED, SyncSettings
+from clcomm.sync.settings import SyncSettings, SyncState
 from clcomm.sync.shared_space import SharedSpace
 
 if TYPE_CHECKING:
     from clcomm.engine.flat import FlatSpace
 
 
-class KnownModels:
-    """The models of a Synchronizer and what it sets for all of them.
-
-    Attributes:
-        settings: the Synchronizer's; `use` replaces them.
-        hook: reduces each bucket in place of a plain all-reduce; None: a plain all-reduce.
-        guard: compares the replicas.
-        decisions: what was chosen by measuring.
-        in_join: whether ranks may run out of batches.
-
-    Raises ArgumentError for settings that exclude each other.
-    """
+class KnownModels(SyncState):
+    """The models of a Synchronizer, beside what it sets for all of them."""
 
     def __init__(self, settings: SyncSettings):
-        self.settings, self.comm, self.in_join = settings, settings.comm, False
-        self.hook: CommHook | None = None
-        self.guard = ReplicaGuard(self.comm, settings.check_replicas_every, settings.on_divergence)
-        self.decisions = DecisionLog(self.comm.rank)
-        for decision in settings.decisions_without_buckets() if settings.shards and settings.shards.is_divided else ():
-            self.decisions.add(decision)
-        self._models: dict[int, ModelSync] = {}
+        super().__init__(settings)
         self._sharded: list[tuple[FlatSpace, ShardedUpdate]] = []
         self._pauses = 0  # how many no_sync() blocks are open
-        plain = SyncSettings(self.comm)
-        for excluded in EXCLUDED:
-            name = excluded.partition(":")[0]
-            given = getattr(settings, name, None)
-            if given != getattr(plain, name, None):
-                self.refuse(excluded, f"got {given}")
         self._set_hook(hook_of(settings.compression, settings.algorithm, settings.combination))
 
     def __iter__(self) -> Iterator[ModelSync]:
@@ -95,37 +71,6 @@ class KnownModels:
 
     # --- what holds for all of them ---
 
-    def refuse(
-        self, excluded: str, given: str = "", ours: ModelSync | None = None, hook: CommHook | None = None
-    ) -> None:
-        """Raise ArgumentError where a setting is in the way of what EXCLUDED names.
-
-        Args:
-            excluded: one of its keys.
-            given: end of the message.
-            ours: the model that it is about; None: any.
-            hook: what is to reduce each bucket; None: what does now.
-        """
-        settings, hook = self.settings, hook or self.hook
-        divides = settings.zero > 1 and (ours is None or ours.sharded_update is not None)
-        names = {
-            "policy": settings.policy and f"policy={settings.policy.name!r}",
-            "shards": settings.shards and f"shards={settings.shards}",
-            "zero": divides and f"zero={settings.zero}",
-            "hook": hook is not None and "a compression or a hook",
-            "combination": isinstance(hook, AdasumHook) and "combination='adasum'",
-            "overlap": (settings.overlap is True or any(each.overlaps for each in self)) and "overlap",
-        }
-        for name, why in EXCLUDED[excluded].items():
-            if names[name]:
-                raise ArgumentError(", ".join(filter(None, (f"{excluded} with {names[name]}", why, given))))
-
-    def use(self, settings: SyncSettings) -> None:
-        """Let all models follow other settings."""
-        self.settings = settings
-        for ours in self:
-            ours.follow_settings()
-
     @refused
     def deal(self, counts: Sequence[int]) -> LogicalShards:
         """See `Synchronizer.deal_shards`."""
@@ -165,11 +110,6 @@ class KnownModels:
                 self.refuse("split_tensors: expected False", hook=hook)
         self.hook = hook
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether gradients accumulate."""
-        return self._pauses > 0
-
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Let gradients accumulate within this block."""
@@ -181,6 +121,7 @@ class KnownModels:
 
     def _pause(self, change: int) -> None:
         self._pauses += change
+        self.is_paused = self._pauses > 0
         for ours in self:
             ours.pause(self.is_paused)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 from weakref import finalize, proxy
 
 import numpy as np
@@ -25,14 +24,11 @@ from clcomm.sync.decision import Decision
 from clcomm.sync.divergence import MEAN, OWN, PlannedFlip
 from clcomm.sync.logical_shards import ShardMean
 from clcomm.sync.model_ranks import ShardedUpdate
-from clcomm.sync.overlap import CompletionOrder, OverlapChoice
+from clcomm.sync.overlap import CompletionOrder, Overlap, OverlapChoice
 from clcomm.sync.policies.policy import LocalSteps
-from clcomm.sync.settings import SyncSettings
+from clcomm.sync.settings import SyncSettings, SyncState
 from clcomm.sync.sharded_steps import ShardedSteps
 from clcomm.sync.shared_space import SharedSpace
-
-if TYPE_CHECKING:
-    from clcomm.sync.known_models import KnownModels
 
 #: Averages a model's gradients, given the weight of this rank's.
 Averaging = Callable[[float], None]
@@ -57,12 +53,12 @@ class ModelSync:
     """Averages the gradients of one model by the settings and, where these leave a choice, by what is measured.
 
     Args:
-        models: those of the Synchronizer, and what it sets for all.
+        models: what the Synchronizer sets for all of its models.
         space: the model's flat arrays.
     """
 
-    def __init__(self, models: KnownModels, space: SharedSpace):
-        self.models: KnownModels = proxy(models)  # which has this one: what a Synchronizer had is free once it is
+    def __init__(self, models: SyncState, space: SharedSpace):
+        self.models: SyncState = proxy(models)  # which has this one: what a Synchronizer had is free once it is
         self.comm, self.space = models.comm, space
         #: How many times the gradients were averaged.
         self.synchronisations = 0
@@ -193,12 +189,17 @@ class ModelSync:
     @property
     def overlaps(self) -> bool:
         """Whether buckets begin in backward, or are to in a trial."""
-        return self._overlap is not None and self._overlap.overlap is not None
+        return self._followed is not None
 
     @property
     def begins_in_backward(self) -> bool:
         """Whether the model's next backward begins buckets, so that no other may follow before their use."""
-        return self._overlap is not None and self._overlap.overlap is not None and self._overlap.overlap.begins
+        return self._followed is not None and self._followed.begins
+
+    @property
+    def _followed(self) -> Overlap | None:
+        """What follows the model's backward; None: nothing does."""
+        return None if self._overlap is None else self._overlap.overlap
 
     @property
     def completion_order(self) -> tuple[str, ...]:
@@ -229,13 +230,13 @@ class ModelSync:
     def pause(self, is_paused: bool) -> None:
         """Let gradients accumulate, or no longer; another backward begins in either case."""
         self._order.is_paused = is_paused
-        if self._overlap is not None:
-            self._overlap.pause(is_paused)
+        if self._followed is not None:
+            self._followed.pause(is_paused)
 
     def stop_overlap(self) -> None:
         """Stop following the model's backward."""
-        if self._overlap is not None:
-            self._overlap.stop()
+        if self._followed is not None:
+            self._followed.stop()
 
     def flip_bit(self, where: int) -> str:
         """Flip a bit of the parameters now, or of the gradients in the next averaging; return where, in words."""
@@ -257,9 +258,9 @@ class ModelSync:
 
     def _prepare(self, use_bucketing: bool | None) -> Averaging:
         """Return what averages the gradients until something changes; collective where a plan is a new one."""
-        if self._overlap is not None:
-            self._overlap.begin_rest()
-        elif self.settings.overlap and not self._order.is_open:
+        if self._followed is not None:
+            self._followed.begin_rest()
+        elif self._overlap is None and self.settings.overlap and not self._order.is_open:
             self._start_overlap(self.settings.overlap)
         average = self._size_trial(use_bucketing)
         if average is None:
@@ -270,7 +271,7 @@ class ModelSync:
     def _overlapping(self, use_bucketing: bool | None) -> Averaging:
         """Return what averages the gradients with overlap, without it, or as a trial of both."""
         choice = self._overlap
-        if choice is None or choice.overlap is None:
+        if choice is None or self._followed is None:
             return self._plan(use_bucketing, False).run
         if choice.is_settled:
             return partial(choice.run, self._plan(use_bucketing, True))
@@ -278,9 +279,10 @@ class ModelSync:
 
     def _start_overlap(self, setting: bool | str) -> None:
         choice = OverlapChoice(self.comm, self.space, self._order, setting, self.synchronisations + 1)
-        choice.pause(self.models.is_paused)
         self._overlap = choice
-        finalize(self, choice.stop).atexit = False  # the parameters' hooks would begin buckets for nobody
+        if choice.overlap is not None:
+            choice.overlap.pause(self.models.is_paused)
+            finalize(self, choice.overlap.stop).atexit = False  # the parameters' hooks would begin buckets for nobody
         if choice.decision is not None:
             self._overlap_decided(choice.decision)
 
@@ -319,8 +321,8 @@ class ModelSync:
         if tuning is None:
             hook = self.models.hook
             may_try = hook is None or getattr(hook, "elementwise", False)
-            overlap = self._overlap.overlap if overlaps and self._overlap is not None else None
-            tuning = self._tunings[overlaps] = AutoBuckets(self.comm, self.space, may_try, overlap)
+            followed = self._followed if overlaps else None
+            tuning = self._tunings[overlaps] = AutoBuckets(self.comm, self.space, may_try, followed)
         return tuning
 
     def _try_size(self, tuning: AutoBuckets, weight: float) -> None:

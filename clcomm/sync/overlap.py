@@ -224,21 +224,6 @@ class OverlapChoice:
             self._compare(step)
         self._ended_s = time.perf_counter()
 
-    def begin_rest(self) -> None:
-        """Begin the buckets that backward has not begun; in a synchronisation."""
-        if self.overlap is not None:
-            self.overlap.begin_rest()
-
-    def pause(self, is_paused: bool) -> None:
-        """Let gradients accumulate, or no longer."""
-        if self.overlap is not None:
-            self.overlap.pause(is_paused)
-
-    def stop(self) -> None:
-        """Stop following the model's backward."""
-        if self.overlap is not None:
-            self.overlap.stop()
-
     def _compare(self, step: int) -> None:
         """Compare the mean times of all ranks: overlap, which is not the default, has to be faster beyond the noise."""
         off_s, on_s = self._comm.all_reduce(np.array(self._seconds), "mean", label=CHECKS)

@@ -13,8 +13,10 @@ from clcomm.base.errors import ArgumentError
 from clcomm.base.flat_space.parameters import Precision, parse_precision
 from clcomm.base.units import parse_size
 from clcomm.comm.communicator import AUTO, Communicator
-from clcomm.sync.decision import Decision
-from clcomm.sync.divergence import ON_DIVERGENCE
+from clcomm.sync.compression import CommHook
+from clcomm.sync.decision import Decision, DecisionLog
+from clcomm.sync.divergence import ON_DIVERGENCE, ReplicaGuard
+from clcomm.sync.hooks import AdasumHook
 from clcomm.sync.logical_shards import LogicalShards
 from clcomm.sync.policies.choose import parse_policy
 from clcomm.sync.policies.policy import Policy
@@ -22,7 +24,7 @@ from clcomm.sync.policies.policy import Policy
 #: The stages of ZeRO.
 STAGES = (1, 2, 3)
 _OWN_STEPS = "under which ranks take steps of their own"
-#: What is expected of an argument, by the settings with which nothing else goes, and why; see `KnownModels.refuse`.
+#: What is expected of an argument, by the settings with which nothing else goes, and why; see `SyncState.refuse`.
 EXCLUDED: Mapping[str, Mapping[str, str]] = {
     "zero: expected 1": {"shards": "whose gradients each rank needs whole", "policy": ""},
     "split_tensors: expected False": {"zero": "which moves whole tensors", "hook": "which need whole tensors"},
@@ -71,7 +73,7 @@ class Option(Generic[Given, Kept]):
         self, default: Given, help: str = "", *, keep: Callable[[Any, Any], Kept] | None = None,
         allows: Callable[[Any], bool] = lambda _: True, expected: str = "",
     ):  # fmt: skip
-        self.default, self.help, self._keep, self._allows, self._expected = default, help, keep, allows, expected
+        self.default, self.help, self.expected, self._keep, self._allows = default, help, expected, keep, allows
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -85,7 +87,7 @@ class Option(Generic[Given, Kept]):
 
     def __set__(self, of: object, value: Given) -> None:
         if not self._allows(value):
-            raise ArgumentError(f"{self._name}: expected {self._expected}, got {value!r}")
+            raise ArgumentError(f"{self._name}: expected {self.expected}, got {value!r}")
         vars(of)[self._name] = value if self._keep is None else self._keep(of, value)
 
 
@@ -100,7 +102,7 @@ def takes(make: Callable[Arguments, Made]) -> Callable[..., Callable[Concatenate
         given = [each.replace(annotation=_OPTION.sub(r"\1", each.annotation)) for each in declared.parameters.values()]
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
         __init__.__signature__ = declared.replace(parameters=[own, *given])  # type: ignore[attr-defined]
-        make.__init__.__qualname__ = __init__.__qualname__ = init.__qualname__  # type: ignore[misc]
+        make.__init__.__qualname__ = __init__.__qualname__ = init.__qualname__
         return __init__
 
     return decorate
@@ -207,3 +209,63 @@ class SyncSettings:
             why = "ranks have several shards, whose mean has no buckets"
         reason = f"without measuring: {why}"
         return [Decision(what, chosen, reason, (), 0) for what, (chosen, is_asked) in asked.items() if is_asked]
+
+
+class SyncState:
+    """What a Synchronizer sets for all of its models.
+
+    Attributes:
+        settings: its arguments; `use` replaces them.
+        hook: reduces each bucket in place of a plain all-reduce; None: a plain all-reduce.
+        guard: compares the replicas.
+        decisions: what was chosen by measuring.
+        is_paused: whether gradients accumulate.
+        in_join: whether ranks may run out of batches.
+
+    Raises ArgumentError for settings that exclude each other.
+    """
+
+    def __init__(self, settings: SyncSettings):
+        self.settings, self.comm = settings, settings.comm
+        self.is_paused = self.in_join = False
+        self.hook: CommHook | None = None
+        self.guard = ReplicaGuard(self.comm, settings.check_replicas_every, settings.on_divergence)
+        self.decisions = DecisionLog(self.comm.rank)
+        for decision in settings.decisions_without_buckets() if settings.shards and settings.shards.is_divided else ():
+            self.decisions.add(decision)
+        self._models: dict[int, Any] = {}  # each one's ModelSync, by the model's id
+        plain = SyncSettings(self.comm)
+        for excluded in EXCLUDED:
+            name = excluded.partition(":")[0]
+            given = getattr(settings, name, None)
+            if given != getattr(plain, name, None):
+                self.refuse(excluded, f"got {given}")
+
+    def refuse(self, excluded: str, given: str = "", ours: Any = None, hook: CommHook | None = None) -> None:
+        """Raise ArgumentError where a setting is in the way of what EXCLUDED names.
+
+        Args:
+            excluded: one of its keys.
+            given: end of the message.
+            ours: the model that it is about; None: any.
+            hook: what is to reduce each bucket; None: what does now.
+        """
+        settings, hook = self.settings, self.hook if hook is None else hook
+        divides = settings.zero > 1 and (ours is None or ours.sharded_update is not None)
+        names = {
+            "policy": settings.policy and f"policy={settings.policy.name!r}",
+            "shards": settings.shards and f"shards={settings.shards}",
+            "zero": divides and f"zero={settings.zero}",
+            "hook": hook is not None and "a compression or a hook",
+            "combination": isinstance(hook, AdasumHook) and "combination='adasum'",
+            "overlap": (settings.overlap is True or any(each.overlaps for each in self._models.values())) and "overlap",
+        }
+        for name, why in EXCLUDED[excluded].items():
+            if names[name]:
+                raise ArgumentError(", ".join(filter(None, (f"{excluded} with {names[name]}", why, given))))
+
+    def use(self, settings: SyncSettings) -> None:
+        """Let all models follow other settings."""
+        self.settings = settings
+        for ours in self._models.values():
+            ours.follow_settings()

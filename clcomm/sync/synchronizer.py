@@ -80,6 +80,7 @@ class Synchronizer:
         #: The models that it has seen, for what works on them beside it, such as a DistributedOptimizer.
         self.models = KnownModels(settings)
         self.guard = self.models.guard
+        self._has_policy = settings.policy is not None
 
     def __reduce__(self) -> NoReturn:
         raise no_copy("Synchronizer", "make one for each model")
@@ -168,7 +169,7 @@ class Synchronizer:
         if self.models.is_paused:
             return
         ours = self.models.of(model)
-        if ours.settings.policy is not None:
+        if self._has_policy:
             replicas.gradients_ready(ours, samples is not None or of is not None)
             return
         synchronise = partial(self._synchronise_weighted, ours, use_bucketing, samples, of)
@@ -180,7 +181,7 @@ class Synchronizer:
 
         Collective in those steps; without a policy nothing happens. Raises ArgumentError before any `sync_gradients`.
         """
-        if self.models.settings.policy is not None:
+        if self._has_policy:
             replicas.finish_step(self.models.of(model))
 
     def align_parameters(self, model: object) -> None:
@@ -188,7 +189,7 @@ class Synchronizer:
 
         An outer step is brought forward for it. Without a policy nothing happens.
         """
-        if self.models.settings.policy is not None:
+        if self._has_policy:
             replicas.align(self.models.of(model))
 
     def _synchronise_weighted(
@@ -335,7 +336,7 @@ class Synchronizer:
         Compression between hosts keeps it on the first rank of each. With a policy it is the rank's own parameters and
         what the policy keeps beside them.
         """
-        if self.models.settings.policy is not None:
+        if self._has_policy:
             steps = self.models.of(model).local_steps
             return {} if steps is None else saved_state(steps)
         return compression_state.state_of(self.models, model)
@@ -345,7 +346,7 @@ class Synchronizer:
 
         Raises ArgumentError, changing nothing, for another model's.
         """
-        if self.models.settings.policy is None:
+        if not self._has_policy:
             compression_state.load_state(self.models, model, state)
         else:
             replicas.load_local_steps(self.models.of(model), state)

@@ -1,7 +1,8 @@
 """Collects the messages of all errors that clcomm can raise, from the sources alone.
 
 They are the texts with which its errors are constructed, and all other texts that have a message's form, "expected A,
-got B": a function may return one, which another raises, on another rank even.
+got B": a function may return one, which another raises, on another rank even. Those of a Synchronizer's options are
+declared with them.
 """
 
 from __future__ import annotations
@@ -70,7 +71,20 @@ def messages() -> list[Message]:
         known = {message.text for message in constructed}
         found.update(dict.fromkeys(constructed))
         found.update({Message(file, PASSED_ON, text): None for text in _formed(tree) if text not in known})
-    return list(found)
+    return [*dict.fromkeys([*found, *_declared()])]
+
+
+def _declared() -> Iterator[Message]:
+    """Yield what a Synchronizer's options and the table of those that exclude each other say."""
+    from clcomm.sync import settings
+
+    file = "clcomm/sync/settings.py"
+    for name, option in vars(settings.SyncSettings).items():
+        if isinstance(option, settings.Option) and option.expected:
+            yield Message(file, "ArgumentError", f"{name}: expected {option.expected}, got {ANY}")
+    for excluded, reasons in settings.EXCLUDED.items():
+        for reason in reasons.values():
+            yield Message(file, "ArgumentError", f"{excluded} with {ANY}{reason and f', {reason}'}")
 
 
 def _calls(tree: ast.AST, classes: set[str]) -> Iterator[tuple[ast.AST, ast.Call]]:

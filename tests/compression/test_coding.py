@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from clcomm.base.host.arrays import BFLOAT16, from_bfloat16
-from clcomm.sync.compression.coding import BLOCK, Coding, chars_nbytes, largest_nbytes
+from clcomm.sync.compression.coding import BLOCK, chars_nbytes, largest_nbytes
+from tests.coding import Coding
 
 CODING = Coding(None)
 SEEDS = range(40)

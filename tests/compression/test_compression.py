@@ -16,9 +16,10 @@ from clcomm.base.host.arrays import from_bfloat16, to_bfloat16
 from clcomm.engine import Generator, Linear, Tensor
 from clcomm.engine.codec import DeviceCodec
 from clcomm.sync.compression import parse_compression
-from clcomm.sync.compression.coding import BLOCK, Coding, chars_nbytes, unpack
+from clcomm.sync.compression.coding import BLOCK, chars_nbytes, unpack
 from clcomm.sync.compression.quantized import TopK
 from clcomm.sync.compression.ranks import Task
+from tests.coding import Coding
 from tests.compressed_gradients import BUCKET, FEEDBACK, LAYOUT, SCHEMES, SIZE, gradient_of
 from tests.numpy_models import set_gradients, small_model
 from tests.training.trainers import make_trainer
@@ -35,7 +36,7 @@ def test_what_was_sent_and_the_residual_are_what_was_wanted(comm, scheme):
         wanted += sum(gradient_of(rank, step).astype(np.float64) for rank in range(comm.size)) / comm.size
         hook(own, comm, out, BUCKET)
         sent += out
-    left = comm.all_reduce(hook.feedback.residual_of(Task(own, comm, out, BUCKET)).astype(np.float64), "mean")
+    left = comm.all_reduce(hook.kept_of(Task(own, comm, out, BUCKET)).astype(np.float64), "mean")
     np.testing.assert_allclose(sent + left, wanted, atol=2e-5)
     assert np.abs(left).max() > 1e-4, "there was something to feed back"
 

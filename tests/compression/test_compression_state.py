@@ -8,7 +8,8 @@ import pytest
 from clcomm import Communicator, Synchronizer
 from clcomm.base.errors import ArgumentError, CheckpointError
 from clcomm.jobs import checkpoint
-from clcomm.sync.compression.quantized import FlatMemory
+from clcomm.sync.compression.quantized import Int8
+from clcomm.sync.compression.ranks import Task
 from tests.compressed_gradients import FEEDBACK, LAYOUT, SCHEMES
 from tests.helpers import one_line
 from tests.numpy_models import set_gradients, small_model
@@ -48,12 +49,16 @@ def test_two_models_have_residuals_of_their_own(comm, scheme):
 
 
 def test_residuals_stay_with_their_elements_when_buckets_change():
-    memory = FlatMemory()
-    flat = np.zeros(LAYOUT.span, np.uint8)
+    hook, flat = Int8(), np.zeros(LAYOUT.span, np.uint8)
+    solo, none = Communicator(transport="solo"), np.empty(0, np.float32)
     (whole,), parts = LAYOUT.buckets(1 << 20), LAYOUT.buckets(None)
+
+    def kept_of(bucket):
+        return hook.kept_of(Task(flat[bucket.start : bucket.stop].view(np.float32), solo, none, bucket))
+
     for bucket in parts:
-        memory.of(flat[bucket.start : bucket.stop].view(np.float32), bucket)[:] = bucket.index + 1
-    kept = memory.of(flat[whole.start : whole.stop].view(np.float32), whole)
+        kept_of(bucket)[:] = bucket.index + 1
+    kept = kept_of(whole)
     assert [kept[place.start // 4] for place in LAYOUT.ranges] == [1, 2]
 
 

@@ -39,6 +39,7 @@ def test_each_list_has_a_section_that_says_what_to_do() -> None:
         lambda: Communicator(bucket_size=0),
         lambda: Communicator(transport="pigeon"),
         lambda: Synchronizer(Communicator(), zero=4),
+        lambda: Synchronizer(Communicator(), shards=4, zero=2),
         lambda: Synchronizer(Communicator(), compression="zip"),
         lambda: Communicator().all_reduce([1.0]),
         lambda: Communicator().all_reduce(np.ones(3), "median"),

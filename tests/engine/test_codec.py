@@ -13,7 +13,8 @@ from clcomm.engine import codec as device_codec
 from clcomm.engine import fold as device_fold
 from clcomm.engine.codec import DeviceCodec
 from clcomm.engine.fold import DeviceFold
-from clcomm.sync.compression.coding import BLOCK, Coding, chars_nbytes, largest_nbytes
+from clcomm.sync.compression.coding import BLOCK, chars_nbytes, largest_nbytes
+from tests.coding import Coding
 from training.engines.rehearsal import Rehearsal
 
 #: Where rounding, overflow and underflow of either half show, beside ordinary numbers.

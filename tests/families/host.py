@@ -38,7 +38,8 @@ from clcomm.engine import host_kernels
 from clcomm.engine.codec import DeviceCodec, hash_buffer
 from clcomm.engine.device import Device
 from clcomm.engine.fold import MOST_ROWS, DeviceFold
-from clcomm.sync.compression.coding import Coding, chars_nbytes, largest_nbytes
+from clcomm.sync.compression.coding import chars_nbytes, largest_nbytes
+from tests.coding import Coding
 from tests.families.family import Family, assert_equal, assert_near, drawn, whole_numbers
 from training.engines.gather import DeviceGather
 

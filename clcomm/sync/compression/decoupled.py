@@ -8,16 +8,14 @@ Source: Peng, Quesnelle and Kingma, "DeMo: Decoupled momentum optimization", arX
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
-from clcomm.base.errors import ArgumentError
-from clcomm.base.flat_space.layout import FlatLayout
 from clcomm.base.host.arrays import BFLOAT16, from_bfloat16, to_bfloat16
 from clcomm.sync.compression.coding import Work
-from clcomm.sync.compression.quantized import COPIES_DIFFER, FlatMemory, checked_entry, require_known
-from clcomm.sync.compression.ranks import PreparedHook, Task, prepare_exchange
+from clcomm.sync.compression.quantized import COPIES_DIFFER, RemembersFlat
+from clcomm.sync.compression.ranks import Task, prepare_exchange
+from clcomm.sync.policies.codes import rows_of
 
 #: Numbers are transformed in squares of so many rows; of the momentum a step keeps this share.
 _EDGE, _DECAY = 64, np.float32(0.999)
@@ -27,25 +25,27 @@ _EDGE, _DECAY = 64, np.float32(0.999)
 _SENT = np.dtype([("place", np.uint16), ("value", BFLOAT16)])
 
 
-class DeMo(PreparedHook):
+class DeMo(RemembersFlat):
     """A bucket's result is the sign of the ranks' mean of their `count` strongest frequencies in each 4,096 numbers."""
 
     refuses_parts = COPIES_DIFFER
 
+    kept, has_plain_padding = "momentum", False
+
     def __init__(self, count: int):
+        super().__init__()
         self.count = count
-        self._momentum = FlatMemory()
 
     def prepare(self, task: Task) -> Work:
         size, squares = task.gradient.size, -(-task.gradient.size // _EDGE**2)
-        momentum = self._momentum.of(task.gradient, task.bucket, task.flat)
+        momentum = self.kept_of(task)
         is_parameter = _parameters_of(task)
 
         def encode(rows: np.ndarray, rank: int) -> Work:
             def run() -> None:
                 np.multiply(momentum, _DECAY, out=momentum)
                 np.add(momentum, task.gradient, out=momentum)
-                frequencies = _transformed(_squares(momentum), _COSINES.T)
+                frequencies = _transformed(rows_of(momentum, _EDGE**2).reshape(-1, _EDGE, _EDGE), _COSINES.T)
                 sent = rows[rank].view(_SENT).reshape(squares, self.count)
                 _put_strongest(frequencies.reshape(squares, -1), sent)
                 own = np.zeros_like(frequencies)
@@ -65,21 +65,6 @@ class DeMo(PreparedHook):
             return run
 
         return prepare_exchange(task.ranks, squares * self.count * _SENT.itemsize, np.uint8, encode, decode)
-
-    def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
-        """Return this rank's momentum of the model with gradients in `flat`, for a checkpoint."""
-        return {"momentum": self._momentum.whole(flat)}
-
-    def check_state(self, layout: FlatLayout, state: Mapping[str, np.ndarray]) -> None:
-        """Raise ArgumentError unless `state` holds finite momentum of this layout."""
-        momentum = checked_entry(state, "momentum", np.dtype(np.uint8), (layout.span,))
-        require_known(state, {"momentum"})
-        for place in layout.ranges:
-            if not np.isfinite(layout.view(momentum, place.name)).all():
-                raise ArgumentError(f"state_dict['momentum']: expected finite numbers, got others for {place.name!r}")
-
-    def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        self._momentum.load(flat, state["momentum"])
 
     def __str__(self) -> str:
         return f"demo:{self.count}"
@@ -104,12 +89,6 @@ def _parameters_of(task: Task) -> np.ndarray:
         start, stop = max(place.start, task.bucket.start), min(place.stop, task.bucket.stop)
         found[(start - task.bucket.start) // item : (stop - task.bucket.start) // item] = 1
     return found
-
-
-def _squares(values: np.ndarray) -> np.ndarray:
-    squares = np.zeros((-(-values.size // _EDGE**2), _EDGE, _EDGE), np.float32)
-    squares.reshape(-1)[: values.size] = values
-    return squares
 
 
 def _transformed(squares: np.ndarray, matrix: np.ndarray) -> np.ndarray:

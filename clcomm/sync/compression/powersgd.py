@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -15,17 +15,12 @@ from clcomm.base.flat_space.parameters import ParameterRange
 from clcomm.base.host.arrays import aligned_empty, aligned_zeros
 from clcomm.comm.collectives.arguments import address_of
 from clcomm.comm.transport.reduction import without_warnings
-from clcomm.sync.compression.coding import Coding, Work
-from clcomm.sync.compression.quantized import (
-    Feedback,
-    checked_entry,
-    model_of,
-    require_known,
-)
-from clcomm.sync.compression.ranks import PreparedHook, Ranks, Task
+from clcomm.sync.compression.coding import Codec, Work, outer, prepared, times, transposed_times
+from clcomm.sync.compression.quantized import RemembersFlat, checked_entry, model_of
+from clcomm.sync.compression.ranks import Ranks, Task
 
 
-class PowerSGD(PreparedHook):
+class PowerSGD(RemembersFlat):
     """One step of power iteration from the last step's factors, with error feedback.
 
     One-dimensional tensors, and matrices that are no larger than their two factors, are sent whole.
@@ -37,17 +32,17 @@ class PowerSGD(PreparedHook):
     between_hosts = True
 
     def __init__(self, rank: int):
+        super().__init__()
         self.rank = rank
-        self.feedback = Feedback()
         self._factors: dict[tuple[int, str], np.ndarray] = {}
 
     def prepare(self, task: Task) -> Work:
-        gradient, comm, bucket, coding = task.gradient, task.ranks, task.bucket, Coding(task.codec)
+        gradient, comm, bucket = task.gradient, task.ranks, task.bucket
         wanted, mean = (aligned_zeros(gradient.nbytes).view(gradient.dtype) for _ in range(2))
-        residual, key = self.feedback.residual_of(task), model_of(gradient, bucket)
+        residual, key = self.kept_of(task), model_of(gradient, bucket)
         (matrices, whole), (targets, whole_targets) = self._split(wanted, bucket), self._split(mean, bucket)
         factored = [
-            _Factored(coding, name, matrix, target, self.rank)
+            _Factored(task.codec, name, matrix, target, self.rank)
             for (name, matrix), (_, target) in zip(matrices, targets, strict=True)
         ]
 
@@ -101,19 +96,18 @@ class PowerSGD(PreparedHook):
     def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
         base = address_of(flat)
         factors = {f"factor/{name}": value for (key, name), value in self._factors.items() if key == base}
-        return self.feedback.state_of(flat) | factors
+        return super().state_of(flat) | factors
 
-    def check_state(self, layout: FlatLayout, state: Mapping[str, np.ndarray]) -> None:
-        self.feedback.check_state(layout, state)
+    def check_state(self, layout: FlatLayout, state: Mapping[str, np.ndarray], known: Collection[str] = ()) -> None:
         ranges = {f"factor/{place.name}": place for place in layout.ranges if self._is_factored(place)}
-        require_known(state, {"residual", *ranges})
+        super().check_state(layout, state, ranges)
         for name in ranges.keys() & state.keys():
             shape = (_as_matrix(ranges[name])[1], self.rank)
             if not np.isfinite(checked_entry(state, name, np.dtype(ranges[name].dtype), shape)).all():
                 raise ArgumentError(f"state_dict[{name!r}]: expected finite numbers, got others")
 
     def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        self.feedback.load_state_of(flat, state)
+        super().load_state_of(flat, state)
         for name, value in state.items():
             if name.startswith("factor/"):
                 self._factors[address_of(flat), name.removeprefix("factor/")] = value.copy()
@@ -125,13 +119,13 @@ class PowerSGD(PreparedHook):
 class _Factored:
     """A gradient matrix with its factors, (rank, rows) and (rank, columns), and the target of their product."""
 
-    def __init__(self, coding: Coding, name: str, matrix: np.ndarray, target: np.ndarray, rank: int):
+    def __init__(self, codec: Codec | None, name: str, matrix: np.ndarray, target: np.ndarray, rank: int):
         self.name = name
         rows, columns = matrix.shape
         self.first, self.second = (aligned_empty((rank, length), matrix.dtype) for length in (rows, columns))
-        self.project = coding.times(matrix, self.second, self.first)
-        self.project_back = coding.transposed_times(matrix, self.first, self.second)
-        self.expand = coding.outer(self.first, self.second, target)
+        self.project = prepared(codec, times, matrix, self.second, self.first)
+        self.project_back = prepared(codec, transposed_times, matrix, self.first, self.second)
+        self.expand = prepared(codec, outer, self.first, self.second, target)
 
 
 def _as_matrix(place: ParameterRange) -> tuple[int, int]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
@@ -14,7 +12,8 @@ from clcomm.base.flat_space.buckets import Bucket
 from clcomm.base.flat_space.layout import FlatLayout
 from clcomm.base.host.arrays import BFLOAT16, aligned_zeros
 from clcomm.comm.collectives.arguments import address_of
-from clcomm.sync.compression.coding import Coding, Work, chars_nbytes, largest_nbytes
+from clcomm.sync.compression import coding
+from clcomm.sync.compression.coding import Work
 from clcomm.sync.compression.ranks import PreparedHook, Task, prepare_exchange
 
 # --- Error feedback: the error of a lossy scheme is added to the next step's gradient (Karimireddy et al., 2019). ---
@@ -23,72 +22,69 @@ from clcomm.sync.compression.ranks import PreparedHook, Task, prepare_exchange
 COPIES_DIFFER = "what it rounds off a parameter depends on others, so that tensor-parallel ranks' copies would differ"
 
 
-class FlatMemory:
-    """One value for each element of a model's gradients, zero at first; one flat array per model.
+class RemembersFlat(PreparedHook):
+    """A hook that keeps one number for each gradient of a model, zero at first, such as a residual.
 
-    Values belong to places in the flat space, and survive new buckets.
+    Numbers belong to places in the flat space, and survive new buckets.
+
+    Attributes:
+        kept: their name in a state.
+        has_plain_padding: whether the bytes between the parameters are 0; else they may be a number -0.
     """
 
+    kept = "residual"
+    has_plain_padding = True
+
     def __init__(self) -> None:
-        self._kept: dict[int, np.ndarray] = {}
+        self._numbers: dict[int, np.ndarray] = {}  # as bytes, by model
 
-    def of(self, gradient: np.ndarray, bucket: Bucket, flat: np.ndarray | None = None) -> np.ndarray:
-        """Return the values of a bucket's elements, to be read and written.
+    def kept_of(self, task: Task) -> np.ndarray:
+        """Return the numbers of a task's bucket, to be read and written; zeros before the first step.
 
-        With `flat`, all of the model's gradients, every call returns the same memory; without it, a bucket beyond the
-        end of the memory moves all values to larger memory.
+        Where the task has all of the model's gradients, every call returns the same memory; else a bucket beyond the
+        end of the memory moves all numbers to larger memory.
         """
-        kept = self._bytes_of(model_of(gradient, bucket), bucket.stop if flat is None else flat.nbytes)
-        return kept[bucket.start : bucket.stop].view(gradient.dtype)
-
-    def whole(self, flat: np.ndarray) -> np.ndarray:
-        """Return a model's values as bytes; flat: its gradients."""
-        result = np.zeros(flat.nbytes, np.uint8)
-        kept = self._kept.get(address_of(flat), result)
-        result[: kept.size] = kept
-        return result
-
-    def load(self, flat: np.ndarray, values: np.ndarray) -> None:
-        self._bytes_of(address_of(flat), flat.nbytes)[: values.size] = values
+        bucket, gradient, flat = task.bucket, task.gradient, task.flat
+        numbers = self._bytes_of(model_of(gradient, bucket), bucket.stop if flat is None else flat.nbytes)
+        return numbers[bucket.start : bucket.stop].view(gradient.dtype)
 
     def _bytes_of(self, base: int, nbytes: int) -> np.ndarray:
         """Return a model's memory, enlarged to at least `nbytes`, values kept."""
-        kept = self._kept.get(base)
+        kept = self._numbers.get(base)
         if kept is None or kept.size < nbytes:
             grown = aligned_zeros(nbytes)
             if kept is not None:
                 grown[: kept.size] = kept
-            kept = self._kept[base] = grown
+            kept = self._numbers[base] = grown
         return kept
 
-
-class Feedback:
-    """Error feedback: each bucket's residual is the sum of the gradients so far minus the sum of the sent ones."""
-
-    def __init__(self) -> None:
-        self._residuals = FlatMemory()
-
-    def residual_of(self, task: Task) -> np.ndarray:
-        """Return the residual of a task's bucket, to be read and written; zeros before the first step."""
-        return self._residuals.of(task.gradient, task.bucket, task.flat)
-
     def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
-        """Return this rank's residuals of the model with gradients in `flat`, for a checkpoint."""
-        return {"residual": self._residuals.whole(flat)}
+        """Return this rank's state of the model with gradients in `flat`, for a checkpoint."""
+        result = np.zeros(flat.nbytes, np.uint8)
+        kept = self._numbers.get(address_of(flat), result)
+        result[: kept.size] = kept
+        return {self.kept: result}
 
-    def check_state(self, layout: FlatLayout, state: Mapping[str, np.ndarray]) -> None:
-        """Raise ArgumentError unless `state` holds residuals of this layout, with zeros in the padding."""
-        residual = checked_entry(state, "residual", np.dtype(np.uint8), (layout.span,))
-        padding = residual.copy()
+    def check_state(self, layout: FlatLayout, state: Mapping[str, np.ndarray], known: Collection[str] = ()) -> None:
+        """Raise ArgumentError unless `state` holds finite numbers of this layout, with plain padding.
+
+        known: the other entries that it may have.
+        """
+        found = checked_entry(state, self.kept, np.dtype(np.uint8), (layout.span,))
+        padding = found.copy()
         for place in layout.ranges:
             padding[place.start : place.stop] = 0
-            if not np.isfinite(layout.view(residual, place.name)).all():
-                raise ArgumentError(f"state_dict['residual']: expected finite numbers, got others for {place.name!r}")
-        if padding.any():
-            raise ArgumentError("state_dict['residual']: expected zeros between the parameters, got something else")
+            if not np.isfinite(layout.view(found, place.name)).all():
+                expected = f"finite numbers, got others for {place.name!r}"
+                raise ArgumentError(f"state_dict[{self.kept!r}]: expected {expected}")
+        if padding.any() and self.has_plain_padding:
+            raise ArgumentError(f"state_dict[{self.kept!r}]: expected zeros between the parameters, got something else")
+        require_known(state, {self.kept, *known})
 
     def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        self._residuals.load(flat, state["residual"])
+        """Go on from a `state_of`."""
+        values = state[self.kept]
+        self._bytes_of(address_of(flat), flat.nbytes)[: values.size] = values
 
 
 def model_of(gradient: np.ndarray, bucket: Bucket) -> int:
@@ -128,12 +124,17 @@ class _Halves(PreparedHook):
 
     elementwise = between_hosts = True
     _dtype: np.dtype
+    _encode: Callable[[np.ndarray, np.ndarray, int], None]
+    _decode: Callable[[np.ndarray, np.ndarray], None]
 
     def prepare(self, task: Task) -> Work:
-        ranks, nbytes, coding = task.ranks, 2 * task.gradient.size, Coding(task.codec)
+        ranks, nbytes, codec = task.ranks, 2 * task.gradient.size, task.codec
         own, total = (make(nbytes).view(self._dtype) for make in (ranks.allocate, ranks.allocate_common))
-        encode, decode = self._preparers(coding)
-        parts = [encode(task.gradient, own, ranks.size), ranks.all_reduce_init(own, out=total), decode(total, task.out)]
+        parts = [
+            coding.prepared(codec, self._encode, task.gradient, own, ranks.size),
+            ranks.all_reduce_init(own, out=total),
+            coding.prepared(codec, self._decode, total, task.out),
+        ]
 
         def run() -> None:
             for part in parts:
@@ -141,18 +142,12 @@ class _Halves(PreparedHook):
 
         return run
 
-    @abstractmethod
-    def _preparers(self, coding: Coding) -> tuple[Callable[..., Work], Callable[..., Work]]:
-        """Return the methods of `coding` that prepare encoding and decoding."""
-
 
 class Float16(_Halves):
     """Gradients are sent and summed as float16, divided by the number of ranks first to avoid overflow."""
 
     _dtype = np.dtype(np.float16)
-
-    def _preparers(self, coding: Coding) -> tuple[Callable[..., Work], Callable[..., Work]]:
-        return coding.to_halves, coding.from_halves
+    _encode, _decode = staticmethod(coding.to_halves), staticmethod(coding.from_halves)
 
     def __str__(self) -> str:
         return "fp16"
@@ -162,38 +157,25 @@ class BFloat16(_Halves):
     """Gradients are sent as bfloat16 and summed as float32 in rank order; the sum is rounded to bfloat16."""
 
     _dtype = BFLOAT16
-
-    def _preparers(self, coding: Coding) -> tuple[Callable[..., Work], Callable[..., Work]]:
-        return coding.to_bfloat16, coding.from_bfloat16
+    _encode, _decode = staticmethod(coding.to_bfloat16), staticmethod(coding.from_bfloat16)
 
     def __str__(self) -> str:
         return "bf16"
 
 
-class Int8(PreparedHook):
+class Int8(RemembersFlat):
     """Each block is scaled to [-127, 127]; the rounding error is added to the next step's gradient."""
 
     between_hosts = True
     refuses_parts = COPIES_DIFFER
 
-    def __init__(self) -> None:
-        self.feedback = Feedback()
-
     def prepare(self, task: Task) -> Work:
-        gradient, coding = task.gradient, Coding(task.codec)
-        encode = partial(coding.to_chars, gradient, self.feedback.residual_of(task))
-        decode = partial(coding.mean_of_chars, out=task.out)
-        return prepare_exchange(task.ranks, chars_nbytes(gradient.size), np.uint8, encode, decode)
-
-    def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
-        return self.feedback.state_of(flat)
-
-    def check_state(self, layout: FlatLayout, state: Mapping[str, np.ndarray]) -> None:
-        self.feedback.check_state(layout, state)
-        require_known(state, {"residual"})
-
-    def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        self.feedback.load_state_of(flat, state)
+        gradient, kept = task.gradient, self.kept_of(task)
+        return prepare_exchange(
+            task.ranks, coding.chars_nbytes(gradient.size), np.uint8,
+            lambda rows, rank: coding.prepared(task.codec, coding.to_chars, gradient, kept, rows, rank),
+            lambda rows: coding.prepared(task.codec, coding.mean_of_chars, rows, task.out),
+        )  # fmt: skip
 
     def __str__(self) -> str:
         return "int8"
@@ -207,7 +189,7 @@ class Int8(PreparedHook):
 WARM_UP_STEPS = 100
 
 
-class TopK(PreparedHook):
+class TopK(RemembersFlat):
     """Each rank sends a share of a bucket's elements, those of the largest magnitude, with their indices.
 
     warm_up: number of first steps with larger shares, a quarter at first.
@@ -217,8 +199,8 @@ class TopK(PreparedHook):
     refuses_parts = COPIES_DIFFER
 
     def __init__(self, share: float, warm_up: int = WARM_UP_STEPS):
+        super().__init__()
         self.share, self.warm_up = share, warm_up
-        self.feedback = Feedback()
         self._stages = [0.25**power for power in range(1, 33) if 0.25**power > share] or [share]
         self._steps: dict[tuple[int, int], int] = {}
 
@@ -227,9 +209,7 @@ class TopK(PreparedHook):
         return self._stages[step * len(self._stages) // self.warm_up] if step < self.warm_up else self.share
 
     def prepare(self, task: Task) -> Work:
-        gradient, coding = task.gradient, Coding(task.codec)
-        encode = partial(coding.to_largest, gradient, self.feedback.residual_of(task))
-        decode = partial(coding.mean_of_largest, out=task.out)
+        gradient, kept = task.gradient, self.kept_of(task)
         size, dtype = gradient.size, gradient.dtype
         key, chosen = (model_of(gradient, task.bucket), task.bucket.start), 0
         exchange: Work = lambda: None  # noqa: E731
@@ -238,8 +218,12 @@ class TopK(PreparedHook):
             nonlocal chosen, exchange
             count = math.ceil(self._next_share(key) * size)
             if count != chosen:
-                chosen, nbytes = count, largest_nbytes(count, dtype)
-                exchange = prepare_exchange(task.ranks, nbytes, np.uint8, encode, decode)
+                chosen, nbytes = count, coding.largest_nbytes(count, dtype)
+                exchange = prepare_exchange(
+                    task.ranks, nbytes, np.uint8,
+                    lambda rows, rank: coding.prepared(task.codec, coding.to_largest, gradient, kept, rows, rank),
+                    lambda rows: coding.prepared(task.codec, coding.mean_of_largest, rows, task.out),
+                )  # fmt: skip
             exchange()
 
         return run
@@ -252,12 +236,11 @@ class TopK(PreparedHook):
     def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
         base = address_of(flat)
         steps = [(start, step) for (model, start), step in self._steps.items() if model == base]
-        return self.feedback.state_of(flat) | {"steps": np.array(steps, np.int64).reshape(-1, 2)}
+        return super().state_of(flat) | {"steps": np.array(steps, np.int64).reshape(-1, 2)}
 
-    def check_state(self, layout: FlatLayout, state: Mapping[str, np.ndarray]) -> None:
-        self.feedback.check_state(layout, state)
+    def check_state(self, layout: FlatLayout, state: Mapping[str, np.ndarray], known: Collection[str] = ()) -> None:
+        super().check_state(layout, state, {"steps"})
         steps = checked_entry(state, "steps", np.dtype(np.int64), (None, 2))
-        require_known(state, {"residual", "steps"})
         starts = {place.start for place in layout.ranges}
         if not starts.issuperset(steps[:, 0].tolist()) or len(set(steps[:, 0].tolist())) < len(steps):
             raise ArgumentError("state_dict['steps']: expected the starts of different buckets, got others")
@@ -265,7 +248,7 @@ class TopK(PreparedHook):
             raise ArgumentError(f"state_dict['steps']: expected numbers from 0 up, got {steps[:, 1].min()}")
 
     def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        self.feedback.load_state_of(flat, state)
+        super().load_state_of(flat, state)
         self._steps.update({(address_of(flat), start): step for start, step in state["steps"].tolist()})
 
     def __str__(self) -> str:

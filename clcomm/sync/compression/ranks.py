@@ -62,34 +62,26 @@ class FirstRanks:
         return array
 
     def all_reduce_init(self, array: np.ndarray, *, out: np.ndarray) -> Callable[[], None]:
-        return _Counted(self, array.nbytes, self._transport.prepare_all_reduce(array, out, "sum")).run
+        return self._counted(array.nbytes, self._transport.prepare_all_reduce(array, out, "sum"))
 
     def all_gather_in_place_init(self, array: np.ndarray) -> Callable[[], None]:
-        gather = _RowGather(self._transport, array)
-        return _Counted(self, array[self.rank].nbytes, gather.run).run
+        row, whole = array[self.rank], array.reshape(-1)
+        source = row.copy()  # MPI requires separate source and target
 
+        def gather() -> None:
+            source[...] = row
+            self._transport.all_gather(source, whole)
 
-class _Counted:
-    """A prepared collective of the first ranks, each call of which sends `nbytes`."""
+        return self._counted(row.nbytes, gather)
 
-    def __init__(self, ranks: FirstRanks, nbytes: int, move: Callable[[], object]):
-        self._ranks, self._nbytes, self._move = ranks, nbytes, move
+    def _counted(self, nbytes: int, move: Callable[[], object]) -> Callable[[], None]:
+        """Return a prepared collective, each call of which sends `nbytes`."""
 
-    def run(self) -> None:
-        self._ranks.handed_over += self._nbytes
-        self._move()
+        def run() -> None:
+            self.handed_over += nbytes
+            move()
 
-
-class _RowGather:
-    """An all-gather of rows, each written by its rank."""
-
-    def __init__(self, transport: Transport, array: np.ndarray):
-        self._transport, self._row, self._whole = transport, array[transport.rank], array.reshape(-1)
-        self._source = self._row.copy()  # MPI requires separate source and target
-
-    def run(self) -> None:
-        self._source[...] = self._row
-        self._transport.all_gather(self._source, self._whole)
+        return run
 
 
 # --- A hook's task, and the base of hooks that prepare it once. ---

@@ -16,6 +16,7 @@ import numpy as np
 from clcomm.base.errors import ArgumentError
 from clcomm.base.flat_space.layout import FlatLayout
 from clcomm.comm.communicator import Communicator
+from clcomm.sync.compression.quantized import checked_entry, require_known
 
 #: The label under which the Communicator's stats count what policies send.
 OUTER = "outer gradients"
@@ -137,13 +138,8 @@ def load_state(part: LocalSteps, state: Mapping[str, np.ndarray]) -> None:
     """
     own = saved_state(part)
     for name, array in own.items():
-        given = state.get(name)
-        if given is None or given.shape != array.shape or given.dtype != array.dtype:
-            found = "nothing" if given is None else f"{given.dtype} {given.shape}"
-            raise ArgumentError(f"state_dict[{name!r}]: expected {array.dtype} {array.shape}, got {found}")
-    unknown = sorted(set(state) - set(own))
-    if unknown:
-        raise ArgumentError(f"state_dict: expected the entries {sorted(own)}, got {unknown[0]!r} too")
+        checked_entry(state, name, array.dtype, array.shape)
+    require_known(state, {*own})
     part.steps = int(state["steps"])
     for name, array in part.state().items():
         array[...] = state[name]

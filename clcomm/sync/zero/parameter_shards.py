@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from clcomm.sync.shared_space import SharedSpace
 from clcomm.sync.zero.reductions import move_to_common_memory
 
 
-class UpdatedParameters(Protocol):
+class UpdatedParameters:
     """The parameters of a model, of which each rank updates its parts.
 
     nbytes: of this rank, those of memory common to a host divided between its ranks. buffer: this rank's shard; None:
@@ -25,11 +25,12 @@ class UpdatedParameters(Protocol):
     """
 
     nbytes: int
-    buffer: Any
+    buffer: Any = None
 
     @property
     def in_use_nbytes(self) -> int:
         """The most bytes of parameters gathered from other ranks that this rank had at once."""
+        return 0
 
     def begin_update(self) -> None:
         """Wait until this rank may change its parts; collective where ranks read them in place."""
@@ -48,10 +49,8 @@ def updated_parameters(comm: Communicator, space: SharedSpace, plan: ShardPlan, 
     return _Copies(comm, space, plan) if stage < 3 else _Shard(comm, space, plan)
 
 
-class _InCommon:
+class _InCommon(UpdatedParameters):
     """Parameters that all ranks read in one memory, where each writes its parts."""
-
-    buffer, in_use_nbytes = None, 0
 
     def __init__(self, comm: Communicator, space: SharedSpace):
         self._comm, self._device = comm, space.adapter.flat_space.device  # type: ignore[attr-defined]
@@ -68,19 +67,14 @@ class _InCommon:
         self._gather()
 
 
-class _Copies:
+class _Copies(UpdatedParameters):
     """Parameters that every rank has, and gathers after an update."""
-
-    buffer, in_use_nbytes = None, 0
 
     def __init__(self, comm: Communicator, space: SharedSpace, plan: ShardPlan):
         self._comm, self._space, self._plan = comm, space, plan
         self._flat = space.adapter.flat_space  # type: ignore[attr-defined]
         self.nbytes = space.padded.params.nbytes
         self._gathering = _Gathering(comm, plan, space.precision)
-
-    def begin_update(self) -> None:
-        pass
 
     def end_update(self) -> None:
         flat, params, rank = self._flat, self._space.arrays.params, self._comm.rank
@@ -97,7 +91,7 @@ class _Copies:
             flat.push_params()
 
 
-class _Shard:
+class _Shard(UpdatedParameters):
     """Parameters of which each rank keeps its shard; units are gathered when they are used: stage 3 of ZeRO."""
 
     def __init__(self, comm: Communicator, space: SharedSpace, plan: ShardPlan):
@@ -122,9 +116,6 @@ class _Shard:
     @property
     def in_use_nbytes(self) -> int:
         return self._units.peak_nbytes + self._gathering.nbytes
-
-    def begin_update(self) -> None:
-        pass
 
     def end_update(self) -> None:
         self._units.release()
