@@ -16,7 +16,7 @@ import pytest
 import clcomm.comm.watch.exit_monitor_process as monitor
 from clcomm.comm.watch import restarts
 from clcomm.comm.watch.exit_monitor import ends_of
-from tests.faults.launch import HUNG_S, clean_environment
+from tests.faults.launch import HUNG_S, clean_environment, mpiexec
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the exit monitor needs Linux")
 
@@ -116,3 +116,28 @@ def test_sigterm_after_another_ranks_death_is_the_launchers_and_no_cause(tmp_pat
     environment = clean_environment(**{restarts.PROGRESS: str(file)})
     subprocess.run([sys.executable, "-c", SIGNALLED, other], env=environment, timeout=HUNG_S, check=True)
     assert restarts.read_progress(str(file))[restarts.SIGNAL] == noted
+
+
+#: Ranks that still load their modules; one gets a signal.
+LOADING = """
+import os, signal, sys, time
+from clcomm.base.host.launcher import launched_rank
+from clcomm.jobs.launch import rank
+rank.handle_signals(rank._end_at_once)
+open(f"{sys.argv[1]}-{launched_rank()}", "w").close()
+while not all(os.path.exists(f"{sys.argv[1]}-{each}") for each in range(2)):
+    time.sleep(0.01)
+if not launched_rank():
+    os.kill(os.getpid(), int(sys.argv[2]))
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("number", "noted"), [(signal.SIGTERM, signal.SIGTERM), (signal.SIGKILL, 0)])
+def test_sigterm_while_ranks_load_is_no_cause_either_after_anothers_death(tmp_path, number, noted):
+    file = tmp_path / "progress"
+    file.write_bytes(bytes(restarts.FILE_BYTES))
+    command = [mpiexec(), "-n", "2", sys.executable, "-c", LOADING, str(tmp_path / "loads"), str(int(number))]
+    environment = clean_environment(**{restarts.PROGRESS: str(file)})
+    ended = subprocess.run(command, env=environment, capture_output=True, timeout=HUNG_S, check=False)
+    assert ended.returncode and restarts.read_progress(str(file))[restarts.SIGNAL] == noted

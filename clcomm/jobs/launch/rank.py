@@ -17,7 +17,8 @@ from functools import partial
 from types import TracebackType
 from typing import NoReturn
 
-from clcomm.base.host.rank_process import handle_signals, leave_to_python, say_ended
+from clcomm.base.host.launcher import JOB_VARIABLE, local_place
+from clcomm.base.host.rank_process import ancestors, handle_signals, leave_to_python, say_ended
 from clcomm.comm.watch import restarts
 from clcomm.jobs.launch import rank_logs
 from clcomm.jobs.launch.variables import share_cores
@@ -65,7 +66,11 @@ def start(
 
 def _end_at_once(number: int, frame: object) -> None:
     """End while modules are loaded: by the signal, as launchers ignore a rank that exits before MPI has started."""
-    restarts.ProgressFile().note(restarts.SIGNAL, number)
+    from clcomm.comm.watch.exit_monitor_process import children_of
+
+    job = os.environ.get(JOB_VARIABLE, "")  # Open MPI's launcher ends the others by SIGTERM where a rank has died
+    if not job or len(children_of(ancestors(os.getpid())[1], job)) >= local_place()[1]:
+        restarts.ProgressFile().note(restarts.SIGNAL, number)
     say_ended(number)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
