@@ -10,7 +10,7 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError, no_copy
 from clcomm.comm.communicator import Communicator
-from clcomm.parallel.mesh import Mesh
+from clcomm.parallel.mesh import Mesh, ranks_along
 from clcomm.sync.agreement import CHECKS, require_agreement
 from clcomm.sync.clipping import clip_grad_norm
 from clcomm.sync.compression import CommHook
@@ -62,14 +62,11 @@ class DistributedDataParallel:
         broadcast_buffers: bool = True,
         **settings: Any,
     ):
-        self.comm = comm = _data_parallel_ranks(comm)
+        self.comm = comm = ranks_along(comm, DATA_PARALLEL, else_first=True)
         given = {"bucket_size": bucket_size, "use_bucketing": use_bucketing, **settings}
-        own: dict[str, Any] = {
-            "use_distributed_optimizer": use_distributed_optimizer,
-            "broadcast_buffers": broadcast_buffers,
-        }
-        own["zero"] = zero
-        lines = [f"{name} {value}" for name, value in {**given, **own, "overlap": overlap_grad_reduce}.items()]
+        own = {"use_distributed_optimizer": use_distributed_optimizer, "broadcast_buffers": broadcast_buffers}
+        compared = {**given, **own, "zero": zero, "overlap": overlap_grad_reduce}
+        lines = [f"{name} {value}" for name, value in compared.items()]
         require_agreement(comm, "DistributedDataParallel", lines, "give every rank the same settings")
         is_sharded = bool(use_distributed_optimizer or zero)
         self._overlap = False if is_sharded else overlap_grad_reduce
@@ -223,13 +220,3 @@ class _Join:
         if self._ddp._sends_buffers:
             flags = self._ddp.comm.all_gather(np.array([has_batch]), label=CHECKS)
             self._sync.broadcast_buffers(self._ddp.module, int(flags.argmax()))
-
-
-def _data_parallel_ranks(comm: Communicator | Mesh) -> Communicator:
-    """Return the ranks of a model's replicas; ArgumentError if there are none."""
-    if isinstance(comm, Mesh):
-        names = list(comm.shape)
-        return comm[next((name for name in names if name.lower() == DATA_PARALLEL), names[0])]
-    if not isinstance(comm, Communicator):
-        raise ArgumentError(f"comm: expected a Communicator or a Mesh, got {type(comm).__name__}")
-    return comm

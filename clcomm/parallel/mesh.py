@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from clcomm.base.errors import ArgumentError, MismatchError, no_copy
+from clcomm.base.errors import ArgumentError, no_copy
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.transport.hosts import Hosts
+from clcomm.sync.agreement import require_agreement
 
 #: The label under which the Communicator's stats count a mesh's comparisons.
 MESH = "mesh"
@@ -196,16 +197,31 @@ def _say_type_is_unused(device_type: str) -> None:
 
 def _agreed_hosts(comm: Communicator, wanted: str) -> Sequence[Sequence[int]]:
     """Return the ranks of each host; MismatchError on every rank where they want different meshes. Collective."""
+    require_communicator(comm)
+    require_agreement(comm, "mesh", [wanted], "give every rank the same axes", label=MESH)
+    return Hosts.of_names(comm.all_gather_object(comm.host, label=MESH)).ranks
+
+
+def require_communicator(comm: object, example: str = "") -> None:
+    """Raise ArgumentError for anything but a Communicator; example: one that fits."""
     if not isinstance(comm, Communicator):
-        raise ArgumentError(f"comm: expected a Communicator, got {type(comm).__name__}")
-    everyone = comm.all_gather_object((wanted, comm.host), label=MESH)
-    sides: dict[str, list[int]] = {}
-    for rank, (text, _) in enumerate(everyone):
-        sides.setdefault(text, []).append(rank)
-    if len(sides) > 1:
-        found = "; ".join(f"{text} on {comm.name_ranks(ranks)}" for text, ranks in sides.items())
-        raise MismatchError(f"mesh: expected the same on every rank, got {found}; give every rank the same axes")
-    return Hosts.of_names([host for _, host in everyone]).ranks
+        such = f", such as {example}," if example else ","
+        raise ArgumentError(f"comm: expected a Communicator{such} got {type(comm).__name__}")
+
+
+def ranks_along(comm: Communicator | Mesh, axis: str, *, else_first: bool = False) -> Communicator:
+    """Return the ranks along a mesh's axis, in any case of letters, or a Communicator as it is.
+
+    else_first: take a mesh's first axis if it has none of this name. Raises ArgumentError where there are no ranks.
+    """
+    if isinstance(comm, Mesh):
+        names = [name for name in comm.shape if name.lower() == axis] or list(comm.shape)[:else_first]
+        if not names:
+            raise ArgumentError(f"comm: expected a Mesh with an axis {axis}, got the axes {', '.join(comm.shape)}")
+        return comm[names[0]]
+    if not isinstance(comm, Communicator):
+        raise ArgumentError(f"comm: expected a Communicator or a Mesh, got {type(comm).__name__}")
+    return comm
 
 
 # --- The coordinates of a mesh's ranks, and a picture of them: arithmetic, without communication. ---

@@ -13,6 +13,7 @@ from clcomm.engine import Device, Tensor
 from clcomm.engine.nn.module import Module
 from clcomm.engine.nn.norms import BatchNorm
 from clcomm.parallel.exchange import Exchange
+from clcomm.parallel.mesh import require_communicator
 from clcomm.sync.sharded_steps import ShardTurns
 
 M = TypeVar("M", bound=Module)
@@ -47,7 +48,8 @@ class SyncBatchNorm(BatchNorm):
         device: Device | str | None = None,
     ):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device)
-        self._comm = _checked(comm)
+        require_communicator(comm, "mesh['dp']")
+        self._comm = comm
 
     def forward(self, x: Tensor) -> Tensor:
         self._exchange(x.device)
@@ -90,7 +92,8 @@ class SyncBatchNorm(BatchNorm):
             module: is changed; one that is a BatchNorm itself is replaced.
             comm: the ranks, such as `mesh["dp"]`.
         """
-        ranks = Exchange(_checked(comm), next(module.parameters()).device)
+        require_communicator(comm, "mesh['dp']")
+        ranks = Exchange(comm, next(module.parameters()).device)
         made: dict[int, Module] = {}  # by the id of the layer, which several modules may share
         for _, each in tuple(module.named_modules()):
             for name, inner in tuple(each._modules.items()):
@@ -133,9 +136,3 @@ class ShardExchange:
     def _rows(self, x: Tensor, label: str) -> np.ndarray:
         x.device.not_replayable("exchanges statistics of logical shards")
         return self._turns.gather(x.numpy(), label)
-
-
-def _checked(comm: Communicator) -> Communicator:
-    if not isinstance(comm, Communicator):
-        raise ArgumentError(f"comm: expected a Communicator, such as mesh['dp'], got {type(comm).__name__}")
-    return comm

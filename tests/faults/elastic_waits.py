@@ -16,7 +16,8 @@ from functools import partial
 import numpy as np
 
 from clcomm import Communicator
-from clcomm.parallel.pipeline.channels import ChannelPlan, open_channels
+from clcomm.engine.device import default_device
+from clcomm.parallel.pipeline.link import LinkPlan, Links
 from clcomm.sync import elastic
 
 #: How long the others have to come to their wait.
@@ -87,10 +88,11 @@ def within_mpi(comm: Communicator) -> Wait:
 
 
 def channel(comm: Communicator) -> Wait:
-    plans = [ChannelPlan(rank, (rank + 1) % comm.size, 4096, 2, "activation") for rank in range(comm.size)]
-    receiver = next(ends.receiver for ends in open_channels(comm, plans) if ends.receiver)
+    size = comm.size
+    plans = [LinkPlan("activations", rank, rank, (rank + 1) % size, 2, (1024,), "<f4") for rank in range(size)]
+    (receiver,) = Links(comm, default_device(), plans).received.values()
     receiver.expect(1)
-    return lambda: receiver.receive("an activation")
+    return lambda: receiver.take(0)
 
 
 def exchanged(comm: Communicator) -> Wait:

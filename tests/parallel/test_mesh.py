@@ -97,7 +97,9 @@ def test_bad_sizes_are_refused_on_all_ranks(comm, axes, message):
 
 @pytest.mark.mpi(min_size=2)
 def test_ranks_that_differ_get_the_same_error(several):
-    with pytest.raises(MismatchError, match=r"^mesh: expected the same on every rank, got dp=-1 on rank.* 0") as caught:
+    with pytest.raises(
+        MismatchError, match=r"^mesh: expected the same on every rank, but entry 0 is 'dp=-1' on rank.* 0"
+    ) as caught:
         Mesh(several, **({"tp": -1} if several.rank == several.size - 1 else {"dp": -1}))
     text = one_line(caught)
     assert several.all_gather_object(text) == [text] * several.size

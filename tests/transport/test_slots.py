@@ -11,13 +11,14 @@ from clcomm import Communicator
 from clcomm.base.host.arrays import PAGE, aligned_zeros
 from clcomm.comm.transport import mpi_communicators
 from clcomm.comm.transport.slots import SharedSlots, shared_bytes
-from clcomm.parallel.pipeline.channels import ChannelPlan, open_channels
+from clcomm.parallel.pipeline.link import LinkEnd, LinkPlan, Links, Slot
+from tests.helpers import cpu_device
 from tests.transport.references import LAYOUTS, layout_hosts, pretended_host
 
 MESSAGES = 40
 #: Layout of the hosts, number of slots, bytes of each.
 CASES = [
-    *itertools.product(["", "mpi"], [1, 2, 3], [1, 4096, 300_000]),
+    *itertools.product(["", "mpi"], [1, 2, 3], [4, 4096, 300_000]),
     *((layout, *case) for layout in LAYOUTS for case in ((1, 300_000), (3, 4096))),
 ]
 
@@ -52,25 +53,23 @@ def test_what_is_sent_arrives_in_order(monkeypatch, layout, slots, nbytes):
             patch.setattr(mpi_communicators, "host_of", lambda comm: pretended_host(layout, comm))
         comm = Communicator(transport="mpi" if layout == "mpi" else "auto")
     size, rank = comm.size, comm.rank
-    ends = open_channels(comm, [ChannelPlan(each, (each + 1) % size, nbytes, slots, "x") for each in range(size)])
-    sender, receiver = ends[rank].sender, ends[(rank - 1) % size].receiver
-    assert sender is not None and receiver is not None
-    assert all(each == (None, None) for n, each in enumerate(ends) if n not in (rank, (rank - 1) % size))
+    plans = [LinkPlan("x", each, each, (each + 1) % size, slots, (nbytes // 4,), "<i4") for each in range(size)]
+    links = Links(comm, cpu_device("cpu"), plans)
+    before = (rank - 1) % size
+    assert links.sent.keys() == {("x", rank)} and links.received.keys() == {("x", before)}
+    sender, receiver = links.sent["x", rank], links.received["x", before]
     for _ in range(2):
         receiver.expect(MESSAGES)
-        held: deque[tuple[int, int]] = deque()
+        held: deque[tuple[Slot, int]] = deque()
         for number in range(MESSAGES):
-            sender.slots[sender.reserve(f"array {number}")][...] = (number + 7 * rank) % 251
-            sender.send()
-            held.append((receiver.receive(f"array {number}"), number))
+            sender.take(number).memory[...] = number + 7 * rank
+            sender.give()
+            held.append((receiver.take(number), number))
             if len(held) == slots:  # else the one before would wait for ever
-                slot, first = held.popleft()
-                assert (receiver.slots[slot] == (first + 7 * ((rank - 1) % size)) % 251).all()
-                receiver.release()
+                _release(receiver, held, before)
         while held:
-            slot, first = held.popleft()
-            assert (receiver.slots[slot] == (first + 7 * ((rank - 1) % size)) % 251).all()
-            receiver.release()
+            _release(receiver, held, before)
+        assert links.held_bytes == 0
         sender.complete()
         comm.barrier()
     hosts = [list(each) for each in layout_hosts(layout, size)] if layout in LAYOUTS else [list(range(size))]
@@ -79,6 +78,14 @@ def test_what_is_sent_arrives_in_order(monkeypatch, layout, slots, nbytes):
     assert sent is not None and (sent.calls, sent.nbytes) == (2 * MESSAGES, 2 * MESSAGES * nbytes)
     assert sent.transport == ("shared" if together else "mpi")
     comm.finalize()
+
+
+def _release(receiver: LinkEnd, held: deque[tuple[Slot, int]], sender: int) -> None:
+    """Compare the oldest slot with what its sender wrote, and give it back."""
+    assert receiver.held_bytes == len(held) * receiver.plan.nbytes
+    slot, number = held.popleft()
+    assert (slot.memory == number + 7 * sender).all() and (slot.numpy() == slot.memory).all()
+    receiver.give()
 
 
 def _flushed(comm: Communicator) -> bool:

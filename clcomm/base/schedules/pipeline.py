@@ -17,7 +17,7 @@ from clcomm.base.errors import ArgumentError
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED = "gpipe", "1f1b", "interleaved"
 SCHEDULES = GPIPE, ONE_F_ONE_B, INTERLEAVED
-#: Slots of a channel between two stages, at least: one is written while the other is read.
+#: Slots of a link between two stages, at least: one is written while the other is read.
 LEAST_SLOTS = 2
 
 
@@ -39,7 +39,7 @@ class Turn(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Capacity, in micro-batches, of the channels into a stage: activations from before, gradients from behind."""
+    """Capacity, in micro-batches, of the links into a stage: activations from before, gradients from behind."""
 
     activations: int
     gradients: int
@@ -89,7 +89,7 @@ class PipelineSchedule:
 
         Args:
             duration: of each action, above 0.
-            slots: of the channels into each stage, where a sender waits for room; None: unlimited.
+            slots: of the links into each stage, where a sender waits for room; None: unlimited.
 
         Raises ArgumentError for a deadlock.
         """
@@ -136,7 +136,7 @@ class PipelineSchedule:
 
     @cached_property
     def slots(self) -> dict[int, Slots]:
-        """The slots of the channels into each stage that avoid deadlock.
+        """The slots of the links into each stage that avoid deadlock.
 
         A result has a slot from when the action that computes it begins until the backward that reads it in place has
         run. The numbers are those in use in a timetable without limits, in which a backward takes as long as two

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import NamedTuple
 
@@ -13,19 +13,19 @@ import numpy as np
 from clcomm.base.errors import ClcommError
 from clcomm.base.schedules.pipeline import Action, PipelineSchedule
 from clcomm.comm.communicator import Communicator
-from clcomm.comm.stats.events import TimedPhase
 from clcomm.engine.device import Device
 from clcomm.engine.modes import no_grad
+from clcomm.engine.nn.module import Module
 from clcomm.engine.tensor import Tensor, copy_into, empty, wrap
-from clcomm.parallel.pipeline.boundary import Arrived, Boundaries, Inbox, MicroBatches
-from clcomm.parallel.pipeline.stage import Stage
+from clcomm.parallel.pipeline.batches import MicroBatches
+from clcomm.parallel.pipeline.link import ACTIVATIONS, GRADIENTS, Links, Slot
+from clcomm.parallel.pipeline.stage import run_layers
 
 #: The names of the phases.
 FORWARD, BACKWARD = "forward", "backward"
 Loss = Callable[[Tensor, Tensor], Tensor]
 #: The most steps that are remembered.
 MOST_STEPS = 1000
-_TIMES = "times"
 
 
 class Batch(NamedTuple):
@@ -33,166 +33,6 @@ class Batch(NamedTuple):
 
     inputs: MicroBatches | None
     targets: MicroBatches | None
-
-
-class Executor:
-    """Runs the stages of one rank.
-
-    Attributes:
-        turns: the begin and end of this rank's actions in the last step, by time.perf_counter(), in order.
-        peak_bytes: the most bytes of activations that this rank has kept at once: those that forwards kept for their
-            backwards, and unreleased received ones.
-    """
-
-    def __init__(
-        self, comm: Communicator, device: Device, schedule: PipelineSchedule, stages: Mapping[int, Stage], loss: Loss
-    ):
-        self._comm, self._device, self._schedule, self._stages = comm, device, schedule, stages
-        self._loss = loss
-        self._last = schedule.stages - 1
-        own = [action for action in schedule.actions[comm.rank] if not action.is_forward]
-        self._final = {*{action.stage: action for action in own}.values()}  # the last backward of each stage
-        self._alive: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # inputs and results of forwards
-        self._base_bytes = 0
-        self._is_running = False
-        self.turns: list[tuple[Action, float, float]] = []
-        self.peak_bytes = 0
-
-    # --- a step ---
-
-    def train(
-        self,
-        boundaries: Boundaries,
-        batch: Batch,
-        accumulate: Callable[[], AbstractContextManager[object]] = nullcontext,
-        weight: float = 1.0,
-    ) -> list[float]:
-        """Run all forwards and backwards; return the losses of the micro-batches on the last stage's rank.
-
-        accumulate: returns a context for each backward of a stage but its last. weight: of the gradients.
-        """
-        losses: list[Tensor] = []
-        self._begin([*boundaries.inputs.values(), *boundaries.gradients.values()])
-        for action in self._schedule.actions[self._comm.rank]:
-            if action.is_forward:
-                y = self._forward(boundaries, batch, action)
-                if action.stage == self._last:
-                    losses.append(self._kept(y, action))
-            else:
-                with nullcontext() if action in self._final else accumulate():
-                    self._backward(boundaries, action, weight)
-        self._end(boundaries)
-        return [float(each.item()) for each in losses]
-
-    def evaluate(self, boundaries: Boundaries, batch: Batch) -> list[Tensor]:
-        """Run all forwards; return the last stage's results, or losses where there are targets, on its rank."""
-        results: list[Tensor] = []
-        self._begin(boundaries.inputs.values())
-        with no_grad():
-            for action in self._schedule.actions[self._comm.rank]:
-                if action.is_forward:
-                    y = self._forward(boundaries, batch, action)
-                    if action.stage == self._last:
-                        results.append(self._kept(y, action))
-                    del self._alive[action.stage, action.micro_batch]
-                    if action.stage:
-                        boundaries.inputs[action.stage].release()
-        self._end(boundaries)
-        return results
-
-    def _begin(self, receiving: Iterable[Inbox]) -> None:
-        if self._is_running:
-            raise ClcommError(
-                "pipeline: expected the step before to have ended, but it failed, so that messages are left over; "
-                "make another Pipeline"
-            )
-        self._is_running = True
-        self._alive.clear()
-        self.turns = []
-        self._base_bytes = self._device.active_bytes
-        for inbox in receiving:
-            inbox.expect(self._schedule.micro_batches)
-
-    def _end(self, boundaries: Boundaries) -> None:
-        for outbox in (*boundaries.outputs.values(), *boundaries.input_gradients.values()):
-            outbox.complete()
-        self._is_running = False
-
-    def _kept(self, y: Tensor, action: Action) -> Tensor:
-        """Return a result in lasting memory: a stage that passes its input on returns memory of a slot."""
-        x, _ = self._alive[action.stage, action.micro_batch]
-        if y.buffer is not x.buffer:
-            return y
-        copied = empty(y.device, y.shape, y.dtype)
-        copy_into(copied, y)
-        self._device.finish()
-        return copied
-
-    # --- actions ---
-
-    def _forward(self, boundaries: Boundaries, batch: Batch, action: Action) -> Tensor:
-        """Run a stage on a micro-batch, send the result on, and return it; for the last stage with targets the loss."""
-        number, m, _ = action
-        x: Tensor
-        if number:
-            x = boundaries.inputs[number].receive(m)
-        else:
-            assert batch.inputs is not None, "the first stage without inputs"
-            x = batch.inputs[m]
-        outbox = boundaries.outputs.get(number)
-        slot = None if outbox is None else outbox.reserve(m)
-        began_s = perf_counter()
-        with self._phase(FORWARD, number, m):
-            y = self._stages[number](x)
-            if number == self._last and batch.targets is not None:
-                y = self._loss(y, batch.targets[m])
-            if slot is not None:
-                slot.put(y)
-            self._device.finish()
-        self.turns.append((action, began_s, perf_counter()))
-        self._alive[number, m] = x, y
-        self._note_peak(boundaries)
-        if outbox is not None:
-            outbox.send()
-            if y._node is not None:  # backward begins at it: only an operation that kept the values needs them
-                ending = wrap(y.device, None, y.shape, y.dtype)
-                ending._node, ending._requires_grad = y._node, True
-                self._alive[number, m] = x, ending
-        return y
-
-    def _backward(self, boundaries: Boundaries, action: Action, weight: float) -> None:
-        """Add a micro-batch's gradients to a stage's parameters, and send its input's gradient."""
-        number, m, _ = action
-        x, y = self._alive.pop((number, m))
-        inbox, outbox = boundaries.gradients.get(number), boundaries.input_gradients.get(number)
-        gradient: Tensor | float = weight / self._schedule.micro_batches
-        if inbox is not None:
-            gradient = inbox.receive(m)
-        slot = None if outbox is None else outbox.reserve(m)
-        if slot is not None and isinstance(x, Arrived):
-            x.gradient_place = None if slot.is_staged else slot.tensor
-        began_s = perf_counter()
-        with self._phase(BACKWARD, number, m):
-            if y.requires_grad and (inbox is not None or number == self._last):
-                y.backward(gradient)
-            if slot is not None:
-                slot.put(x.grad)
-            self._device.finish()
-        self.turns.append((action, began_s, perf_counter()))
-        if outbox is not None:
-            x.grad = None
-            outbox.send()
-        if inbox is not None:
-            inbox.release()
-        if number:
-            boundaries.inputs[number].release()
-
-    def _phase(self, name: str, stage: int, micro_batch: int) -> TimedPhase:
-        return self._comm.phase(name, f"stage {stage}", stage=stage, **{"micro-batch": micro_batch})
-
-    def _note_peak(self, boundaries: Boundaries) -> None:
-        kept = self._device.active_bytes - self._base_bytes + boundaries.held_bytes
-        self.peak_bytes = max(self.peak_bytes, kept)
 
 
 class Bubble(NamedTuple):
@@ -212,23 +52,161 @@ class Bubble(NamedTuple):
         return f"bubble {self.measured:.1%} measured over {self.steps} steps, {self.formula:.1%} by the formula"
 
 
-class StepTimes:
-    """Each step's span on this rank, from when all ranks began to this rank's last action, and its computing in it."""
+class Executor:
+    """Runs the stages of one rank.
 
-    def __init__(self) -> None:
-        self._steps: deque[tuple[float, float]] = deque(maxlen=MOST_STEPS)
+    Args:
+        stages: the layers of each, by number.
 
-    def add(self, began_s: float, turns: Sequence[tuple[Action, float, float]]) -> None:
-        self._steps.append((turns[-1][2] - began_s, sum(end - begin for _, begin, end in turns)))
+    Attributes:
+        peak_bytes: the most bytes of activations that this rank has kept at once: those that forwards kept for their
+            backwards, and unreleased received ones.
+        steps: of the latest steps, the time from the begin, of all ranks, to this rank's last action, and its computing
+            in it.
+    """
 
-    def reset(self) -> None:
-        self._steps.clear()
+    def __init__(
+        self,
+        comm: Communicator,
+        device: Device,
+        schedule: PipelineSchedule,
+        stages: Mapping[int, Sequence[Module]],
+        loss: Loss,
+    ):
+        self._comm, self._device, self._schedule, self._stages = comm, device, schedule, stages
+        self._loss, self._actions, self._last = loss, schedule.actions[comm.rank], schedule.stages - 1
+        self._final = {*{each.stage: each for each in self._actions if not each.is_forward}.values()}  # of each stage
+        self._alive: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # inputs and results of forwards
+        self._base_bytes = 0
+        self._is_running = False
+        self._last_end_s = self._computing_s = 0.0
+        self.peak_bytes = 0
+        self.steps: deque[tuple[float, float]] = deque(maxlen=MOST_STEPS)
 
-    def bubble(self, comm: Communicator, formula: float) -> Bubble:
-        """Return the bubble of the steps since the last reset, NaN if there were none; collective."""
-        own = np.array(self._steps, np.float64).reshape(-1, 2)
+    def train(
+        self,
+        links: Links,
+        batch: Batch,
+        accumulate: Callable[[], AbstractContextManager[object]] = nullcontext,
+        weight: float = 1.0,
+    ) -> list[float]:
+        """Run all forwards and backwards; return the losses of the micro-batches on the last stage's rank.
+
+        accumulate: returns a context for each backward of a stage but its last. weight: of the gradients.
+        """
+        began_s, losses = perf_counter(), list[Tensor]()
+        with self._running(links, links.received):
+            for action in self._actions:
+                if action.is_forward:
+                    losses += self._forward(links, batch, action)
+                else:
+                    with nullcontext() if action in self._final else accumulate():
+                        self._backward(links, action, weight)
+        self.steps.append((self._last_end_s - began_s, self._computing_s))
+        return [float(each.item()) for each in losses]
+
+    def evaluate(self, links: Links, batch: Batch) -> list[Tensor]:
+        """Run all forwards; return the last stage's results, or losses where there are targets, on its rank."""
+        results = list[Tensor]()
+        with self._running(links, [key for key in links.received if key[0] == ACTIVATIONS]), no_grad():
+            for action in self._actions:
+                if action.is_forward:
+                    results += self._forward(links, batch, action)
+                    del self._alive[action.stage, action.micro_batch]
+                    if action.stage:
+                        links.received[ACTIVATIONS, action.stage - 1].give()
+        return results
+
+    @contextmanager
+    def _running(self, links: Links, receiving: Iterable[tuple[str, int]]) -> Iterator[None]:
+        """Begin a step that receives from these links, and end it; one that fails leaves messages over."""
+        if self._is_running:
+            raise ClcommError(
+                "pipeline: expected the step before to have ended, but it failed, so that messages are left over; "
+                "make another Pipeline"
+            )
+        self._is_running = True
+        self._alive.clear()
+        self._computing_s, self._base_bytes = 0.0, self._device.active_bytes
+        for key in receiving:
+            links.received[key].expect(self._schedule.micro_batches)
+        yield
+        for end in links.sent.values():
+            end.complete()
+        self._is_running = False
+
+    @contextmanager
+    def _computing(self, action: Action) -> Iterator[None]:
+        """Time what an action computes, until the device has done it."""
+        name, stage, number = FORWARD if action.is_forward else BACKWARD, action.stage, action.micro_batch
+        began_s = perf_counter()
+        with self._comm.phase(name, f"stage {stage}", stage=stage, **{"micro-batch": number}):
+            yield
+            self._device.finish()
+        self._last_end_s = perf_counter()
+        self._computing_s += self._last_end_s - began_s
+
+    def _forward(self, links: Links, batch: Batch, action: Action) -> list[Tensor]:
+        """Run a stage on a micro-batch, and send the result on; return it for the last stage, with targets the loss."""
+        number, m, _ = action
+        source, target = links.received.get((ACTIVATIONS, number - 1)), links.sent.get((ACTIVATIONS, number))
+        assert source or batch.inputs, "the first stage without inputs"
+        x: Tensor = source.take(m) if source else batch.inputs[m]  # type: ignore[index]
+        slot = None if target is None else target.take(m)
+        with self._computing(action):
+            y = run_layers(self._stages[number], x)
+            if number == self._last and batch.targets is not None:
+                y = self._loss(y, batch.targets[m])
+            if slot is not None:
+                slot.put(y)
+        self._alive[number, m] = x, y
+        kept = self._device.active_bytes - self._base_bytes + links.held_bytes
+        self.peak_bytes = max(self.peak_bytes, kept)
+        if target is None:
+            return [self._lasting(y, x)]
+        target.give()
+        if y._node is not None:  # backward begins at it: only an operation that kept the values needs them
+            ending = wrap(y.device, None, y.shape, y.dtype)
+            ending._node, ending._requires_grad = y._node, True
+            self._alive[number, m] = x, ending
+        return []
+
+    def _lasting(self, y: Tensor, x: Tensor) -> Tensor:
+        """Return a result in lasting memory: a stage that passes its input on returns memory of a slot."""
+        if y.buffer is not x.buffer:
+            return y
+        copied = empty(y.device, y.shape, y.dtype)
+        copy_into(copied, y)
+        self._device.finish()
+        return copied
+
+    def _backward(self, links: Links, action: Action, weight: float) -> None:
+        """Add a micro-batch's gradients to a stage's parameters, and send its input's gradient."""
+        number, m, _ = action
+        x, y = self._alive.pop((number, m))
+        source, target = links.received.get((GRADIENTS, number)), links.sent.get((GRADIENTS, number - 1))
+        gradient = weight / self._schedule.micro_batches if source is None else source.take(m)
+        slot = None if target is None else target.take(m)
+        if isinstance(x, Slot):
+            x.gradient_slot = slot
+        with self._computing(action):
+            if y.requires_grad and (source is not None or number == self._last):
+                y.backward(gradient)
+            if slot is not None:
+                slot.put(x.grad)
+        if target is not None:
+            x.grad = None
+            target.give()
+        if source is not None:
+            source.give()
+        if number:
+            links.received[ACTIVATIONS, number - 1].give()
+
+    def bubble(self) -> Bubble:
+        """Return the bubble of the remembered steps, NaN if there were none; collective."""
+        own, formula = np.array(self.steps, np.float64).reshape(-1, 2), self._schedule.bubble
         if not len(own):
             return Bubble(float("nan"), formula, 0)
-        everyone = comm.all_gather(own, label=_TIMES)
+        everyone = self._comm.all_gather(own, label="times")
         spans, computing = everyone[:, :, 0].max(axis=0).sum(), everyone[:, :, 1].sum()
-        return Bubble(float(1 - computing / (comm.size * spans)), formula, len(own))
+        return Bubble(float(1 - computing / (self._comm.size * spans)), formula, len(own))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from time import perf_counter
 from typing import Any, NoReturn
 
 import numpy as np
 
 from clcomm.base.errors import ArgumentError, no_copy
-from clcomm.base.schedules.pipeline import INTERLEAVED, ONE_F_ONE_B, PipelineSchedule
+from clcomm.base.schedules.pipeline import INTERLEAVED, ONE_F_ONE_B
 from clcomm.comm.communicator import Communicator
 from clcomm.engine import functional as F
 from clcomm.engine.modes import no_grad
@@ -18,28 +17,29 @@ from clcomm.engine.nn import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
 from clcomm.parallel.data_parallel import DistributedDataParallel
-from clcomm.parallel.mesh import Mesh
-from clcomm.parallel.pipeline.boundary import BatchCheck, Boundaries, MicroBatches, Passing, find_passing
-from clcomm.parallel.pipeline.executor import Batch, Bubble, Executor, Loss, StepTimes
+from clcomm.parallel.mesh import Mesh, ranks_along
+from clcomm.parallel.pipeline.batches import BatchCheck, Kind, MicroBatches, planned_links
+from clcomm.parallel.pipeline.executor import Batch, Bubble, Executor, Loss
+from clcomm.parallel.pipeline.link import Links
 from clcomm.parallel.pipeline.plan import LAYERS, agreed_plan
 from clcomm.parallel.pipeline.stage import (
     WHOLE,
     ModelPart,
     Names,
-    Stage,
     TiedParameters,
     own_state,
-    tied_parameters,
+    parameters_of,
     whole_state,
 )
+from clcomm.sync.agreement import refused
 from clcomm.sync.clipping import CLIPPING, check_max_norm, clip_averaged, clip_own
 from clcomm.sync.model_sync import averaging_of
 
 #: The name of a mesh's axis of pipeline-parallel ranks, in any case of letters.
 PIPELINE_PARALLEL = "pp"
 LOSS, STATE = "loss", "state"
-#: The most shapes of batches whose channels are kept.
-_MOST_SHAPES = 4
+#: The most kinds of batches whose links are kept.
+_MOST_KINDS = 4
 _FLOAT_BYTES = 4
 
 
@@ -87,7 +87,7 @@ class Pipeline:
         cut: str | Sequence[int] = LAYERS,
         costs: Sequence[float] | None = None,
     ):
-        self.comm = comm = _pipeline_ranks(comm)
+        self.comm = self._comm = comm = ranks_along(comm, PIPELINE_PARALLEL)
         if chunks is None:
             chunks = 2 if schedule == INTERLEAVED else 1
         layers, self.schedule, self.starts = agreed_plan(
@@ -100,25 +100,25 @@ class Pipeline:
         #: All names of the model's state, of which a shared parameter has several, and the one that stages know it by.
         self._names = {name: names.of(tensor) for name, tensor in model._state().items()}
         self.module = ModelPart(model, (layer for number in own for layer in per_stage[number]))
-        self._stages = {number: Stage(number, per_stage[number]) for number in own}
+        self._stages = {number: per_stage[number] for number in own}
         self.device = next(model.parameters()).device
-        self._tied = _tied(comm, self.schedule, per_stage)
+        self._tied = TiedParameters(comm, self.schedule, per_stage)
         self._tied.give_values()
         for parameter in self.parameters():
             parameter.stages = self._tied
-        used = [id(each) for number in own for each in _parameters_of(per_stage[number])]
+        used = [id(each) for number in own for each in parameters_of(per_stage[number])]
         #: Whether a gradient is complete after the backwards of several stages alone.
         self._has_shared = self._tied.are_here or len({*used}) < len(used)
         self._executor = Executor(comm, self.device, self.schedule, self._stages, loss)
         self._check = BatchCheck(comm, self.schedule.micro_batches)
-        self._times = StepTimes()
-        self._boundaries: dict[tuple[tuple[int, ...], str], Boundaries] = {}
+        self._links: dict[Kind, Links] = {}
 
     def __reduce__(self) -> NoReturn:
         raise no_copy("Pipeline", "make another where one is needed")
 
     # --- a step ---
 
+    @refused
     def step(
         self, inputs: object, targets: object, ddp: DistributedDataParallel | None = None, *, weight: float = 1.0
     ) -> float:
@@ -138,13 +138,12 @@ class Pipeline:
                 None where an overlap follows `module`; on every rank.
             MismatchError: ranks have different ones; on every rank.
         """
-        boundaries, batch = self._prepare(inputs, targets, needs_targets=True, refusal=self._refusal(ddp))
+        self._require_averaging(ddp)
+        links, batch = self._prepare(inputs, targets, needs_targets=True)
         accumulate = nullcontext if ddp is None or self._has_shared else ddp.no_sync  # but for a stage's last backward
-        began_s = perf_counter()
         self._tied.begin_step()
         with ddp.no_sync() if ddp is not None and self._has_shared else nullcontext():
-            losses = self._executor.train(boundaries, batch, accumulate, weight)
-        self._times.add(began_s, self._executor.turns)
+            losses = self._executor.train(links, batch, accumulate, weight)
         self._tied.sum_gradients()
         return self._mean_loss(losses)
 
@@ -153,62 +152,55 @@ class Pipeline:
 
         Modules compute in the mode that `train` and `eval` set; so they do in `forward`.
         """
-        boundaries, batch = self._prepare(inputs, targets, needs_targets=True)
-        return self._mean_loss([float(each.item()) for each in self._executor.evaluate(boundaries, batch)])
+        results = self._executor.evaluate(*self._prepare(inputs, targets, needs_targets=True))
+        return self._mean_loss([float(each.item()) for each in results])
 
     def forward(self, inputs: object) -> Tensor | None:
         """Return the model's result on the last rank, else None, without a tape; collective; inputs as for `step`."""
-        boundaries, batch = self._prepare(inputs, None, needs_targets=False)
-        results = self._executor.evaluate(boundaries, batch)
+        results = self._executor.evaluate(*self._prepare(inputs, None, needs_targets=False))
         self.comm.barrier()  # no rank goes on while others still wait for it
         with no_grad():
             return F.concat(results, 0) if results else None
 
     __call__ = forward
 
-    def _prepare(
-        self, inputs: object, targets: object, *, needs_targets: bool, refusal: str = ""
-    ) -> tuple[Boundaries, Batch]:
-        shape, dtype = self._check.agreed(inputs, targets, needs_targets=needs_targets, refusal=refusal)
-        count, rank = self.schedule.micro_batches, self.comm.rank
-        boundaries = self._boundaries_for((shape[0] // count, *shape[1:]), dtype)
-        is_last = rank == self.schedule.rank_of(self.schedule.stages - 1)
-        batch = Batch(
-            MicroBatches(inputs, count, self.device) if rank == 0 else None,
-            MicroBatches(targets, count, self.device) if is_last and needs_targets else None,
-        )
-        return boundaries, batch
-
-    def _boundaries_for(self, shape: tuple[int, ...], dtype: str) -> Boundaries:
-        found = self._boundaries.pop((shape, dtype), None)
-        if found is None:
-            while len(self._boundaries) >= _MOST_SHAPES:
-                self._boundaries.pop(next(iter(self._boundaries)))
+    @refused
+    def _prepare(self, inputs: object, targets: object, *, needs_targets: bool) -> tuple[Links, Batch]:
+        kind = self._check.agreed(inputs, targets, needs_targets)
+        links = self._links.pop(kind, None)
+        if links is None:
+            while len(self._links) >= _MOST_KINDS:
+                self._links.pop(next(iter(self._links)))
             if any(each.requires_grad for each in self.parameters()):
                 self.module.flat_space()  # so that gradients have their memory before activations are counted
-            first = Passing(shape, dtype)
-            passing = find_passing(self.comm, self.device, self.schedule, self._stages, self.module, first)
-            found = Boundaries(self.comm, self.device, self.schedule, passing)
-        self._boundaries[shape, dtype] = found  # the latest again
-        return found
+            ranks = self.comm, self.device
+            links = Links(*ranks, planned_links(*ranks, self.schedule, self._stages, self.module, kind))
+        self._links[kind] = links  # the latest again
+        has_targets = needs_targets and self.schedule.stages - 1 in self._stages
+        count = self.schedule.micro_batches
+        batch = Batch(
+            MicroBatches(inputs, count, self.device) if 0 in self._stages else None,
+            MicroBatches(targets, count, self.device) if has_targets else None,
+        )
+        return links, batch
 
-    def _refusal(self, ddp: object) -> str:
-        """Return the reason against a step with this `ddp`; "": none."""
+    def _require_averaging(self, ddp: object) -> None:
+        """Raise ArgumentError for a step with this `ddp` that would average gradients that are not complete."""
         if self._tied.are_here and self.module.flat_space().blocks is not None:
-            return (
+            raise ArgumentError(
                 "zero: expected 0 or 1 with parameters that several stages share, whose gradients are complete after "
                 "all backwards, got 2 or 3"
             )
         if ddp is None:
             accumulates = self.schedule.micro_batches > 1 or self._has_shared
             averaging = averaging_of(self.module)
-            if not accumulates or averaging is None or not averaging.begins_in_backward:
-                return ""
-            return "ddp: expected the DistributedDataParallel whose overlap follows this pipeline's module, got None"
-        if isinstance(ddp, DistributedDataParallel) and ddp.module is self.module:
-            return ""
-        got = type(ddp).__name__ if not isinstance(ddp, DistributedDataParallel) else "one of another module"
-        return f"ddp: expected a DistributedDataParallel of this pipeline's module, got {got}"
+            if accumulates and averaging is not None and averaging.begins_in_backward:
+                raise ArgumentError(
+                    "ddp: expected the DistributedDataParallel whose overlap follows this pipeline's module, got None"
+                )
+        elif not isinstance(ddp, DistributedDataParallel) or ddp.module is not self.module:
+            got = "one of another module" if isinstance(ddp, DistributedDataParallel) else type(ddp).__name__
+            raise ArgumentError(f"ddp: expected a DistributedDataParallel of this pipeline's module, got {got}")
 
     def _mean_loss(self, losses: Sequence[float]) -> float:
         mean = np.array([np.mean(losses) if losses else 0.0])
@@ -291,11 +283,11 @@ class Pipeline:
     @property
     def slot_bytes(self) -> int:
         """Bytes of the slots between this rank's stages and others, for the latest shape of batches."""
-        return next(reversed(self._boundaries.values())).nbytes if self._boundaries else 0
+        return next(reversed(self._links.values())).nbytes if self._links else 0
 
     def bubble(self) -> Bubble:
         """Return the share of time in which ranks did not compute, in the steps since `reset_times`; collective."""
-        return self._times.bubble(self.comm, self.schedule.bubble)
+        return self._executor.bubble()
 
     def figures(self) -> dict[str, Any]:
         """Return what a report says of the stages: their layers, sizes and bubble; collective.
@@ -314,35 +306,5 @@ class Pipeline:
 
     def reset_times(self) -> None:
         """Forget the steps' times and the peak of activations."""
-        self._times.reset()
+        self._executor.steps.clear()
         self._executor.peak_bytes = 0
-
-
-def _pipeline_ranks(comm: Communicator | Mesh) -> Communicator:
-    """Return the ranks of the stages; ArgumentError if there are none."""
-    if isinstance(comm, Mesh):
-        name = next((name for name in comm.shape if name.lower() == PIPELINE_PARALLEL), None)
-        if name is None:
-            raise ArgumentError(f"comm: expected a Mesh with an axis pp, got the axes {', '.join(comm.shape)}")
-        return comm[name]
-    if not isinstance(comm, Communicator):
-        raise ArgumentError(f"comm: expected a Communicator or a Mesh, got {type(comm).__name__}")
-    return comm
-
-
-def _parameters_of(layers: Sequence[Module]) -> Iterator[Parameter]:
-    yield from {id(each): each for layer in layers for each in layer.parameters()}.values()
-
-
-def _tied(comm: Communicator, schedule: PipelineSchedule, per_stage: Sequence[Sequence[Module]]) -> TiedParameters:
-    """Return this rank's part of the parameters that stages of several ranks share; collective."""
-    by_id = {id(each): each for layers in per_stage for each in _parameters_of(layers)}
-    shared: list[list[int]] = []
-    own = {}
-    for key, users in tied_parameters(per_stage):
-        ranks = sorted({schedule.rank_of(number) for number in users})
-        if len(ranks) > 1:
-            if comm.rank in ranks:
-                own[len(shared)] = by_id[key]
-            shared.append(ranks)
-    return TiedParameters(comm, shared, own)

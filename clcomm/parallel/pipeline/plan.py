@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import accumulate, pairwise
 from numbers import Integral, Real
-from typing import Any
 
 import numpy as np
 
-from clcomm.base.errors import ArgumentError, ClcommError, MismatchError
+from clcomm.base.errors import ArgumentError
 from clcomm.base.schedules.pipeline import PipelineSchedule, pipeline_schedule
+from clcomm.comm.collectives.runner import refused_on_all
 from clcomm.comm.communicator import Communicator
 from clcomm.engine.modes import no_grad
 from clcomm.engine.nn import Module, Sequential
 from clcomm.engine.nn.module import evaluating
 from clcomm.engine.tensor import Tensor
 from clcomm.parallel.pipeline.stage import Names
-from clcomm.sync.agreement import CHECKS
+from clcomm.sync.agreement import require_agreement
 
 COSTS = "costs"
 #: In place of the first layer of each stage: equally many layers with parameters; equally many parameters.
@@ -50,26 +51,19 @@ def cut_by_cost(costs: Sequence[float], stages: int) -> list[int]:
     """
     if any(isinstance(cost, bool) or not isinstance(cost, Real) or not 0 <= cost < math.inf for cost in costs):
         raise ArgumentError(f"costs: expected numbers from 0 up, got {list(costs)}")
-    layers = len(costs)
-    require_enough(layers, stages)
+    require_enough(len(costs), stages)
     sums = [0.0, *accumulate(float(cost) for cost in costs)]
-    # most[n]: the highest cost of a stage where the first n layers are cut into the stages so far
-    most, cuts = [sums[n] if n else math.inf for n in range(layers + 1)], []
-    for stage in range(1, stages):
-        begins = [0] * (layers + 1)
-        following = [math.inf] * (layers + 1)
-        for end in range(stage + 1, layers + 1):
-            for begin in range(stage, end):
-                cost = max(most[begin], sums[end] - sums[begin])
-                if cost < following[end]:
-                    following[end], begins[end] = cost, begin
-        most = following
-        cuts.append(begins)
-    starts, end = [], layers
-    for begins in reversed(cuts):
-        end = begins[end]
-        starts.append(end)
-    return [0, *reversed(starts)]
+
+    @cache
+    def cheapest(end: int, stages: int) -> tuple[float, list[int]]:
+        """Return the cost of the most expensive of so many stages of the first `end` layers, and where they begin."""
+        if stages == 1:
+            return sums[end], [0]
+        found = ((max(cheapest(at, stages - 1)[0], sums[end] - sums[at]), at) for at in range(stages - 1, end))
+        cost, begin = min(found)
+        return cost, [*cheapest(begin, stages - 1)[1], begin]
+
+    return cheapest(len(costs), stages)[1]
 
 
 def checked_cut(starts: Sequence[int], layers: int, stages: int) -> list[int]:
@@ -161,6 +155,7 @@ def _seconds(layer: Module, x: Tensor) -> float:
     return time.perf_counter() - began_s
 
 
+@refused_on_all
 def agreed_plan(
     comm: Communicator,
     model: Module,
@@ -170,61 +165,35 @@ def agreed_plan(
     costs: Sequence[float] | None,
 ) -> tuple[list[Module], PipelineSchedule, list[int]]:
     """Return a model's layers, the schedule and the first layer of each stage, the same on every rank; collective."""
-    found: object
-    layers: list[Module] = []
-    try:
-        layers = layers_of(model)
-        Names(model).require_all(layers)
-        require_own_forwards(model, layers)
-        if not callable(loss):
-            raise ArgumentError(f"loss: expected a function of a result and its target, got {type(loss).__name__}")
-        name, parts, chunks = asked
-        schedule = pipeline_schedule(name, comm.size, parts, chunks)
-        starts = _starts(layers, schedule, cut, costs)
-        shapes = [(each, tensor.shape) for each, tensor in model._state().items()]
-        found = f"{name}, {parts} micro-batches, {chunks} chunks, stages from {starts}", shapes
-    except ClcommError as error:
-        found = error
-    everyone = comm.all_gather_object(found, label=CHECKS)
-    _require_alike(comm, everyone)
+    layers = layers_of(model)
+    Names(model).require_all(layers)
+    require_own_forwards(model, layers)
+    if not callable(loss):
+        raise ArgumentError(f"loss: expected a function of a result and its target, got {type(loss).__name__}")
+    name, parts, chunks = asked
+    schedule = pipeline_schedule(name, comm.size, parts, chunks)
+    starts = _starts(layers, schedule, cut, costs)
+    lines = [f"{name}, {parts} micro-batches, {chunks} chunks, stages from {starts}"]
+    lines += [f"{name} {tensor.shape}" for name, tensor in model._state().items()]
+    require_agreement(comm, "pipeline", lines, "give every rank the same model and arguments")
     return layers, schedule, starts
-
-
-def _require_alike(comm: Communicator, everyone: Sequence[Any]) -> None:
-    """Raise the first rank's error, or one for ranks that differ, on every rank."""
-    for rank, found in enumerate(everyone):
-        if isinstance(found, ClcommError):
-            alone = not all(isinstance(each, ClcommError) for each in everyone)
-            raise type(found)(f"{found} (on {comm.name_ranks([rank])})" if alone else str(found))
-    for rank, (plan, shapes) in enumerate(everyone):
-        if plan != everyone[0][0]:
-            first = f"{everyone[0][0]} on {comm.name_ranks([0])}"
-            raise MismatchError(
-                f"pipeline: expected the same on every rank, got {first}; {plan} on {comm.name_ranks([rank])}"
-            )
-        if shapes != everyone[0][1]:
-            raise MismatchError(
-                f"model: expected the same on every rank, got other parameters on {comm.name_ranks([0, rank])}"
-            )
 
 
 def _starts(
     layers: Sequence[Module], schedule: PipelineSchedule, cut: str | Sequence[int], costs: Sequence[float] | None
 ) -> list[int]:
-    if costs is not None or cut != LAYERS:
-        require_enough(len(layers), schedule.stages, schedule.chunks)
+    stages, chunks = schedule.stages, schedule.chunks
+    if costs is not None and cut != LAYERS:
+        raise ArgumentError(f"costs: expected None with cut={cut!r}, got {len(costs)} costs")
+    if costs is None and cut == LAYERS:
+        return cut_by_number([next(each.parameters(), None) is not None for each in layers], stages, chunks)
+    require_enough(len(layers), stages, chunks)
+    if costs is None and cut == PARAMETERS:
+        costs = parameter_costs(layers)
     if costs is not None:
-        if cut != LAYERS:
-            raise ArgumentError(f"costs: expected None with cut={cut!r}, got {len(costs)} costs")
         if len(costs) != len(layers):
             raise ArgumentError(f"costs: expected one for each of {len(layers)} layers, got {len(costs)}")
-        return cut_by_cost(costs, schedule.stages)
+        return cut_by_cost(costs, stages)
     if isinstance(cut, str):
-        if cut not in (LAYERS, PARAMETERS):
-            raise ArgumentError(f"cut: expected 'layers', 'parameters' or the first layer of each stage, got {cut!r}")
-        if cut == LAYERS:
-            return cut_by_number(
-                [next(each.parameters(), None) is not None for each in layers], schedule.stages, schedule.chunks
-            )
-        return cut_by_cost(parameter_costs(layers), schedule.stages)
-    return checked_cut(cut, len(layers), schedule.stages)
+        raise ArgumentError(f"cut: expected 'layers', 'parameters' or the first layer of each stage, got {cut!r}")
+    return checked_cut(cut, len(layers), stages)

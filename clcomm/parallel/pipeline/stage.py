@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from clcomm.base.errors import ArgumentError
-from clcomm.base.flat_space.layout import FlatLayout
-from clcomm.base.flat_space.parameters import ParameterSpec
+from clcomm.base.schedules.pipeline import PipelineSchedule
 from clcomm.comm.communicator import Communicator
 from clcomm.engine.nn import Module
 from clcomm.engine.nn.containers import fused
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
-from clcomm.optim.flat_state import ITEM, NAMES, SIZES, order_of
-from clcomm.parallel.tensor_parallel.shards import divided_state, gathered_state
+from clcomm.parallel.tensor_parallel.shards import divided_state, elements_of, gathered_state, laid_out
 
 
 class ModelPart(Module):
@@ -76,26 +74,16 @@ class Names:
                     )
 
 
-class Stage:
-    """Consecutive layers."""
-
-    def __init__(self, number: int, layers: Sequence[Module]):
-        self.number, self._layers = number, list(layers)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        for run in fused(self._layers):
-            x = run(x)
-        return x
+def run_layers(layers: Sequence[Module], x: Tensor) -> Tensor:
+    """Return the result of consecutive layers."""
+    for run in fused(layers):
+        x = run(x)
+    return x
 
 
-def tied_parameters(stages: Sequence[Sequence[Module]]) -> Iterator[tuple[int, list[int]]]:
-    """Yield each parameter that several stages have, by its `id`, with the numbers of these stages, in their order."""
-    users: dict[int, list[int]] = {}
-    for number, layers in enumerate(stages):
-        for parameter in {id(each) for layer in layers for each in layer.parameters()}:
-            users.setdefault(parameter, []).append(number)
-    order = [id(each) for layers in stages for layer in layers for each in layer.parameters()]
-    yield from ((each, users[each]) for each in dict.fromkeys(order) if len(users[each]) > 1)
+def parameters_of(layers: Iterable[Module]) -> list[Parameter]:
+    """Return the parameters of layers, each once."""
+    return list({id(each): each for layer in layers for each in layer.parameters()}.values())
 
 
 # --- Tied parameters: shared by layers of stages on several ranks; their gradients are summed. ---
@@ -113,23 +101,25 @@ class TiedParameters:
     first of a parameter's ranks keep the sum so far, and the others begin anew.
 
     Args:
-        shared: the ranks of each shared parameter, in the same order on every rank.
-        own: this rank's of them, by their place in `shared`.
+        stages: the layers of all, in order.
     """
 
-    def __init__(self, comm: Communicator, shared: Sequence[Sequence[int]], own: Mapping[int, Parameter]):
+    def __init__(self, comm: Communicator, schedule: PipelineSchedule, stages: Sequence[Sequence[Module]]):
         self._comm = comm
         self._groups: list[tuple[Communicator, Parameter, np.ndarray, np.ndarray]] = []
         self._follows: set[int] = set()
+        users: dict[int, tuple[Parameter, set[int]]] = {}
+        for number, layers in enumerate(stages):
+            for parameter in parameters_of(layers):
+                users.setdefault(id(parameter), (parameter, set()))[1].add(schedule.rank_of(number))
         parts: dict[tuple[int, ...], Communicator | None] = {}
-        for number, ranks in enumerate(shared):
-            members = tuple(ranks)
-            if members not in parts:
+        for parameter, ranks in users.values():
+            members = tuple(sorted(ranks))
+            if len(members) > 1 and members not in parts:
                 color = 0 if comm.rank in members else None
                 parts[members] = comm.split(color, name=f"tied {'-'.join(map(str, members))}")
-            part = parts[members]
+            part = parts.get(members)
             if part is not None:
-                parameter = own[number]
                 mine, total = part.allocate(parameter.nbytes), part.allocate_common(parameter.nbytes)
                 self._groups.append((part, parameter, mine.view(np.float32), total.view(np.float32)))
                 if part.rank:
@@ -149,10 +139,7 @@ class TiedParameters:
         """Replace each gradient by the sum over its ranks; collective."""
         for part, parameter, mine, total in self._groups:
             gradient = parameter.grad
-            if gradient is None:
-                mine[...] = 0
-            else:
-                mine[...] = gradient.numpy().reshape(-1)
+            mine[...] = 0 if gradient is None else gradient.numpy().reshape(-1)
             part.all_reduce(mine, out=total, label=TIED)
             values = total.reshape(parameter.shape)
             if gradient is None:
@@ -189,10 +176,10 @@ def whole_state(comm: Communicator, names: Iterable[str], optimizer: Any) -> dic
         optimizer: of this rank's parameters.
     """
     state, buffers = gathered_state(optimizer), _buffers(optimizer)
-    own = {name: [size, *(state[kind][at] for kind in buffers)] for name, (at, size) in _places(state).items()}
-    everyone = comm.all_gather_object(own, label=_STATE)
+    everyone = comm.all_gather_object(elements_of(state, buffers), label=_STATE)
     found = {name: values for part in reversed(everyone) for name, values in part.items()}
-    return {**state, **_laid_out(found, [name for name in names if name in found], buffers)}
+    ordered = {name: found[name] for name in reversed([*names]) if name in found}  # in the order of backward
+    return {**state, **laid_out(ordered, buffers)}
 
 
 def own_state(optimizer: Any, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -201,42 +188,15 @@ def own_state(optimizer: Any, state: Mapping[str, np.ndarray]) -> dict[str, np.n
     Raises ArgumentError for a state without this rank's parameters.
     """
     buffers = [name for name in _buffers(optimizer) if name in state]
-    places = _places(state) if {NAMES, SIZES} <= state.keys() else {}
+    elements = elements_of(state, buffers)
     inner = getattr(optimizer, "optimizer", optimizer)
-    own = [place.name for place in reversed(inner.space.layout.ranges)]
-    missing = [name for name in own if name not in places]
+    own = [place.name for place in inner.space.layout.ranges]
+    missing = [name for name in reversed(own) if name not in elements]
     if missing:
         raise ArgumentError(f"state_dict: expected the whole model's parameters, got none named {missing[0]}")
-    parts: dict[str, list[Any]] = {}
-    for name in own:
-        at, size = places[name]
-        parts[name] = [size, *(np.asarray(state[kind])[at] for kind in buffers)]
-    return divided_state(optimizer, {**state, **_laid_out(parts, own, buffers)})
+    return divided_state(optimizer, {**state, **laid_out({name: elements[name] for name in own}, buffers)})
 
 
 def _buffers(optimizer: Any) -> Sequence[str]:
     names: Sequence[str] = getattr(optimizer, "optimizer", optimizer).state_names
     return names
-
-
-def _places(state: Mapping[str, np.ndarray]) -> dict[str, tuple[slice, int]]:
-    """Return where each parameter's elements are in a state's buffers, and their number."""
-    pairs = list(zip(state[NAMES].tolist(), state[SIZES].tolist(), strict=True))
-    layout = FlatLayout([ParameterSpec(name, (size,)) for name, size in reversed(pairs)])
-    return {place.name: (slice(place.start // ITEM, place.stop // ITEM), place.spec.size) for place in layout.ranges}
-
-
-def _laid_out(
-    parts: Mapping[str, Sequence[Any]], names: Sequence[str], buffers: Sequence[str]
-) -> dict[str, np.ndarray]:
-    """Return the buffers of parameters in a model's order, and the entries that tell it.
-
-    parts: the number of elements of each parameter, and then those of each buffer.
-    """
-    layout = FlatLayout([ParameterSpec(name, (parts[name][0],)) for name in names])
-    state = order_of(layout, range(len(names) - 1, -1, -1))
-    for number, kind in enumerate(buffers, 1):
-        values = state[kind] = np.zeros(layout.span // ITEM, np.float32)
-        for place in layout.ranges:
-            values[place.start // ITEM : place.stop // ITEM] = parts[place.name][number]
-    return state

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from clcomm.base.flat_space.layout import FlatLayout
-from clcomm.base.flat_space.parameters import ParameterRange, ParameterSpec
+from clcomm.base.flat_space.parameters import ParameterSpec
 from clcomm.comm.communicator import Communicator
 from clcomm.engine.parameter import Parameter
+from clcomm.optim.flat_state import ITEM, NAMES, PLACES, SIZES, order_of
 from clcomm.optim.optimizer import Optimizer
 
 #: The label under which the Communicator's stats count gathered and broadcast parameters.
 PARAMETERS = "parameters"
-#: Bytes of an element of the state.
-_ITEM = 4
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """The cut of a parameter along dimension `axis`, in each of `sections` equal sections of it by itself.
 
     Queries, keys and values beside each other in one layer are three sections.
@@ -80,6 +78,34 @@ class Shards:
         return found[1]
 
 
+#: Of each parameter by name: its number of elements, and those of each buffer of a state.
+Elements = dict[str, tuple[int, list[np.ndarray]]]
+
+
+def elements_of(state: Mapping[str, np.ndarray], buffers: Sequence[str]) -> Elements:
+    """Return each parameter's part of a state's buffers; none of a state that does not name its parameters."""
+    if not {NAMES, SIZES} <= state.keys():
+        return {}
+    pairs = list(zip(state[NAMES].tolist(), state[SIZES].tolist(), strict=True))
+    layout = FlatLayout([ParameterSpec(name, (size,)) for name, size in reversed(pairs)])
+    found: Elements = {}
+    for place in layout.ranges:
+        at = slice(place.start // ITEM, place.stop // ITEM)
+        found[place.name] = place.spec.size, [np.asarray(state[kind])[at] for kind in buffers]
+    return found
+
+
+def laid_out(elements: Elements, buffers: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return a state's buffers and the entries that tell their order, which is that of `elements`."""
+    layout = FlatLayout([ParameterSpec(name, (size,)) for name, (size, _) in reversed(elements.items())])
+    state = order_of(layout, range(len(elements) - 1, -1, -1))
+    for number, kind in enumerate(buffers):
+        values = state[kind] = np.zeros(layout.span // ITEM, np.float32)
+        for place in layout.ranges:
+            values[place.start // ITEM : place.stop // ITEM] = elements[place.name][1][number]
+    return state
+
+
 def gathered_state(optimizer: Any) -> dict[str, np.ndarray]:
     """Return the `state_dict()` that the optimizer of the undivided model would have; collective.
 
@@ -90,14 +116,13 @@ def gathered_state(optimizer: Any) -> dict[str, np.ndarray]:
     state, inner = dict(optimizer.state_dict()), _divided(optimizer)
     if inner is None:
         return state
-    whole = _whole_layout(inner)
-    for name in inner.state_names:
-        values = np.zeros(whole.span // _ITEM, np.float32)
-        for place, parameter in _places(inner):
-            own = state[name][_elements(place)].reshape(place.shape)
-            _view(whole, values, place.name)[...] = own if parameter.part is None else parameter.part.gather(own)
-        state[name] = values
-    return {**state, **inner.order_in(whole)}
+    elements = elements_of(state, inner.state_names)
+    for place, parameter in zip(inner.space.layout.ranges, inner.space.parameters, strict=True):
+        if parameter.part is not None:
+            part, (_, values) = parameter.part, elements[place.name]
+            whole = [part.gather(each.reshape(place.shape)).reshape(-1) for each in values]
+            elements[place.name] = math.prod(part.whole_shape(place.shape)), whole
+    return {**state, **laid_out(elements, inner.state_names), PLACES: state[PLACES]}
 
 
 def divided_state(optimizer: object, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -109,19 +134,22 @@ def divided_state(optimizer: object, state: Mapping[str, np.ndarray]) -> dict[st
     inner, own = _divided(optimizer), dict(state)
     if inner is None:
         return own
-    whole = _whole_layout(inner)
+    layout, parameters = inner.space.layout, inner.space.parameters
+    shapes = {
+        place.name: place.shape if each.part is None else each.part.whole_shape(place.shape)
+        for place, each in zip(layout.ranges, parameters, strict=True)
+    }
+    whole = FlatLayout([ParameterSpec(spec.name, shapes[spec.name], spec.dtype) for spec in layout.specs])
     if not {*inner.order_in(whole), *inner.state_names} <= own.keys():
         return own
-    state = own = inner.in_own_order(state, whole)
-    for name in inner.state_names:
-        if np.shape(state[name]) == (whole.span // _ITEM,):
-            values = np.zeros(inner.space.layout.span // _ITEM, np.float32)
-            for place, parameter in _places(inner):
-                full = _view(whole, np.asarray(state[name], np.float32), place.name)
-                part = full if parameter.part is None else parameter.part.own(full)
-                values[_elements(place)] = part.reshape(-1)
-            own[name] = values
-    return {**own, **inner.order_in(inner.space.layout)}
+    own = inner.in_own_order(state, whole)
+    fitting = [name for name in inner.state_names if np.shape(own[name]) == (whole.span // ITEM,)]
+    elements = elements_of({**own, **inner.order_in(whole)}, fitting)
+    for place, parameter in zip(layout.ranges, parameters, strict=True):
+        if parameter.part is not None:
+            cut = [parameter.part.own(each.reshape(shapes[place.name])) for each in elements[place.name][1]]
+            elements[place.name] = place.spec.size, [each.reshape(-1) for each in cut]
+    return {**own, **laid_out(elements, fitting), **inner.order_in(layout)}
 
 
 def _divided(optimizer: object) -> Optimizer | None:
@@ -130,26 +158,3 @@ def _divided(optimizer: object) -> Optimizer | None:
     if isinstance(inner, Optimizer) and any(each.part is not None for each in inner.space.parameters):
         return inner
     return None
-
-
-def _places(optimizer: Optimizer) -> list[tuple[ParameterRange, Parameter]]:
-    return list(zip(optimizer.space.layout.ranges, optimizer.space.parameters, strict=True))
-
-
-def _whole_layout(optimizer: Optimizer) -> FlatLayout:
-    """Return the layout of the undivided model's flat space."""
-    shapes = {
-        place.name: place.shape if parameter.part is None else parameter.part.whole_shape(place.shape)
-        for place, parameter in _places(optimizer)
-    }
-    layout = optimizer.space.layout
-    specs = [ParameterSpec(spec.name, shapes[spec.name], spec.dtype) for spec in layout.specs]
-    return FlatLayout(specs, layout.alignment)
-
-
-def _elements(place: ParameterRange) -> slice:
-    return slice(place.start // _ITEM, place.stop // _ITEM)
-
-
-def _view(layout: FlatLayout, values: np.ndarray, name: str) -> np.ndarray:
-    return layout.view(values.view(np.uint8), name)

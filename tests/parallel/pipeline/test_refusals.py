@@ -13,7 +13,7 @@ from clcomm import Communicator, DistributedDataParallel, Mesh, Synchronizer
 from clcomm.base.errors import ArgumentError, MismatchError
 from clcomm.engine import Linear, Module, Parameter, ReLU, Sequential
 from clcomm.parallel.pipeline import Pipeline, measured_costs
-from clcomm.parallel.pipeline.channels import ChannelPlan, open_channels
+from clcomm.parallel.pipeline.link import LinkPlan, Links
 from tests.helpers import cpu_device, one_line
 from tests.parallel.pipeline.cases import CASES, perceptron
 
@@ -102,8 +102,11 @@ def test_batches_that_cannot_be_cut_are_refused_and_later_ones_work(auto):
     assert "linear" in refused(auto, ArgumentError, lambda: pipeline.step(wrong, y[:3]))
     assert np.isfinite(pipeline.step(x[:3], y[:3]))
     for bad in ("text", np.float32(1)):
-        with pytest.raises(ArgumentError, match="inputs: expected an array or a Tensor of samples"):
-            pipeline.step(bad, y)
+        for inputs in (bad, bad if auto.rank == auto.size - 1 else x[:3]):  # on all ranks, and on one
+            assert "inputs: expected an array or a Tensor of samples" in refused(
+                auto, ArgumentError, lambda inputs=inputs: pipeline.step(inputs, y[:3])
+            )
+    assert np.isfinite(pipeline.step(x[:3], y[:3]))
 
 
 @pytest.mark.mpi(min_size=2)
@@ -140,7 +143,11 @@ def test_ranks_with_different_batches_are_told(auto):
 def test_overlap_without_its_wrapper_is_refused_on_all_ranks(auto, follows):
     """Also where it follows the parameters of one stage alone."""
     case, mesh = CASES["mlp"], Mesh(auto, dp=2 if auto.size % 2 == 0 else auto.size, pp=-1)
-    ranks, last = mesh["pp"], mesh["pp"].name_ranks([mesh["pp"].size - 1])
+    ranks = mesh["pp"]
+
+    def on(rank):  # a rank alone says nothing of others
+        return f" (on {ranks.name_ranks([rank])})" if ranks.size > 1 else ""
+
     pipeline = Pipeline(case.make(), mesh, loss=case.loss, micro_batches=2)
     overlap = ranks.rank == ranks.size - 1
     ddp = DistributedDataParallel(pipeline.module, mesh["dp"], overlap_grad_reduce=overlap)
@@ -153,20 +160,20 @@ def test_overlap_without_its_wrapper_is_refused_on_all_ranks(auto, follows):
         sync.sync_gradients(pipeline.module)
     text = refused(ranks, ArgumentError, lambda: pipeline.step(*case.batch_of(0, 4)))
     expected = "ddp: expected the DistributedDataParallel whose overlap follows this pipeline's module, got None"
-    assert text == f"{expected}, on {last}"
+    assert text == expected + on(ranks.size - 1)
     other = DistributedDataParallel(perceptron(), mesh["dp"]) if ranks.rank == 0 else ddp
     if ddp is not None:
         text = refused(ranks, ArgumentError, lambda: pipeline.step(*case.batch_of(0, 4), other))
-        assert text.endswith(f"of this pipeline's module, got one of another module, on {ranks.name_ranks([0])}")
+        assert text.endswith(f"of this pipeline's module, got one of another module{on(0)}")
         assert np.isfinite(pipeline.step(*case.batch_of(0, 4), ddp))
     mesh.close()
 
 
 @pytest.mark.mpi(min_size=2)
-def test_channels_are_compared(auto):
-    plans = [ChannelPlan(0, 1, 8, 2, "x"), ChannelPlan(1, 0, 8 + auto.rank, 2, "y")]
-    text = refused(auto, MismatchError, lambda: open_channels(auto, plans))
-    assert "got 2 on rank 0 and 2 on rank 1, of which number 1 differs" in text
+def test_links_are_compared(auto):
+    plans = [LinkPlan("x", 0, 0, 1, 2, (2,), "<f4"), LinkPlan("y", 0, 1, 0, 2, (2 + auto.rank,), "<f4")]
+    text = refused(auto, MismatchError, lambda: Links(auto, cpu_device("cpu"), plans))
+    assert "entry 1 is" in text and all(f"shape=({2 + rank},)" in text for rank in range(auto.size))
 
 
 def test_a_mesh_without_stages_is_refused(auto):
