@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from clcomm.engine.fold import DeviceFold
 from clcomm.engine.host_buffer import HostBuffer, sees_writes
 from clcomm.engine.ops.shape import copy_part
 from clcomm.engine.ops.types import launch_broadcast
+from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.tensor import Shape, Tensor, copy_into, empty
 from clcomm.engine.view import Block
 from clcomm.sync.agreement import CHECKS
@@ -33,6 +34,7 @@ _ALIGNED = ALIGNMENT // 4
 
 T = TypeVar("T")
 Prepared = tuple[Tensor, Tensor, Callable[[], None]]  # in regions, and the collective between them
+Part = tuple[HostBuffer, int, int]  # of a region: its first element, and their number
 Steps = tuple[Callable[[], None], Callable[[], None]]  # of a collective: its start, and the wait for its end
 
 
@@ -62,6 +64,11 @@ class Exchange:
 
     def __deepcopy__(self, memo: dict[int, object]) -> Exchange:
         return self
+
+    @cached_property
+    def own_stream(self) -> RandomStream:
+        """Random numbers of this rank's, where those of the device are the same on all ranks."""
+        return RandomStream(self.device)
 
     # --- sums ---
 
@@ -103,13 +110,7 @@ class Exchange:
     def _prepare_sum(self, _: str, count: int, label: str) -> Prepared:
         summands, sums = self._region("summands", 4 * _padded(count)), self._region("sums", 4 * _padded(count))
         reduce = self.comm.all_reduce_init(summands.values[:count], out=sums.values[:count], label=label)
-
-        def run() -> None:
-            summands.pull(0, count)
-            reduce()
-            sums.push(0, count)
-
-        return summands.tensor(0, (count,)), sums.tensor(0, (count,)), partial(self._counted, run)
+        return self._between((summands, 0, count), reduce, (sums, 0, count))
 
     def _prepare_start(self, _: str, count: int, label: str) -> Steps | None:
         """Return functions that start the sum of `_prepare_sum`, and that wait for it; None: no rank starts sums."""
@@ -123,6 +124,7 @@ class Exchange:
         started: list[Handle] = []
 
         def start() -> None:
+            self._met += 1
             summands.pull(0, count)
             started.append(begin())
 
@@ -130,7 +132,7 @@ class Exchange:
             started.pop().wait()
             sums.push(0, count)
 
-        return partial(self._counted, start), wait
+        return start, wait
 
     # --- parts along an axis ---
 
@@ -146,7 +148,7 @@ class Exchange:
             return _copied(part, out)
         shape = (*part.shape[:axis], part.shape[axis] * self.size, *part.shape[axis + 1 :])
         block = _padded(part.numel())
-        blocks, own, run = self._once(("gather", block, part.numel(), label), self._prepare_gather)
+        own, blocks, run = self._once(("gather", block, part.numel(), label), self._prepare_gather)
         self.device.on_host(self._fence, "gathered")
         copy_into(own.alias(part.shape), part)
         self.device.on_host(run)
@@ -159,14 +161,7 @@ class Exchange:
         region, first, count = self._region("gathered", 4 * block * self.size), self.rank * block, self.size * block
         nbytes = 4 * size * self.size  # is compared too: parts of other sizes may have blocks of one
         gather = self.comm.all_gather_in_place_init(region.values[:count], label=label, nbytes=nbytes)
-
-        def run() -> None:
-            region.pull(first, block)
-            gather()
-            region.push(0, count)
-
-        counted = partial(self._counted, run, "gathered")
-        return region.tensor(0, (count,)), region.tensor(first, (block,)), counted
+        return self._between((region, first, block), gather, (region, 0, count), "gathered")
 
     def _sum_part(self, x: Tensor, axis: int, label: str) -> Tensor:
         """Return this rank's part along `axis` of the sum of all ranks' x, valid until the next exchange."""
@@ -196,13 +191,7 @@ class Exchange:
             blocks = summands.values[:count].reshape(self.size, block)
             reduce = partial(comm.reduce_scatter, blocks, out=target.reshape(1, block), label=label, nbytes=nbytes)
 
-        def run() -> None:
-            summands.pull(first, count)
-            reduce()
-            sums.push(at, block)
-
-        counted = partial(self._counted, run, "rows")
-        return summands.tensor(first, (count,)), sums.tensor(at, (block,)), counted
+        return self._between((summands, first, count), reduce, (sums, at, block), "rows")
 
     def _strides(self, shape: Shape, axis: int) -> tuple[Shape, Shape, Shape]:
         """Return sizes (ranks, outer, inner) of a tensor cut along `axis`, its strides, and those of separate parts."""
@@ -236,12 +225,22 @@ class Exchange:
             self._prepared[key] = found
         return found
 
-    def _counted(self, run: Callable[[], None], read: str = "") -> None:
-        """Run a collective; other ranks read the region `read` after it."""
-        self._met += 1
-        run()
-        if read:
-            self._read_after[read] = self._met
+    def _between(self, pulled: Part, move: Callable[[], object], pushed: Part, read: str = "") -> Prepared:
+        """Return tensors on two parts of regions, and what brings one to the host, moves it, and brings the other back.
+
+        Other ranks read the region `read` after it.
+        """
+
+        def run() -> None:
+            self._met += 1
+            pulled[0].pull(*pulled[1:])
+            move()
+            pushed[0].push(*pushed[1:])
+            if read:
+                self._read_after[read] = self._met
+
+        source, target = (region.tensor(first, (count,)) for region, first, count in (pulled, pushed))
+        return source, target, run
 
     def _fence(self, region: str) -> None:
         """Wait until no rank reads a region: no-op, unless it was read after the latest collective."""

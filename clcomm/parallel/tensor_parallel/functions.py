@@ -8,81 +8,79 @@ different ways, or of which each has a part, has a gradient of its own on each. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import ClassVar
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.tensor import Tensor, empty, float_tensor
 from clcomm.parallel.exchange import ACTIVATIONS, INPUT_GRADIENTS, Exchange
 
-
-class CopyToRanks(Op):
-    """x, the same on all ranks; backward sums the ranks' gradients."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Tensor, *, ranks: Exchange) -> Tensor:
-        ctx.ranks = ranks
-        return x.alias(x.shape)
-
-    @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.ranks.size == 1:
-            return (grad,)
-        return (ctx.ranks.summed(grad, INPUT_GRADIENTS, partial(ctx.out, 0)),)
+#: Returns the tensor to write a result to; None: a new one.
+Out = Callable[[], Tensor] | None
 
 
-class ReduceFromRanks(Op):
-    """The sum of the ranks' x; its gradient is each rank's."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Tensor, *, ranks: Exchange) -> Tensor:
-        return x.alias(x.shape) if ranks.size == 1 else ranks.summed(x, ACTIVATIONS)
-
-    @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return (grad,)
+def _keep(ranks: Exchange, x: Tensor, axis: int, label: str, out: Out = None) -> Tensor:
+    return x
 
 
-class ScatterToRanks(Op):
-    """Each rank's part of x, which is the same on all ranks; backward gathers the parts' gradients."""
+def _sum(ranks: Exchange, x: Tensor, axis: int, label: str, out: Out = None) -> Tensor:
+    return x if ranks.size == 1 else ranks.summed(x, label, out)
 
-    @staticmethod
-    def forward(ctx: Context, x: Tensor, *, ranks: Exchange, axis: int) -> Tensor:
+
+def _take_part(ranks: Exchange, x: Tensor, axis: int, label: str, out: Out = None) -> Tensor:
+    shape = (*x.shape[:axis], x.shape[axis] // ranks.size, *x.shape[axis + 1 :])
+    return ranks.own_part(x, axis, empty(x.device, shape) if out is None else out())
+
+
+def _gather(ranks: Exchange, x: Tensor, axis: int, label: str, out: Out = None) -> Tensor:
+    return ranks.gather(x, axis, label, out)
+
+
+def _sum_part(ranks: Exchange, x: Tensor, axis: int, label: str, out: Out = None) -> Tensor:
+    return ranks.summed_part(x, axis, label, out)
+
+
+class Moved(Op):
+    """A tensor moved between the ranks: `there` in forward, and its gradient `back` in backward."""
+
+    there: ClassVar[Callable[..., Tensor]]
+    back: ClassVar[Callable[..., Tensor]]
+
+    @classmethod
+    def forward(cls, ctx: Context, x: Tensor, *, ranks: Exchange, axis: int = 0) -> Tensor:
         ctx.ranks, ctx.axis = ranks, axis
-        part = empty(x.device, (*x.shape[:axis], x.shape[axis] // ranks.size, *x.shape[axis + 1 :]))
-        return ranks.own_part(x, axis, part)
+        y = cls.there(ranks, x, axis, ACTIVATIONS)
+        return y.alias(y.shape) if y is x else y
 
-    @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return (ctx.ranks.gather(grad, ctx.axis, INPUT_GRADIENTS, partial(ctx.out, 0)),)
-
-
-class GatherFromRanks(Op):
-    """All ranks' parts; backward takes this rank's part, of the ranks' sum with `sums`."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Tensor, *, ranks: Exchange, axis: int, sums: bool) -> Tensor:
-        ctx.ranks, ctx.axis, ctx.sums = ranks, axis, sums
-        return ranks.gather(x, axis, ACTIVATIONS)
-
-    @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.sums:
-            return (ctx.ranks.summed_part(grad, ctx.axis, INPUT_GRADIENTS, partial(ctx.out, 0)),)
-        return (ctx.ranks.own_part(grad, ctx.axis, ctx.out(0)),)
+    @classmethod
+    def backward(cls, ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (cls.back(ctx.ranks, grad, ctx.axis, INPUT_GRADIENTS, partial(ctx.out, 0)),)
 
 
-class ReduceScatterToRanks(Op):
-    """Each rank's part of the sum of the ranks' x; backward gathers the parts' gradients."""
+class CopyToRanks(Moved):
+    there, back = staticmethod(_keep), staticmethod(_sum)
 
-    @staticmethod
-    def forward(ctx: Context, x: Tensor, *, ranks: Exchange, axis: int) -> Tensor:
-        ctx.ranks, ctx.axis = ranks, axis
-        return ranks.summed_part(x, axis, ACTIVATIONS)
 
-    @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return (ctx.ranks.gather(grad, ctx.axis, INPUT_GRADIENTS, partial(ctx.out, 0)),)
+class ReduceFromRanks(Moved):
+    there, back = staticmethod(_sum), staticmethod(_keep)
+
+
+class ScatterToRanks(Moved):
+    there, back = staticmethod(_take_part), staticmethod(_gather)
+
+
+class GatherFromRanks(Moved):
+    there, back = staticmethod(_gather), staticmethod(_take_part)
+
+
+class GatherAndSumBack(Moved):
+    there, back = staticmethod(_gather), staticmethod(_sum_part)
+
+
+class ReduceScatterToRanks(Moved):
+    there, back = staticmethod(_sum_part), staticmethod(_gather)
 
 
 def copy_to_ranks(x: Tensor, ranks: Exchange) -> Tensor:
@@ -111,8 +109,8 @@ def gather_from_ranks(x: Tensor, ranks: Exchange, axis: int = -1, *, sums: bool 
 
     Raises ArgumentError for a dimension that x does not have.
     """
-    at = _dimension("gather_from_ranks", x, axis)
-    return GatherFromRanks.apply(x, ranks=ranks, axis=at, sums=bool(sums))
+    op = GatherAndSumBack if sums else GatherFromRanks
+    return op.apply(x, ranks=ranks, axis=_dimension("gather_from_ranks", x, axis))
 
 
 def reduce_scatter_to_ranks(x: Tensor, ranks: Exchange, axis: int = -1) -> Tensor:

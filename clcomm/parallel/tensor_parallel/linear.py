@@ -6,35 +6,35 @@ Source: Shoeybi et al., "Megatron-LM", 2019.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from clcomm.engine import functional as F
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.nn.attention import MultiheadAttention
 from clcomm.engine.nn.layers import Linear
+from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.matmul import LinearOp, checked_rows, column_sums, linear_of_part, multiply
 from clcomm.engine.ops.types import launch_broadcast
-from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor, empty
 from clcomm.parallel.exchange import ACTIVATIONS, INPUT_GRADIENTS, Exchange
 from clcomm.parallel.tensor_parallel.functions import gather_from_ranks, reduce_scatter_to_ranks, scatter_to_ranks
 from clcomm.parallel.tensor_parallel.sequence import shared_gradients
 
 
-class ColumnLinear(Op):
+class ColumnLinear(LinearOp):
     """y = x weight^T + bias for x that is the same on all ranks; the gradient of x is summed over them."""
 
+    shape_of_none = Op.shape_of_none  # nothing is exchanged of a tensor without elements: it is refused
+
     @staticmethod
-    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, *, ranks: Exchange) -> Tensor:
-        out = empty(x.device, (x.shape[0], weight.shape[0]))
-        multiply(x, weight, out, transpose_b=True, bias=bias)
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, *, ranks: Exchange) -> Tensor:  # type: ignore[override]
         ctx.ranks = ranks
-        ctx.save(x, weight)
-        return out
+        return LinearOp.forward(ctx, x, weight, bias, relu=False)
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         """dx = the sum of dy W, which may move while dW = dy^T x and db, the column sums of dy, are computed."""
-        x, weight = ctx.saved
+        x, weight, _ = ctx.saved
         dx = dw = db = pending = None
         if ctx.needs[0]:
             pending = ctx.ranks.sum(x.shape, INPUT_GRADIENTS)
@@ -54,6 +54,8 @@ class ColumnLinear(Op):
 class RowLinear(LinearOp):
     """y = the sum over the ranks of x weight^T, plus the bias that all have; the gradients need no exchange."""
 
+    shape_of_none = Op.shape_of_none
+
     @staticmethod
     def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, *, ranks: Exchange) -> Tensor:  # type: ignore[override]
         pending = ranks.sum((x.shape[0], weight.shape[0]), ACTIVATIONS)
@@ -66,56 +68,40 @@ class RowLinear(LinearOp):
         return out
 
 
-class ColumnParallelLinear(Linear):
-    """A Linear of which each rank computes some outputs: x [..., in] -> [..., out / ranks].
+class DividedLayer(Module):
+    """A layer of which each rank has a part, with the whole one's attributes; `division` is its style."""
 
-    Args:
-        weight: this rank's rows.
-        bias: its part.
-        sequence: the dimension along which x is divided between the ranks, and gathered first; None: x is whole.
-        gathers: whether the result is gathered: [..., out].
-    """
+    ranks: Exchange
+    division: Any
 
-    def __init__(self, weight: Parameter, bias: Parameter | None, ranks: Exchange, sequence: int | None, gathers: bool):
-        self.weight, self.bias = weight, bias
-        self._ranks, self._sequence, self._gathers = ranks, sequence, gathers
+
+class ColumnParallelLinear(DividedLayer, Linear):
+    """A Linear of which each rank computes some outputs, with its rows of the weight and its part of the bias."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y = column_linear(x, self.weight, self.bias, self._ranks, self._sequence)
-        if self._gathers:
-            return gather_from_ranks(y, self._ranks)
-        if self._ranks.size > 1:
-            y.whole_columns = self._ranks.size * y.shape[-1]
+        ranks = self.ranks
+        y = column_linear(x, self.weight, self.bias, ranks, self.division.sequence_axis)
+        if self.division.gather_output:
+            return gather_from_ranks(y, ranks)
+        if ranks.size > 1:
+            y.whole_columns = ranks.size * y.shape[-1]
         return y
 
 
-class RowParallelLinear(Linear):
-    """A Linear of which each rank sums over some inputs: x [..., in / ranks] -> [..., out], summed over the ranks.
-
-    Args:
-        weight: this rank's columns.
-        bias: the whole, which each rank has.
-        sequence: the dimension along which the result is divided between the ranks; None: it is whole on each.
-        scatters: whether x is whole: [..., in], of which each rank takes its part.
-    """
-
-    def __init__(
-        self, weight: Parameter, bias: Parameter | None, ranks: Exchange, sequence: int | None, scatters: bool
-    ):
-        self.weight, self.bias = weight, bias
-        self._ranks, self._sequence, self._scatters = ranks, sequence, scatters
+class RowParallelLinear(DividedLayer, Linear):
+    """A Linear of which each rank sums over some inputs, with its columns of the weight and the whole bias."""
 
     def forward(self, x: Tensor) -> Tensor:
-        ranks, columns = self._ranks, self.weight.shape[1]
-        if self._scatters:
+        ranks, columns = self.ranks, self.weight.shape[1]
+        if self.division.split_input:
             checked_rows("RowParallel(split_input=True)", x, self.weight, self.bias, columns * ranks.size)
             x = scatter_to_ranks(x, ranks)
         remedy = f", of {columns * ranks.size} for {ranks.size} ranks; a whole x takes split_input=True"
         rows = checked_rows("RowParallel", x, self.weight, self.bias, columns, remedy)
-        if self._sequence is None:
+        if self.division.sequence_axis is None:
             y = RowLinear.apply(rows, self.weight, self.bias, ranks=ranks)
             return F.reshape(y, (*x.shape[:-1], self.weight.shape[0]))
-        part = reduce_scatter_to_ranks(linear_of_part(x, self.weight), ranks, self._sequence)
+        part = reduce_scatter_to_ranks(linear_of_part(x, self.weight), ranks, self.division.sequence_axis)
         with shared_gradients([(self, "bias")], ranks):
             return part if self.bias is None else part + self.bias
 
@@ -134,29 +120,10 @@ def column_linear(
     return F.reshape(ColumnLinear.apply(rows, weight, bias, ranks=ranks), (*x.shape[:-1], weight.shape[0]))
 
 
-class HeadParallelAttention(MultiheadAttention):
-    """A MultiheadAttention of which each rank computes `num_heads` heads; inputs and result are those of the whole.
-
-    Args:
-        in_proj_weight, in_proj_bias: this rank's rows of the three projections.
-        out_proj: sums over the ranks.
-        sequence: the dimension along which inputs and result are divided between the ranks; None: they are whole.
-    """
+class HeadParallelAttention(DividedLayer, MultiheadAttention):
+    """A MultiheadAttention of which each rank computes some heads; `out_proj` sums over the ranks."""
 
     _has_all_heads = False
 
-    def __init__(
-        self,
-        num_heads: int,
-        in_proj_weight: Parameter,
-        in_proj_bias: Parameter | None,
-        out_proj: RowParallelLinear,
-        ranks: Exchange,
-        sequence: int | None,
-    ):
-        self.num_heads = num_heads
-        self.in_proj_weight, self.in_proj_bias, self.out_proj = in_proj_weight, in_proj_bias, out_proj
-        self._ranks, self._sequence = ranks, sequence
-
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return column_linear(x, weight, bias, self._ranks, self._sequence)
+        return column_linear(x, weight, bias, self.ranks, self.division.sequence_axis)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TypeVar
 
-from clcomm.base.errors import ArgumentError, ClcommError
+from clcomm.base.errors import ArgumentError
 from clcomm.base.host.launcher import launched_rank
+from clcomm.comm.collectives.runner import refused_on_all
 from clcomm.comm.communicator import Communicator
-from clcomm.engine.nn.layers import Dropout
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.random_stream import RandomStream
 from clcomm.parallel.exchange import Exchange
+from clcomm.parallel.mesh import require_communicator
 from clcomm.parallel.tensor_parallel.shards import PARAMETERS, Cut, Shards
 from clcomm.parallel.tensor_parallel.styles import ColumnParallel, SequenceParallel, Style
 from clcomm.sync.agreement import require_agreement
@@ -47,8 +49,7 @@ def parallelize_module(module: M, comm: Communicator, plan: Mapping[str, Style] 
         MismatchError: ranks differ in the plan, the model, or their devices' kind or driver, whose kernels round
             otherwise what all ranks compute alike; on every rank.
     """
-    if not isinstance(comm, Communicator):
-        raise ArgumentError(f"comm: expected a Communicator, such as mesh['tp'], got {type(comm).__name__}")
+    require_communicator(comm, "mesh['tp']")
     styles = _agreed_styles(module, comm, {"": plan} if isinstance(plan, Style) else plan)
     _share_values(module, comm)
     modules = dict(module.named_modules())
@@ -56,24 +57,12 @@ def parallelize_module(module: M, comm: Communicator, plan: Mapping[str, Style] 
     _draw_alike(ranks)
     shards, replaced = Shards(comm), {}
     for name, style in styles.items():
-        if not isinstance(style, SequenceParallel):
-            replaced[id(modules[name])] = style.applied(modules[name], shards, ranks)
+        replaced[id(modules[name])] = style.applied(modules[name], shards, ranks)
     for each in modules.values():
         for key, inner in tuple(each._modules.items()):
             if replaced.get(id(inner), inner) is not inner:
                 setattr(each, key, replaced[id(inner)])
-    _divide_sequences(ranks, {modules[name]: style for name, style in styles.items() if name in modules}, shards)
     return replaced.get(id(module), module)  # type: ignore[return-value]
-
-
-def _divide_sequences(ranks: Exchange, styles: Mapping[Module, Style], shards: Shards) -> None:
-    own = RandomStream(ranks.device) if ranks.size > 1 else None
-    for module, style in styles.items():
-        if isinstance(style, SequenceParallel):
-            style.applied(module, shards, ranks)
-            for _, inner in module.named_modules():
-                if isinstance(inner, Dropout):
-                    inner.stream = own
 
 
 def _share_values(module: Module, comm: Communicator) -> None:
@@ -94,23 +83,9 @@ def _draw_alike(ranks: Exchange) -> None:
 # --- the plan ---
 
 
+@partial(refused_on_all, runner_of=lambda module, comm, plan: comm.runner)
 def _agreed_styles(module: Module, comm: Communicator, plan: Mapping[str, Style]) -> dict[str, Style]:
-    """Return the style of each module named by the plan; every rank raises if one refuses it or ranks differ."""
-    refusal, styles = None, dict[str, Style]()
-    try:
-        styles = _styles_of(module, plan, comm.size)
-        family = next(module.parameters()).device.family  # another's rounds otherwise what all ranks compute alike
-        lines = [f"device: {family}", *(f"{name}: {style}" for name, style in styles.items())]
-        lines += [f"{name} {parameter.shape}" for name, parameter in module.named_parameters()]
-    except ClcommError as error:
-        refusal, lines = error, [str(error)]
-    require_agreement(comm, "parallelize_module", lines, "give every rank the same model, plan and kind of device")
-    if refusal is not None:
-        raise refusal
-    return styles
-
-
-def _styles_of(module: Module, plan: Mapping[str, Style], ranks: int) -> dict[str, Style]:
+    """Return the style of each module named by the plan, the same on every rank; collective."""
     if not isinstance(module, Module):
         raise ArgumentError(f"module: expected one of clcomm.engine, got {type(module).__name__}")
     if not isinstance(plan, Mapping) or not plan:
@@ -127,10 +102,14 @@ def _styles_of(module: Module, plan: Mapping[str, Style], ranks: int) -> dict[st
             if name in styles and styles[name] != style:
                 raise ArgumentError(f"plan[{pattern!r}]: expected one style for each module, got two for {name!r}")
             styles[name] = style
-            _check(pattern, name, modules[name], style, ranks)
+            _check(pattern, name, modules[name], style, comm.size)
     _check_heads(modules, styles)
     _check_sequences(modules, styles)
     _check_shared(modules, styles)
+    family = next(module.parameters()).device.family  # another's rounds otherwise what all ranks compute alike
+    lines = [f"device: {family}", *(f"{name}: {style}" for name, style in styles.items())]
+    lines += [f"{name} {parameter.shape}" for name, parameter in module.named_parameters()]
+    require_agreement(comm, "parallelize_module", lines, "give every rank the same model, plan and kind of device")
     return styles
 
 

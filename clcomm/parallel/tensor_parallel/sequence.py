@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.modes import is_recording, surrounded
 from clcomm.engine.nn.module import Module
-from clcomm.engine.ops.shape import copy_part
+from clcomm.engine.ops.shape import copy_part, fill
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor, constant
 from clcomm.engine.view import Block
@@ -69,20 +69,15 @@ class _Group(Op):
         starts = [sum(each.numel() for each in parameters[:number]) for number in range(len(parameters) + 1)]
         pending = ctx.ranks.sum((starts[-1],), PARAMETER_GRADIENTS)
         if len(own) < len(parameters):  # some are not used: zeros, as other ranks may use them
-            device, summands = ctx.ranks.device, pending.own
-            device.launch(device.kernel("elementwise", "fill"), *device.grid(starts[-1]), summands.buffer, 0.0,
-                          starts[-1])  # fmt: skip
+            fill(pending.own, 0.0)
         for number, gradient in own.items():
             size = (gradient.numel(),)
             copy_part(size, pending.own, Block(starts[number], (1,)), gradient, Block(0, (1,)))
         own.clear()
         total = pending.total()
-        gradients: list[Tensor | None] = []
-        for number, parameter in enumerate(parameters):
-            out = ctx.out(number) if ctx.needs[number] else None
-            if out is not None:
-                copy_part((parameter.numel(),), out, Block(0, (1,)), total, Block(starts[number], (1,)))
-            gradients.append(out)
+        gradients = [ctx.out(number) for number in range(len(parameters))]
+        for start, out in zip(starts, gradients, strict=False):
+            copy_part((out.numel(),), out, Block(0, (1,)), total, Block(start, (1,)))
         return tuple(gradients)
 
 

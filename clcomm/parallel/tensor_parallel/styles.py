@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.nn.attention import MultiheadAttention
-from clcomm.engine.nn.layers import Embedding, Linear
+from clcomm.engine.nn.layers import Dropout, Embedding, Linear
 from clcomm.engine.nn.module import Module
-from clcomm.engine.parameter import Parameter
 from clcomm.parallel.exchange import Exchange
-from clcomm.parallel.tensor_parallel.linear import ColumnParallelLinear, HeadParallelAttention, RowParallelLinear
+from clcomm.parallel.tensor_parallel.linear import (
+    ColumnParallelLinear,
+    DividedLayer,
+    HeadParallelAttention,
+    RowParallelLinear,
+)
 from clcomm.parallel.tensor_parallel.sequence import SequenceForward
 from clcomm.parallel.tensor_parallel.shards import Cut, Shards
 from clcomm.parallel.tensor_parallel.vocabulary import VocabularyParallelEmbedding
@@ -20,11 +25,24 @@ from clcomm.parallel.tensor_parallel.vocabulary import VocabularyParallelEmbeddi
 class Style:
     """A division of a module between the ranks, applied by `parallelize_module`."""
 
-    #: Whether the module may be within one that computes with a part of the sequence.
-    fits_sequence = False
+    #: The modules that it divides, what the ranks divide of their weight, and the module that takes their place.
+    kind: ClassVar[Any] = None
+    counted: ClassVar[str]
+    divided: ClassVar[type[DividedLayer]]
+    sequence_axis: int | None = None
+
+    @property
+    def fits_sequence(self) -> bool:
+        """Whether the module may be within one that computes with a part of the sequence."""
+        return self.sequence_axis is not None
 
     def check(self, module: Module, ranks: int) -> None:
         """Raise ArgumentError for a module that this many ranks cannot divide."""
+        if self.kind is not None:
+            _require(module, self.kind)
+            axis, sections = self.cuts(module)["weight"]
+            words = f" in {sections} sections" if sections > 1 else ""
+            _require_divisible(self.counted + words, module._parameters["weight"].shape[axis], ranks, sections)
 
     def cuts(self, module: Module) -> dict[str, Cut]:
         """Return the cuts of the module's own parameters by name; others stay whole."""
@@ -32,7 +50,17 @@ class Style:
 
     def applied(self, module: Module, shards: Shards, ranks: Exchange) -> Module:
         """Return the module's replacement, or the module itself, changed."""
-        return module
+        return module if self.kind is None else self._divided(module, shards, ranks)
+
+    def _divided(self, module: Module, shards: Shards, ranks: Exchange) -> Any:
+        """Return the module in its divided form, with this rank's parts of its parameters."""
+        layer: Any = self.divided.__new__(self.divided)
+        vars(layer).update(vars(copy(module)))
+        for name, cut in self.cuts(module).items():
+            if name in module._parameters:
+                setattr(layer, name, shards.of(module._parameters[name], cut))
+        layer.ranks, layer.division = ranks, self
+        return layer
 
 
 @dataclass(frozen=True)
@@ -47,30 +75,21 @@ class ColumnParallel(Style):
             [..., tokens, in]; None: x is whole.
     """
 
+    kind, counted, divided = Linear, "outputs", ColumnParallelLinear
+
     sections: int = 1
     gather_output: bool = False
     sequence_axis: int | None = None
 
-    @property
-    def fits_sequence(self) -> bool:  # type: ignore[override]
-        return self.sequence_axis is not None
-
     def check(self, module: Module, ranks: int) -> None:
-        linear = _require(module, Linear)
         if not isinstance(self.sections, int) or self.sections < 1:
             raise ArgumentError(f"expected sections from 1 up, got {self.sections!r}")
         if self.gather_output and self.sections > 1:
             raise ArgumentError(f"expected gather_output=False with several sections, got {self.sections} sections")
-        sections = f" in {self.sections} sections" if self.sections > 1 else ""
-        _require_divisible(f"outputs{sections}", linear.weight.shape[0], ranks, self.sections)
+        super().check(module, ranks)
 
     def cuts(self, module: Module) -> dict[str, Cut]:
         return {"weight": Cut(0, self.sections), "bias": Cut(0, self.sections)}
-
-    def applied(self, module: Module, shards: Shards, ranks: Exchange) -> Module:
-        weight, bias = (_divided(self, module, name, shards) for name in ("weight", "bias"))
-        assert weight is not None
-        return ColumnParallelLinear(weight, bias, ranks, self.sequence_axis, self.gather_output)
 
 
 @dataclass(frozen=True)
@@ -83,39 +102,23 @@ class RowParallel(Style):
             [..., tokens, out]; None: it is whole on each.
     """
 
+    kind, counted, divided = Linear, "inputs", RowParallelLinear
+
     split_input: bool = False
     sequence_axis: int | None = None
 
-    @property
-    def fits_sequence(self) -> bool:  # type: ignore[override]
-        return self.sequence_axis is not None
-
-    def check(self, module: Module, ranks: int) -> None:
-        _require_divisible("inputs", _require(module, Linear).weight.shape[1], ranks)
-
     def cuts(self, module: Module) -> dict[str, Cut]:
         return {"weight": Cut(1)}
-
-    def applied(self, module: Module, shards: Shards, ranks: Exchange) -> Module:
-        linear, weight = _require(module, Linear), _divided(self, module, "weight", shards)
-        assert weight is not None
-        return RowParallelLinear(weight, linear.bias, ranks, self.sequence_axis, self.split_input)
 
 
 @dataclass(frozen=True)
 class VocabularyParallel(Style):
     """An Embedding's rows are divided; the result is the same on all ranks."""
 
-    def check(self, module: Module, ranks: int) -> None:
-        _require_divisible("embeddings", _require(module, Embedding).weight.shape[0], ranks)
+    kind, counted, divided = Embedding, "embeddings", VocabularyParallelEmbedding
 
     def cuts(self, module: Module) -> dict[str, Cut]:
         return {"weight": Cut(0)}
-
-    def applied(self, module: Module, shards: Shards, ranks: Exchange) -> Module:
-        weight = _divided(self, module, "weight", shards)
-        assert weight is not None
-        return VocabularyParallelEmbedding(weight, _require(module, Embedding).padding_idx, ranks)
 
 
 @dataclass(frozen=True, init=False)
@@ -131,6 +134,8 @@ class HeadsParallel(Style):
             the ranks; None: they are whole.
     """
 
+    divided = HeadParallelAttention
+
     attributes: tuple[str, ...]
     sequence_axis: int | None
 
@@ -139,7 +144,7 @@ class HeadsParallel(Style):
         object.__setattr__(self, "sequence_axis", sequence_axis)
 
     @property
-    def fits_sequence(self) -> bool:  # type: ignore[override]
+    def fits_sequence(self) -> bool:
         return bool(self.attributes) or self.sequence_axis is not None
 
     def check(self, module: Module, ranks: int) -> None:
@@ -163,20 +168,19 @@ class HeadsParallel(Style):
             _require_divisible(name, heads, ranks)
 
     def cuts(self, module: Module) -> dict[str, Cut]:
-        return {"in_proj_weight": Cut(0, 3), "in_proj_bias": Cut(0, 3)} if _is_whole(module) else {}
+        if not isinstance(module, MultiheadAttention):
+            return {}
+        return {"in_proj_weight": Cut(0, 3), "in_proj_bias": Cut(0, 3)}
 
     def applied(self, module: Module, shards: Shards, ranks: Exchange) -> Module:
-        if not isinstance(module, MultiheadAttention):
-            for name in self.attributes:
-                setattr(module, name, getattr(module, name) // ranks.size)
-            return module
-        out = module.out_proj
-        projection = RowParallelLinear(shards.of(out.weight, Cut(1)), out.bias, ranks, self.sequence_axis, False)
-        weight, bias = (_divided(self, module, name, shards) for name in ("in_proj_weight", "in_proj_bias"))
-        assert weight is not None
-        return HeadParallelAttention(
-            module.num_heads // ranks.size, weight, bias, projection, ranks, self.sequence_axis
-        )
+        divided, attributes = module, self.attributes
+        if isinstance(module, MultiheadAttention):
+            divided, attributes = self._divided(module, shards, ranks), ("num_heads",)
+            out = RowParallel(sequence_axis=self.sequence_axis)
+            divided.out_proj = out.applied(module.out_proj, shards, ranks)
+        for name in attributes:
+            setattr(divided, name, getattr(module, name) // ranks.size)
+        return divided
 
 
 @dataclass(frozen=True)
@@ -196,15 +200,16 @@ class SequenceParallel(Style):
     gather_output: bool = False
     axis: int = -2
 
-    fits_sequence = True
+    @property
+    def fits_sequence(self) -> bool:
+        return True
 
     def applied(self, module: Module, shards: Shards, ranks: Exchange) -> Module:
         module.forward = SequenceForward(module, ranks, self.axis, self.split_input, self.gather_output)  # type: ignore[method-assign]
+        for _, inner in module.named_modules():
+            if isinstance(inner, Dropout) and ranks.size > 1:
+                inner.stream = ranks.own_stream
         return module
-
-
-def _is_whole(module: Module) -> bool:
-    return isinstance(module, MultiheadAttention)
 
 
 def _require(module: Module, kind: Any) -> Any:
@@ -219,8 +224,3 @@ def _require(module: Module, kind: Any) -> Any:
 def _require_divisible(what: str, count: int, ranks: int, sections: int = 1) -> None:
     if count % (sections * ranks):
         raise ArgumentError(f"expected {what} that {ranks} ranks divide, got {count}")
-
-
-def _divided(style: Style, module: Module, name: str, shards: Shards) -> Parameter | None:
-    whole = getattr(module, name)
-    return None if whole is None else shards.of(whole, style.cuts(module)[name])

@@ -19,10 +19,10 @@ from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.class_losses import NONE_IGNORED, ClassLoss, check_smoothing
 from clcomm.engine.ops.loss import check_reduction
 from clcomm.engine.ops.shape import fill
-from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor
 from clcomm.engine.tensor_methods import note_of, require_below
 from clcomm.parallel.exchange import ACTIVATIONS, Exchange
+from clcomm.parallel.tensor_parallel.linear import DividedLayer
 
 OUTSIDE = "expected 0 to {}, got {}"
 
@@ -56,23 +56,14 @@ class EmbeddingOfParts(Op):
         return (dtable,)
 
 
-class VocabularyParallelEmbedding(Embedding):
-    """An Embedding of which each rank has some rows: indices [...] -> [..., embedding_dim], the same on all ranks.
-
-    Args:
-        weight: this rank's rows.
-        padding_idx: of the whole table: the row that gets no gradient.
-    """
-
-    def __init__(self, weight: Parameter, padding_idx: int | None, ranks: Exchange):
-        self.weight, self.padding_idx = weight, padding_idx
-        self._ranks = ranks
+class VocabularyParallelEmbedding(DividedLayer, Embedding):
+    """An Embedding of which each rank has some rows: indices [...] -> [..., embedding_dim], the same on all ranks."""
 
     def forward(self, indices: Tensor) -> Tensor:
-        entries = self._ranks.size * self.weight.shape[0]
+        entries = self.ranks.size * self.weight.shape[0]
         padding = -1 if self.padding_idx is None else self.padding_idx % entries
         tokens = _integers("embedding", indices, self.weight, entries)
-        return EmbeddingOfParts.apply(self.weight, indices=tokens, padding=padding, ranks=self._ranks)
+        return EmbeddingOfParts.apply(self.weight, indices=tokens, padding=padding, ranks=self.ranks)
 
 
 class CrossEntropyOfParts(ClassLoss):

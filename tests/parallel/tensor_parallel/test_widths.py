@@ -71,6 +71,7 @@ def test_every_other_width_is_refused_and_the_right_one_gives_the_whole_layers_r
         errors = refusals(several, lambda width=width: layer(of(several.size, width)))
         assert all(f"expected x with {right} columns" in each and "\n" not in each for each in errors), width
         assert not takes_part or width != _IN or errors[0].endswith("a whole x takes split_input=True")
+    assert all("expected one element or more" in each for each in refusals(several, lambda: layer(of(0, right))))
     rows = 2 * several.size
     x = values(rows, _IN)
     own = x[:, several.rank * right :][:, :right] if takes_part else x
