@@ -112,7 +112,7 @@ class GradScaler:
         if not self._enabled:
             return
         if new_scale is not None:
-            self._use(_positive("new_scale", new_scale))
+            self._use(np.float32(_between("new_scale", new_scale)))
         elif not self._found:
             raise ArgumentError("update: expected step() or unscale_() before, got none since the last update()")
         elif any(overflowed for _, overflowed, _ in self._found.values()):
@@ -192,39 +192,30 @@ class GradScaler:
         if sorted(state) != expected:
             raise ArgumentError(f"state_dict: expected the entries {expected}, got {sorted(state)}")
         steps = _whole("state_dict['_growth_tracker']", state[_TRACKER], 0)
-        given = (state["scale"], state["growth_factor"], state["backoff_factor"], state["growth_interval"])
-        self._settings = _checked(*given)
+        self._settings = _checked(state["scale"], *(state[name] for name in self._settings))
         self._use(self._settings.pop("scale"))
         self._steps = steps
         self._found.clear()
 
 
-def _checked(scale: float, growth: float, backoff: float, interval: int) -> dict[str, Any]:
+def _checked(init_scale: float, growth_factor: float, backoff_factor: float, growth_interval: int) -> dict[str, Any]:
     """Return the settings by name; ArgumentError for one outside its range."""
-    settings: dict[str, Any] = {
-        "scale": _positive("init_scale", scale),
-        "growth_factor": _above("growth_factor", growth),
-        "backoff_factor": _above("backoff_factor", backoff),
-        "growth_interval": _whole("growth_interval", interval, 1),
+    return {
+        "scale": np.float32(_between("init_scale", init_scale)),
+        "growth_factor": _between("growth_factor", growth_factor, 1),
+        "backoff_factor": _between("backoff_factor", backoff_factor, 0, 1),
+        "growth_interval": _whole("growth_interval", growth_interval, 1),
     }
-    if settings["growth_factor"] <= 1:
-        raise ArgumentError(f"growth_factor: expected a number above 1, got {growth!r}")
-    if settings["backoff_factor"] >= 1:
-        raise ArgumentError(f"backoff_factor: expected a number between 0 and 1, got {backoff!r}")
-    return settings
 
 
-def _above(name: str, value: float) -> float:
-    """Return a number above 0; ArgumentError for others, and for those outside float32."""
+def _between(name: str, value: float, low: float = 0, high: float = math.inf) -> float:
+    """Return a number between two others; ArgumentError for others, and for those outside float32."""
     is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     with np.errstate(over="ignore"):
-        if not is_number or not 0 < np.float32(value) < math.inf:
-            raise ArgumentError(f"{name}: expected a number above 0 that float32 holds, got {value!r}")
+        if not is_number or not 0 < np.float32(value) < math.inf or not low < value < high:
+            ends = f"between {low} and {high}" if high < math.inf else f"above {low}"
+            raise ArgumentError(f"{name}: expected a number {ends} that float32 holds, got {value!r}")
     return float(value)
-
-
-def _positive(name: str, value: float) -> np.float32:
-    return np.float32(_above(name, value))
 
 
 def _whole(name: str, value: int, least: int) -> int:

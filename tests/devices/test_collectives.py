@@ -129,7 +129,7 @@ def test_errors_are_one_line():
         (all_reduce, ([np.zeros(2)],), "tensors: expected a list of Tensors, got ['ndarray']"),
         (broadcast, (tensors[:1], 1), "root: expected 0 to 0, the index of a tensor, got 1"),
         (scatter, (tensors[0], 3), "chunks: expected 1 to 2, the first dimension of (2, 3), got 3"),
-        (gather, (tensors,), "tensors[1]: expected float32 of shape [n, 3], got float32 of shape (3, 2)"),
+        (gather, (tensors,), "tensors[1]: expected float32 of shape [n, 3] as tensors[0], got float32 of shape (3, 2)"),
         (gather, ([],), "tensors: expected at least one, of one dimension or more"),
     ]  # fmt: skip
     for function, arguments, message in cases:

@@ -80,7 +80,7 @@ def test_what_cannot_be_replicated():
         ((model, []), "queues: expected at least one Device, got none"),
         ((model, ["cpu"]), "queues[0]: expected a Device, got str; see DeviceManager"),
         ((model, [devices[0], devices[0]]), "queues[1]: expected each Device once, got "),
-        (([], devices), "params: expected at least one parameter, got none"),
+        (([], devices), "params: expected at least one Parameter, got none"),
         (([np.zeros(3)], devices), "params[0]: expected a Parameter, got ndarray"),
         ((model.parameters(), devices, Synchronizer(Communicator(transport="solo"))), "params: expected the module"),
     ]

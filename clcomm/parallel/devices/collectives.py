@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,9 +12,6 @@ from clcomm.comm.transport.reduction import reduce_in_rank_order
 from clcomm.engine.device import Device
 from clcomm.engine.modes import no_grad
 from clcomm.engine.tensor import INT32, Tensor
-
-if TYPE_CHECKING:
-    pass
 
 #: The operations of all_reduce.
 OPS = ("sum", "mean", "min", "max", "prod")
@@ -104,14 +100,9 @@ def gather(tensors: Sequence[Tensor]) -> np.ndarray:
 
     Raises ArgumentError for no tensors, and for shapes that differ in another dimension or dtypes that differ.
     """
-    tensors = _tensors(tensors)
+    tensors = _alike(tensors, 1)
     if not tensors or any(not each.shape for each in tensors):
         raise ArgumentError("tensors: expected at least one, of one dimension or more")
-    first = tensors[0]
-    for index, each in enumerate(tensors):
-        if each.shape[1:] != first.shape[1:] or each.dtype != first.dtype:
-            expected = f"[n, {', '.join(map(str, first.shape[1:]))}]"
-            raise ArgumentError(f"tensors[{index}]: expected {first.dtype} of shape {expected}, got {_in_words(each)}")
     return np.concatenate([each.numpy() for each in tensors])
 
 
@@ -126,23 +117,17 @@ def _give(values: np.ndarray, tensors: Sequence[Tensor], overlap: bool) -> None:
             done.result()
 
 
-def _tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _alike(tensors: Sequence[Tensor], first: int = 0) -> list[Tensor]:
+    """Return the tensors as a list; ArgumentError unless dtypes, and shapes from dimension `first` on, are alike."""
     if isinstance(tensors, Tensor) or any(not isinstance(each, Tensor) for each in tensors):
         kinds = type(tensors).__name__ if isinstance(tensors, Tensor) else [type(each).__name__ for each in tensors]
         raise ArgumentError(f"tensors: expected a list of Tensors, got {kinds}")
-    return list(tensors)
-
-
-def _alike(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors as a list; ArgumentError unless all have one shape and dtype."""
-    found = _tensors(tensors)
-    for index, each in enumerate(found):
-        if each.shape != found[0].shape or each.dtype != found[0].dtype:
+    for index, each in enumerate(tensors):
+        shape = tensors[0].shape
+        if each.shape[first:] != shape[first:] or each.dtype != tensors[0].dtype:
+            expected = f"[n, {', '.join(map(str, shape[1:]))}]" if first else shape
             raise ArgumentError(
-                f"tensors[{index}]: expected {_in_words(found[0])} as tensors[0], got {_in_words(each)}"
+                f"tensors[{index}]: expected {tensors[0].dtype} of shape {expected} as tensors[0], got {each.dtype} of "
+                f"shape {each.shape}"
             )
-    return found
-
-
-def _in_words(tensor: Tensor) -> str:
-    return f"{tensor.dtype} of shape {tensor.shape}"
+    return list(tensors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from clcomm.parallel.devices import collectives
 from clcomm.sync.model_ranks import apply_weight, weight_of
 from clcomm.sync.synchronizer import Synchronizer
 
+T = TypeVar("T")
 #: What makes a tensor one of another replica: its memory, its device, and the state of its gradient.
 _PLACE = ("buffer", "device", "_grad", "_hooks", "_requires_grad")
 
@@ -198,27 +199,29 @@ def broadcast_params(
 
 
 def _parameters(params: Module | Iterable[Parameter]) -> list[Parameter]:
-    found = list(params.parameters() if isinstance(params, Module) else params)
-    for index, each in enumerate(found):
-        if not isinstance(each, Parameter):
-            raise ArgumentError(f"params[{index}]: expected a Parameter, got {type(each).__name__}")
-    if not found:
-        raise ArgumentError("params: expected at least one parameter, got none")
-    return found
+    return _each_one("params", params.parameters() if isinstance(params, Module) else params, Parameter)
 
 
 def _devices(queues: Sequence[Device]) -> list[Device]:
-    found = list(queues)
+    found = _each_one("queues", queues, Device, "; see DeviceManager")
     for index, each in enumerate(found):
-        if not isinstance(each, Device):
-            raise ArgumentError(f"queues[{index}]: expected a Device, got {type(each).__name__}; see DeviceManager")
         if any(each is other for other in found[:index]):
             raise ArgumentError(
                 f"queues[{index}]: expected each Device once, got {each} twice; for two queues on a device make two "
                 "Devices, as DeviceManager does for a name given twice"
             )
+    return found
+
+
+def _each_one(name: str, given: Iterable[object], kind: type[T], remedy: str = "") -> list[T]:
+    """Return what was given as a list; ArgumentError unless all are of a kind, and there is one at least."""
+    found = []
+    for index, each in enumerate(given):
+        if not isinstance(each, kind):
+            raise ArgumentError(f"{name}[{index}]: expected a {kind.__name__}, got {type(each).__name__}{remedy}")
+        found.append(each)
     if not found:
-        raise ArgumentError("queues: expected at least one Device, got none")
+        raise ArgumentError(f"{name}: expected at least one {kind.__name__}, got none")
     return found
 
 
