@@ -11,18 +11,24 @@ with needed("torch"):
 from typing import NoReturn
 
 from clcomm.horovod import elastic
-from clcomm.horovod.all_reduces import (
+from clcomm.horovod.calls import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
     allreduce,
     allreduce_,
     allreduce_async,
     allreduce_async_,
+    barrier,
     grouped_allreduce,
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
     sparse_allreduce_async,
 )
-from clcomm.horovod.calls import Adasum, Average, Max, Min, Product, Sum, barrier
 from clcomm.horovod.copies import (
     allgather,
     allgather_async,

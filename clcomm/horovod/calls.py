@@ -1,4 +1,4 @@
-"""How a program's calls become operations: checks of their arguments, and what ranks do while others have joined.
+"""How a program's calls become operations, with what ranks do while others have joined; and Horovod's all-reduces.
 
 Names are labels of the Communicator's stats. Unlike Horovod, which matches operations by their names, ranks call them
 in the same order; where they do not, every rank raises the same MismatchError.
@@ -19,7 +19,15 @@ from clcomm.comm.tensors.collectives import TensorCollectives
 from clcomm.comm.watch.job import this_job
 from clcomm.horovod import joined
 from clcomm.horovod.handles import Handle, internal_error
-from clcomm.horovod.operations import Barrier, Operation, ReduceOp
+from clcomm.horovod.operations import (
+    AllReduce,
+    Barrier,
+    Compression,
+    Operation,
+    ReduceOp,
+    SparseAllReduce,
+    TensorOperation,
+)
 from clcomm.horovod.world import ProcessSet, global_process_set
 
 Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
@@ -41,8 +49,7 @@ class OperationCall(NamedTuple):
         """Start it in the background; it runs at once while ranks have joined."""
         ranks = _collectives(self.process_set)
         if global_process_set.some_joined:
-            result = self.run()
-            return Handle(Started((), lambda: result))
+            return Handle(Started.of(self.run()))
         started = self.operation.start(ranks).then(self.change)
         return Handle(started, self.run if self.process_set is global_process_set else None)
 
@@ -86,6 +93,35 @@ def chosen_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
     if not isinstance(op, ReduceOp):
         raise ArgumentError(f"op: expected hvd.Average, Sum, Adasum, Min, Max or Product, got {op!r}")
     return op
+
+
+def call_of(
+    kind: Callable[..., TensorOperation], tensors: Any, process_set: ProcessSet, name: str | None, *fields: Any,
+    in_place: bool = False, called: str = "tensors",
+) -> OperationCall:  # fmt: skip
+    """Return the call of an operation on the values of a list of tensors.
+
+    Args:
+        kind: makes the operation of the values on the host, the label, and `fields`.
+        in_place: whether the tensors get the results.
+        called: what an error calls a tensor.
+    """
+    given, label = listed(tensors), name or ""
+    operation = kind(sources(given, process_set, label, name=called), label, *fields)
+    return OperationCall(process_set, operation, like(given, process_set, label, in_place=in_place))
+
+
+class Differentiable(torch.autograd.Function):
+    """A call through which gradients flow: of its results' gradients `back` makes those of its tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Callable[..., Any], back: Callable[..., Sequence[Any]], *tensors: Any) -> Any:
+        ctx.back = back
+        return call(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        return None, None, *ctx.back(*gradients)
 
 
 def _collectives(process_set: ProcessSet) -> TensorCollectives:
@@ -135,3 +171,159 @@ def root_in(process_set: ProcessSet, root_rank: int) -> int:
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every rank of the set has called it."""
     OperationCall(process_set, Barrier(), lambda found: found).run()
+
+
+# --- all-reduces ---
+
+
+@refused_in_set
+def _call(
+    tensors: Any, average: bool | None, name: str | None, op: ReduceOp | None, prescale_factor: float,
+    postscale_factor: float, process_set: ProcessSet, *, in_place: bool = False,
+) -> OperationCall:  # fmt: skip
+    """Return the call with the arguments of `grouped_allreduce_async`."""
+    factors = prescale_factor, postscale_factor
+    return call_of(AllReduce, tensors, process_set, name, chosen_op(op, average), *factors, in_place=in_place)
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start an all-reduce of several tensors; `synchronize` returns the list of results.
+
+    Args:
+        tensors: of any dtypes, the same shapes on every rank; not to be changed until the operation is complete.
+        average: True: op=Average; False: op=Sum. Use `op`.
+        name: the label in stats and messages.
+        op: Average (the default), Sum, Min, Max, Product or Adasum.
+        prescale_factor, postscale_factor: numbers by which the operands and the result are multiplied.
+        process_set: the ranks.
+    """
+    return _call(tensors, average, name, op, prescale_factor, postscale_factor, process_set).start()
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start an all-reduce of several tensors in place; arguments as for `grouped_allreduce_async`."""
+    return _call(tensors, average, name, op, prescale_factor, postscale_factor, process_set, in_place=True).start()
+
+
+@refused_in_set
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Return several tensors' all-reduces; differentiable. compression: `Compression.fp16` sends halves."""
+    wanted, given = chosen_op(op, average), listed(tensors)
+
+    def reduced(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(_call([*operands], None, name, wanted, prescale_factor, postscale_factor, process_set).run())
+
+    if compression is Compression.none:
+        return list(Differentiable.apply(reduced, reduced, *given))
+    small = [compression.compress(each) for each in given]
+    found = Differentiable.apply(reduced, reduced, *(each for each, _ in small))
+    return [compression.decompress(each, context) for each, (_, context) in zip(found, small, strict=True)]
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Reduce several tensors over the ranks, in place, and return them."""
+    return _call(tensors, average, name, op, prescale_factor, postscale_factor, process_set, in_place=True).run()
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start an all-reduce; arguments as for `grouped_allreduce_async`, of one tensor."""
+    return _call([tensor], average, name, op, prescale_factor, postscale_factor, process_set).single().start()
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start an all-reduce in place; arguments as for `grouped_allreduce_async`, of one tensor."""
+    call = _call([tensor], average, name, op, prescale_factor, postscale_factor, process_set, in_place=True)
+    return call.single().start()
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: object = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Return a tensor's all-reduce; differentiable. Arguments as for `grouped_allreduce`, of one tensor."""
+    return grouped_allreduce([tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set)[
+        0
+    ]
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Reduce a tensor over the ranks, in place, and return it."""
+    return grouped_allreduce_([tensor], average, name, op, prescale_factor, postscale_factor, process_set)[0]
+
+
+@refused_in_set
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str | None = None, op: ReduceOp = Average, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start the sum, or with Average the mean, of sparse COO tensors: indices and values are gathered."""
+    if op not in (Average, Sum):
+        raise ArgumentError(f"op: expected Average or Sum for a sparse tensor, got {op}")
+    copies, label = process_set.require_collectives().copies, name or ""
+
+    def change(total: torch.Tensor) -> torch.Tensor:
+        return copies.to_device_of(tensor, total / process_set.size() if op is Average else total, label)
+
+    return OperationCall(process_set, SparseAllReduce(copies.sparse_on_host(tensor, label), label), change).start()

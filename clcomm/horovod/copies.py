@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,12 +11,14 @@ import torch
 from clcomm.base.errors import ArgumentError
 from clcomm.comm.tensors.arrays import scaled
 from clcomm.horovod import world
-from clcomm.horovod.all_reduces import allreduce
 from clcomm.horovod.calls import (
     Adasum,
     Average,
+    Differentiable,
     OperationCall,
     Sum,
+    allreduce,
+    call_of,
     chosen_op,
     like,
     listed,
@@ -38,28 +41,8 @@ def allgather_async(
 
 
 @refused_in_set
-def _gathering(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet) -> OperationCall:
-    label = name or ""
-    operation = AllGather(sources(tensors, process_set, label), label)
-    return OperationCall(process_set, operation, like(tensors, process_set, label))
-
-
-class _Allgather(torch.autograd.Function):
-    """Backward is the part of the ranks' mean gradient that belongs to this rank's rows."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
-        call = _gathering([tensor], name, process_set).single()
-        ctx.shape, ctx.process_set = tensor.shape, process_set
-        return call.run()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        rows = ctx.shape[0] if ctx.shape else 1
-        mean = allreduce(gradient, op=Average, process_set=ctx.process_set)
-        counts = allgather(torch.tensor([rows]), process_set=ctx.process_set)
-        first = int(counts[: ctx.process_set.rank()].sum())
-        return mean[first : first + rows].reshape(ctx.shape), None, None
+def _gathering(tensors: Any, name: str | None, process_set: ProcessSet) -> OperationCall:
+    return call_of(AllGather, tensors, process_set, name)
 
 
 def allgather(
@@ -69,14 +52,24 @@ def allgather(
 
     Raises MismatchError on every rank where they differ in dtype or in another dimension than the first.
     """
-    return _Allgather.apply(tensor, name, process_set)
+
+    def back(gradient: torch.Tensor) -> list[torch.Tensor]:
+        """Return the part of the ranks' mean gradient that belongs to this rank's rows."""
+        rows = shape[0] if shape else 1
+        mean = allreduce(gradient, op=Average, process_set=process_set)
+        first = int(allgather(torch.tensor([rows]), process_set=process_set)[: process_set.rank()].sum())
+        return [mean[first : first + rows].reshape(shape)]
+
+    found = Differentiable.apply(lambda own: _gathering([own], name, process_set).single().run(), back, tensor)
+    shape = tensor.shape
+    return found
 
 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start gathering several tensors; `synchronize` returns the list of results."""
-    return _gathering(listed(tensors), name, process_set).start()
+    return _gathering(tensors, name, process_set).start()
 
 
 def grouped_allgather(
@@ -100,10 +93,8 @@ def broadcast_async(
 def _sending(
     tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, *, in_place: bool = False
 ) -> OperationCall:
-    label = name or ""
-    own = sources([tensor], process_set, label, name="tensor")
-    operation = Broadcast(own, label, root_in(process_set, root_rank))
-    return OperationCall(process_set, operation, like([tensor], process_set, label, in_place=in_place)).single()
+    root = root_in(process_set, root_rank)
+    return call_of(Broadcast, [tensor], process_set, name, root, in_place=in_place, called="tensor").single()
 
 
 def broadcast_async_(
@@ -113,25 +104,17 @@ def broadcast_async_(
     return _sending(tensor, root_rank, name, process_set, in_place=True).start()
 
 
-class _Broadcast(torch.autograd.Function):
-    """Backward is the ranks' mean gradient on root, zero elsewhere."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet) -> torch.Tensor:
-        ctx.root, ctx.process_set = root, process_set
-        return _sending(tensor, root, name, process_set).run()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        mean = allreduce(gradient, op=Average, process_set=ctx.process_set)
-        return mean if world.rank() == ctx.root else torch.zeros_like(mean), None, None, None
-
-
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Return root's tensor on every rank; differentiable. Every rank gives one of the same shape and dtype."""
-    return _Broadcast.apply(tensor, root_rank, name, process_set)
+
+    def back(gradient: torch.Tensor) -> list[torch.Tensor]:
+        """Return the ranks' mean gradient on root, zero elsewhere."""
+        mean = allreduce(gradient, op=Average, process_set=process_set)
+        return [mean if world.rank() == root_rank else torch.zeros_like(mean)]
+
+    return Differentiable.apply(lambda own: _sending(own, root_rank, name, process_set).run(), back, tensor)
 
 
 def broadcast_(
@@ -181,24 +164,6 @@ def _splits(tensor: torch.Tensor, splits: Any, ranks: int) -> list[int]:
     return counts
 
 
-class _Alltoall(torch.autograd.Function):
-    """Backward sends the gradients of the rows back to where these came from."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, received = _exchange(tensor, splits, name, process_set).run()
-        ctx.received, ctx.process_set = received, process_set
-        ctx.mark_non_differentiable(received)
-        return rows, received
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[Any, ...]:
-        rows, _received = _exchange(gradient, ctx.received, None, ctx.process_set).run()
-        return rows, None, None, None
-
-
 def alltoall(
     tensor: torch.Tensor,
     splits: object = None,
@@ -209,7 +174,13 @@ def alltoall(
 
     With `splits` also how many came from each rank; see `alltoall_async`.
     """
-    rows, received = _Alltoall.apply(tensor, splits, name, process_set)
+
+    def back(gradient: torch.Tensor, _: Any) -> list[torch.Tensor]:
+        """Return the gradients of the rows, sent back to where these came from."""
+        return [_exchange(gradient, received, None, process_set).run()[0]]
+
+    call = partial(_exchange, splits=splits, name=name, process_set=process_set)
+    rows, received = Differentiable.apply(lambda own: call(own).run(), back, tensor)
     return rows if splits is None else (rows, received)
 
 
@@ -222,18 +193,15 @@ class UnsupportedError(ArgumentError, RuntimeError):
 
 @refused_in_set
 def _call(
-    tensors: Sequence[torch.Tensor], name: str | None, op: ReduceOp, process_set: ProcessSet, prescale_factor: float,
+    tensors: Any, name: str | None, op: ReduceOp, process_set: ProcessSet, prescale_factor: float,
     postscale_factor: float,
 ) -> OperationCall:  # fmt: skip
-    wanted, given, label = chosen_op(op, None), listed(tensors), name or ""
-    own = sources(given, process_set, label)
-    if wanted is Adasum:
+    if chosen_op(op, None) is Adasum:
         raise UnsupportedError("op: expected another than Adasum for a reduce-scatter, got Adasum")
-    for each in own:
-        if each.dim() == 0:
-            raise ArgumentError("tensor: expected at least one dimension to scatter, got a number")
-    operation = ReduceScatter(own, label, wanted, prescale_factor, postscale_factor)
-    return OperationCall(process_set, operation, like(given, process_set, label))
+    call = call_of(ReduceScatter, tensors, process_set, name, op, prescale_factor, postscale_factor)
+    if any(each.dim() == 0 for each in tensors):
+        raise ArgumentError("tensor: expected at least one dimension to scatter, got a number")
+    return call
 
 
 def reducescatter_async(
@@ -260,22 +228,6 @@ def grouped_reducescatter_async(
     return _call(tensors, name, op, process_set, prescale_factor, postscale_factor).start()
 
 
-class _Reducescatter(torch.autograd.Function):
-    """Backward gathers the rows' gradients, for a sum times the number of ranks, as Horovod defines it."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
-        ctx.arguments = arguments
-        return _call([tensor], **arguments).single().run()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        process_set = ctx.arguments["process_set"]
-        factor = ctx.arguments["prescale_factor"] * ctx.arguments["postscale_factor"]
-        factor *= process_set.size() if ctx.arguments["op"] is Sum else 1
-        return allgather(scaled(gradient, factor), process_set=process_set), None
-
-
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -289,12 +241,16 @@ def reducescatter(
 
     Where the number of rows is no multiple of the ranks' the first ranks get one more.
     """
-    arguments = {
-        "name": name, "op": op, "process_set": process_set, "prescale_factor": prescale_factor,
-        "postscale_factor": postscale_factor,
-    }  # fmt: skip
+
+    def back(gradient: torch.Tensor) -> list[torch.Tensor]:
+        """Gather the rows' gradients, for a sum times the number of ranks, as Horovod defines it."""
+        factor = prescale_factor * postscale_factor * (process_set.size() if op is Sum else 1)
+        return [allgather(scaled(gradient, factor), process_set=process_set)]
+
+    call = partial(_call, name=name, op=op, process_set=process_set, prescale_factor=prescale_factor,
+                   postscale_factor=postscale_factor)  # fmt: skip
     small, context = compression.compress(tensor)
-    return compression.decompress(_Reducescatter.apply(small, arguments), context)
+    return compression.decompress(Differentiable.apply(lambda own: call([own]).single().run(), back, small), context)
 
 
 def grouped_reducescatter(

@@ -9,8 +9,7 @@ import torch
 
 from clcomm.base.errors import ArgumentError
 from clcomm.horovod import world
-from clcomm.horovod.all_reduces import allreduce
-from clcomm.horovod.calls import OperationCall, Sum, like, refused_in_set, root_in, sources
+from clcomm.horovod.calls import OperationCall, Sum, allreduce, call_of, refused_in_set, root_in, sources
 from clcomm.horovod.operations import AllGatherObject, Broadcast, BroadcastObject
 from clcomm.horovod.world import ProcessSet, global_process_set
 from clcomm.sync.synchronizer import PARAMETERS
@@ -36,11 +35,7 @@ def broadcast_parameters(params: object, root_rank: int, process_set: ProcessSet
     root = root_in(process_set, root_rank)
 
     if tensors:
-        given = list(tensors.values())
-        own = sources(given, process_set, PARAMETERS)
-        lines = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in tensors.items()]
-        operation = Broadcast(own, PARAMETERS, root, lines)
-        OperationCall(process_set, operation, like(given, process_set, PARAMETERS, in_place=True)).run()
+        call_of(Broadcast, [*tensors.values()], process_set, PARAMETERS, root, [*tensors], in_place=True).run()
 
 
 @refused_in_set

@@ -44,11 +44,11 @@ class Operation:
 
     def run(self, ranks: TensorCollectives) -> Any:
         """Run it and return its result."""
-        return self.start(ranks).wait()
+        return self.start(ranks, waits=True).wait()
 
-    def start(self, ranks: TensorCollectives) -> Started[Any]:
-        """Start it in the background."""
-        raise TypeError(f"{self.name}: runs in the foreground only")
+    def start(self, ranks: TensorCollectives, waits: bool = False) -> Started[Any]:
+        """Start it in the background; waits: the caller does nothing in between, so that it may block here."""
+        raise NotImplementedError
 
     def sender(self) -> int | None:
         """Return the rank whose data all ranks get, which may not have joined; None: there is none."""
@@ -90,31 +90,21 @@ class AllReduce(TensorOperation):
     name = "all_reduce"
     serves_joined = True
 
-    def run(self, ranks: TensorCollectives) -> list[torch.Tensor]:
+    def start(self, ranks: TensorCollectives, waits: bool = False) -> Started[list[torch.Tensor]]:
         groups = by_dtype(self.tensors)
-        return self._results(groups, [self._reduced(ranks, self._operands(places)) for places in groups])
+        operands = [[scaled(self.tensors[index], self.prescale) for index in places] for places in groups]
+        started = Started.together([self._start(ranks, each, waits) for each in operands])
+        return started.then(lambda found: [scaled(each, self.postscale) for each in _in_order(groups, found)])
 
-    def start(self, ranks: TensorCollectives) -> Started[list[torch.Tensor]]:
-        groups = by_dtype(self.tensors)
-        started = Started.together([self._start(ranks, self._operands(places)) for places in groups])
-        return started.then(partial(self._results, groups))
-
-    def _operands(self, places: Sequence[int]) -> list[torch.Tensor]:
-        return [scaled(self.tensors[index], self.prescale) for index in places]
-
-    def _results(
-        self, groups: Sequence[Sequence[int]], reduced: Sequence[Sequence[torch.Tensor]]
-    ) -> list[torch.Tensor]:
-        return [scaled(each, self.postscale) for each in _in_order(groups, reduced)]
-
-    def _reduced(self, ranks: TensorCollectives, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _start(
+        self, ranks: TensorCollectives, tensors: Sequence[torch.Tensor], waits: bool
+    ) -> Started[list[torch.Tensor]]:
         if self.op is ReduceOp.Adasum:
-            return _adaptive_sums(ranks, tensors, self.label)
-        return ranks.all_reduce_together(tensors, self.op.value, self.label)
-
-    def _start(self, ranks: TensorCollectives, tensors: Sequence[torch.Tensor]) -> Started[list[torch.Tensor]]:
-        if self.op is ReduceOp.Adasum:
+            if waits:
+                return Started.of(_adaptive_sums(ranks, tensors, self.label))
             return _start_adaptive_sums(ranks.comm, tensors, self.label)
+        if waits:
+            return Started.of(ranks.all_reduce_together(tensors, self.op.value, self.label))
         return background.all_reduce(ranks.comm, tensors, self.op.value, self.label)
 
     def contribution(self) -> Operation:
@@ -174,7 +164,7 @@ class SparseAllReduce(Operation):
     name = "sparse all_reduce"
     serves_joined = True
 
-    def start(self, ranks: TensorCollectives) -> Started[torch.Tensor]:
+    def start(self, ranks: TensorCollectives, waits: bool = False) -> Started[torch.Tensor]:
         return background.sparse_sum(ranks.comm, self.tensor, self.label)
 
     def without_values(self) -> Operation:
@@ -188,7 +178,7 @@ class AllGather(TensorOperation):
     name = "all_gather"
     serves_joined = True
 
-    def start(self, ranks: TensorCollectives) -> Started[list[torch.Tensor]]:
+    def start(self, ranks: TensorCollectives, waits: bool = False) -> Started[list[torch.Tensor]]:
         return Started.together([background.all_gather(ranks.comm, each, self.label) for each in self.tensors])
 
     def _neutral(self, like: torch.Tensor) -> torch.Tensor:
@@ -197,25 +187,26 @@ class AllGather(TensorOperation):
 
 @dataclass(frozen=True)
 class Broadcast(TensorOperation):
-    """Root's tensors; those of one dtype are sent together. lines: about a model, which ranks compare first."""
+    """Root's tensors; those of one dtype are sent together. names: of a model's, which ranks compare first."""
 
     root: int
-    lines: Sequence[str] = ()
+    names: Sequence[str] = ()
     name = "broadcast"
     serves_joined = True
 
-    def run(self, ranks: TensorCollectives) -> list[torch.Tensor]:
-        if self.lines:
-            require_agreement(ranks.comm, "parameters", self.lines, "build the same model on every rank")
+    def start(self, ranks: TensorCollectives, waits: bool = False) -> Started[list[torch.Tensor]]:
+        if not waits:
+            return background.broadcast(ranks.comm, self.tensors, self.root, self.label)
+        if self.names:
+            given = zip(self.names, self.tensors, strict=True)
+            lines = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in given]
+            require_agreement(ranks.comm, "parameters", lines, "build the same model on every rank")
         groups = by_dtype(self.tensors)
         sent = [
             ranks.broadcast_together([self.tensors[index] for index in places], self.root, self.label)
             for places in groups
         ]
-        return _in_order(groups, sent)
-
-    def start(self, ranks: TensorCollectives) -> Started[list[torch.Tensor]]:
-        return background.broadcast(ranks.comm, self.tensors, self.root, self.label)
+        return Started.of(_in_order(groups, sent))
 
 
 @dataclass(frozen=True)
@@ -227,10 +218,9 @@ class AllToAll(Operation):
     label: str
     name = "all_to_all"
 
-    def run(self, ranks: TensorCollectives) -> tuple[torch.Tensor, list[int]]:
-        return ranks.all_to_all_rows(self.tensor, self.splits, self.label)
-
-    def start(self, ranks: TensorCollectives) -> Started[tuple[torch.Tensor, list[int]]]:
+    def start(self, ranks: TensorCollectives, waits: bool = False) -> Started[tuple[torch.Tensor, list[int]]]:
+        if waits:
+            return Started.of(ranks.all_to_all_rows(self.tensor, self.splits, self.label))
         return background.all_to_all(ranks.comm, self.tensor, self.splits, self.label)
 
 
@@ -241,12 +231,11 @@ class ReduceScatter(AllReduce):
     name = "reduce_scatter"
     serves_joined = False
 
-    def run(self, ranks: TensorCollectives) -> list[torch.Tensor]:
-        operands = [scaled(each, self.prescale) for each in self.tensors]
-        found = [ranks.reduce_scatter_rows(each, self.op.value, self.label) for each in operands]
-        return [scaled(each, self.postscale) for each in found]
-
-    def start(self, ranks: TensorCollectives) -> Started[list[torch.Tensor]]:
+    def start(self, ranks: TensorCollectives, waits: bool = False) -> Started[list[torch.Tensor]]:
+        if waits:
+            operands = [scaled(each, self.prescale) for each in self.tensors]
+            found = [ranks.reduce_scatter_rows(each, self.op.value, self.label) for each in operands]
+            return Started.of([scaled(each, self.postscale) for each in found])
         parts = [slice(*rows_of(len(each), ranks.comm.rank, ranks.comm.size)) for each in self.tensors]
         whole = super().start(ranks)
         return whole.then(lambda found: [each[part].clone() for each, part in zip(found, parts, strict=True)])

@@ -16,7 +16,7 @@ from clcomm.comm.collectives.runner import CollectiveRunner, refused_on_all
 from clcomm.comm.stats.events import Phase, count_step
 from clcomm.comm.tensors.step_settings import StepSettings
 from clcomm.horovod import joined, world
-from clcomm.horovod.calls import Adasum, OperationCall, like, sources
+from clcomm.horovod.calls import Adasum, call_of
 from clcomm.horovod.gradients import GradientBuckets, require_same_start
 from clcomm.horovod.handles import raising_internal_errors
 from clcomm.horovod.operations import AllReduce, Compression, ReduceOp
@@ -193,9 +193,8 @@ class Reduction:
         """Return whether backward has run on any rank since the gradients were reduced; collective."""
         if not self.is_needed:
             return False
-        mine, ranks, label = [torch.tensor([float(self.is_under_way)])], self._process_set, "synchronized"
-        operation = AllReduce(sources(mine, ranks, label), label, ReduceOp.Max, 1.0, 1.0)
-        return bool(OperationCall(ranks, operation, like(mine, ranks, label)).run()[0])
+        mine = torch.tensor([float(self.is_under_way)])
+        return bool(call_of(AllReduce, [mine], self._process_set, "synchronized", ReduceOp.Max).run()[0])
 
     def require_reduced(self) -> None:
         """Raise UsageError where backward has run since the gradients were reduced."""
@@ -271,10 +270,9 @@ class Reduction:
     def _compressed(self, tensors: Sequence[torch.Tensor], op: ReduceOp) -> list[torch.Tensor]:
         """Return tensors that were reduced in their compressed form."""
         small = [self.compression.compress(each) for each in tensors]
-        given, ranks = [each for each, _ in small], self._process_set
-        own = sources(given, ranks, GRADIENTS)
-        operation = AllReduce(own, GRADIENTS, op, 1.0 / self._predivide, self._predivide)
-        found = like(given, ranks, GRADIENTS)(operation.run(ranks.require_collectives()))
+        given, factors = [each for each, _ in small], (1.0 / self._predivide, self._predivide)
+        call = call_of(AllReduce, given, self._process_set, GRADIENTS, op, *factors)
+        found = call.change(call.operation.run(self._process_set.require_collectives()))
         return [self.compression.decompress(each, context) for each, (_, context) in zip(found, small, strict=True)]
 
     @torch.no_grad()

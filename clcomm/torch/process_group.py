@@ -390,7 +390,11 @@ class ClcommProcessGroup(ProcessGroup):
 @cache
 def _count_steps() -> None:
     """Count optimizers' steps, once where several take turns, by one hook for good."""
-    register_optimizer_step_post_hook(lambda optimizer, *_: count_step(id(optimizer)))
+
+    def count(optimizer: object, *_: object) -> None:
+        count_step(id(optimizer))
+
+    register_optimizer_step_post_hook(count)
 
 
 def _listed(tensors: Tensors) -> list[torch.Tensor]:

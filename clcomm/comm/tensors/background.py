@@ -134,6 +134,11 @@ class Started(Generic[_Result]):
         self.handles, self._finish = handles, finish
 
     @classmethod
+    def of(cls, result: _Result) -> Started[_Result]:
+        """Return one that has ended, with its result."""
+        return Started((), lambda: result)
+
+    @classmethod
     def together(cls, started: Sequence[Started[_Result]]) -> Started[list[_Result]]:
         """Return several as one; its result is the list of theirs."""
         handles = [handle for each in started for handle in each.handles]

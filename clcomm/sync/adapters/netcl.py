@@ -13,18 +13,17 @@ each workaround.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from clcomm.base.errors import ArgumentError
-from clcomm.base.flat_space.buckets import Bucket
 from clcomm.base.flat_space.layout import require_same_parameters, require_same_trainable
 from clcomm.base.flat_space.parameters import ParameterSpec
 from clcomm.engine.modes import is_recording
-from clcomm.sync.adapters.adapter import CopyingAdapter
 from clcomm.sync.adapters.netcl_runtime import FLAT_DTYPES, NetclParameter, NetclTensor, named_tensors, prepare, quiet
+from clcomm.sync.adapters.numpy import NumpyAdapter
 
 __all__ = ["NetclAdapter", "NetclModel", "NetclParameter", "NetclTensor", "cross_entropy", "prepare"]
 
@@ -149,7 +148,7 @@ def cross_entropy(logits: NetclTensor, labels: object) -> NetclTensor:
     return NetclTensor(node.value, node)
 
 
-class NetclAdapter(CopyingAdapter):
+class NetclAdapter(NumpyAdapter):
     """The adapter of a NetclModel or a bare netcl module.
 
     float16 parameters are float32 in the flat space. Frozen parameters and buffers are `extra_state`.
@@ -167,50 +166,29 @@ class NetclAdapter(CopyingAdapter):
         self._model.require_unchanged()
         require_same_trainable((name for name, _ in self._model.named_parameters()), self._parameters)
 
-    def pull_parameters(self) -> None:
-        for name, parameter in self._parameters.items():
-            self._layout.view(self._arrays.params, name)[...] = parameter.numpy()
-
     def push_parameters(self) -> None:
-        for name, parameter in self._parameters.items():
-            parameter.copy_from(self._layout.view(self._arrays.params, name))
+        super().push_parameters()
         self._model.forget_derived()
 
     def drop_gradients(self) -> None:
         self._model.zero_grad()
 
-    def pull_gradients(self, bucket: Bucket) -> None:
-        missing = []
-        for place in bucket.opening:
-            gradient = self._parameters[place.name].grad
-            if gradient is None:
-                missing.append(place.name)
-            else:
-                self._layout.view(self._arrays.grads, place.name)[...] = gradient.numpy()
-        self._mark(bucket, missing)
+    def _value(self, name: str) -> np.ndarray:
+        values: np.ndarray = self._parameters[name].numpy()
+        return values
 
-    def push_gradients(self, bucket: Bucket) -> None:
-        missing = self._missing(bucket)
-        for place in bucket.closing:
-            if place.name in missing:
-                self._parameters[place.name].tensor.grad = None
-            else:
-                self._parameters[place.name].set_gradient(self._layout.view(self._arrays.reduced, place.name))
+    def _set_value(self, name: str, values: np.ndarray) -> None:
+        self._parameters[name].copy_from(values)
 
-    def pull_written(self) -> tuple[str, ...]:
-        """Copy gradients that differ from the averaged ones into the flat space; return their names."""
-        written = []
-        for name, parameter in self._parameters.items():
-            gradient = None if parameter.grad is None else parameter.grad.numpy()
-            averaged = self._layout.view(self._arrays.reduced, name)
-            if gradient is not None and not np.array_equal(gradient, averaged.astype(gradient.dtype)):
-                self._layout.view(self._arrays.grads, name)[...] = gradient
-                written.append(name)
-        return tuple(written)
+    def _gradient(self, name: str) -> np.ndarray | None:
+        gradient = self._parameters[name].grad
+        return None if gradient is None else gradient.numpy()
 
-    def push_written(self, names: Sequence[str]) -> None:
-        for name in names:
-            self._parameters[name].set_gradient(self._layout.view(self._arrays.grads, name))
+    def _set_gradient(self, name: str, values: np.ndarray | None) -> None:
+        if values is None:
+            self._parameters[name].tensor.grad = None
+        else:
+            self._parameters[name].set_gradient(values)
 
     def extra_state(self) -> dict[str, np.ndarray]:
         return {name: array for name, array in self._model.state_dict().items() if name not in self._parameters}

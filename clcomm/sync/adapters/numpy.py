@@ -63,17 +63,17 @@ class NumpyAdapter(CopyingAdapter):
                 raise ArgumentError(f"parameter {spec.name!r}: expected shape {spec.shape}, got {shape}; {_REMEDY}")
 
     def pull_parameters(self) -> None:
-        for name, parameter in self._parameters.items():
-            np.copyto(self._layout.view(self._arrays.params, name), _data(name, parameter))
+        for name in self._parameters:
+            np.copyto(self._layout.view(self._arrays.params, name), self._value(name))
 
     def push_parameters(self) -> None:
-        for name, parameter in self._parameters.items():
-            np.copyto(_data(name, parameter), self._layout.view(self._arrays.params, name), casting="same_kind")
+        for name in self._parameters:
+            self._set_value(name, self._layout.view(self._arrays.params, name))
 
     def pull_gradients(self, bucket: Bucket) -> None:
         missing = []
         for place in bucket.opening:
-            gradient = _gradient(place.name, self._parameters[place.name])
+            gradient = self._gradient(place.name)
             if gradient is None:
                 missing.append(place.name)
                 continue
@@ -87,22 +87,14 @@ class NumpyAdapter(CopyingAdapter):
     def push_gradients(self, bucket: Bucket) -> None:
         missing = self._missing(bucket)
         for place in bucket.closing:
-            parameter = self._parameters[place.name]
-            averaged = self._layout.view(self._arrays.reduced, place.name)
-            gradient = _gradient(place.name, parameter)
-            if place.name in missing:
-                parameter.grad = None
-            elif gradient is None or not gradient.flags.writeable:
-                parameter.grad = averaged.astype(_data(place.name, parameter).dtype)
-            else:
-                np.copyto(gradient, averaged, casting="same_kind")
+            averaged = None if place.name in missing else self._layout.view(self._arrays.reduced, place.name)
+            self._set_gradient(place.name, averaged)
 
     def pull_written(self) -> tuple[str, ...]:
         """Copy gradients that differ from the averaged ones into the flat space; return their names."""
         written = []
-        for name, parameter in self._parameters.items():
-            averaged = self._layout.view(self._arrays.reduced, name)
-            gradient = _gradient(name, parameter)
+        for name in self._parameters:
+            averaged, gradient = self._layout.view(self._arrays.reduced, name), self._gradient(name)
             if gradient is not None and not np.array_equal(gradient, averaged.astype(gradient.dtype)):
                 np.copyto(self._layout.view(self._arrays.grads, name), gradient, casting="same_kind")
                 written.append(name)
@@ -110,8 +102,28 @@ class NumpyAdapter(CopyingAdapter):
 
     def push_written(self, names: Sequence[str]) -> None:
         for name in names:
-            parameter = self._parameters[name]
-            parameter.grad = self._layout.view(self._arrays.grads, name).astype(_data(name, parameter).dtype)
+            self._set_gradient(name, self._layout.view(self._arrays.grads, name))
+
+    # --- one parameter, which other libraries' adapters read and write in another way ---
+
+    def _value(self, name: str) -> np.ndarray:
+        return _data(name, self._parameters[name])
+
+    def _set_value(self, name: str, values: np.ndarray) -> None:
+        np.copyto(self._value(name), values, casting="same_kind")
+
+    def _gradient(self, name: str) -> np.ndarray | None:
+        gradient = self._parameters[name].grad
+        return None if gradient is None else host_array(gradient, f"gradient of {name!r}")
+
+    def _set_gradient(self, name: str, values: np.ndarray | None) -> None:
+        parameter, gradient = self._parameters[name], self._gradient(name)
+        if values is None:
+            parameter.grad = None
+        elif gradient is None or not gradient.flags.writeable:
+            parameter.grad = values.astype(self._value(name).dtype)
+        else:
+            np.copyto(gradient, values, casting="same_kind")
 
     def extra_state(self) -> dict[str, np.ndarray]:
         return self._model.extra_state() if hasattr(self._model, "extra_state") else {}
@@ -132,10 +144,6 @@ def _named(model: NumpyModel) -> dict[str, NumpyParameter]:
 
 def _data(name: str, parameter: NumpyParameter) -> np.ndarray:
     return host_array(parameter.data, f"parameter {name!r}")
-
-
-def _gradient(name: str, parameter: NumpyParameter) -> np.ndarray | None:
-    return None if parameter.grad is None else host_array(parameter.grad, f"gradient of {name!r}")
 
 
 def _spec(name: str, parameter: NumpyParameter) -> ParameterSpec:
