@@ -16,9 +16,8 @@ from clcomm.base.errors import ArgumentError
 from clcomm.comm.collectives.runner import CollectiveRunner, refused_on_all
 from clcomm.comm.tensors.background import Started
 from clcomm.comm.tensors.collectives import TensorCollectives
-from clcomm.comm.watch.job import this_job
 from clcomm.horovod import joined
-from clcomm.horovod.handles import Handle, internal_error
+from clcomm.horovod.handles import Handle, raising_internal_errors, run_ended
 from clcomm.horovod.operations import (
     AllReduce,
     Barrier,
@@ -53,26 +52,23 @@ class OperationCall(NamedTuple):
         started = self.operation.start(ranks).then(self.change)
         return Handle(started, self.run if self.process_set is global_process_set else None)
 
+    @raising_internal_errors()
     def run(self) -> Any:
         """Run it and return the result; again, if it told this rank that others have joined."""
         ranks = _collectives(self.process_set)
-        try:
-            if not global_process_set.some_joined:
-                try:
-                    return self.change(self.operation.run(ranks))
-                except ArgumentError as error:
-                    if not joined.is_notice(error):
-                        raise
-                    this_job().started.run_ended()
-            if self.process_set is not global_process_set:
-                raise ArgumentError(
-                    "process_set: expected all ranks while some have joined, got a set; call it after join()"
-                )
-            joined.announce(self.operation)
-            return self.change(self.operation.run(ranks))
-        except Exception as error:
-            found = internal_error(error)
-            raise found from found.__cause__
+        if not global_process_set.some_joined:
+            try:
+                return self.change(self.operation.run(ranks))
+            except ArgumentError as error:
+                if not joined.is_notice(error):
+                    raise
+                run_ended()
+        if self.process_set is not global_process_set:
+            raise ArgumentError(
+                "process_set: expected all ranks while some have joined, got a set; call it after join()"
+            )
+        joined.announce(self.operation)
+        return self.change(self.operation.run(ranks))
 
 
 def _runner_of(*args: object, **kwargs: object) -> CollectiveRunner | None:
@@ -95,6 +91,7 @@ def chosen_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
     return op
 
 
+@refused_in_set
 def call_of(
     kind: Callable[..., TensorOperation], tensors: Any, process_set: ProcessSet, name: str | None, *fields: Any,
     in_place: bool = False, called: str = "tensors",

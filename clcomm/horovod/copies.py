@@ -37,12 +37,7 @@ def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start gathering the ranks' tensors, which may differ in their first dimension; see `allgather`."""
-    return _gathering([tensor], name, process_set).single().start()
-
-
-@refused_in_set
-def _gathering(tensors: Any, name: str | None, process_set: ProcessSet) -> OperationCall:
-    return call_of(AllGather, tensors, process_set, name)
+    return call_of(AllGather, [tensor], process_set, name).single().start()
 
 
 def allgather(
@@ -60,7 +55,8 @@ def allgather(
         first = int(allgather(torch.tensor([rows]), process_set=process_set)[: process_set.rank()].sum())
         return [mean[first : first + rows].reshape(shape)]
 
-    found = Differentiable.apply(lambda own: _gathering([own], name, process_set).single().run(), back, tensor)
+    call = partial(call_of, AllGather, process_set=process_set, name=name)
+    found = Differentiable.apply(lambda own: call([own]).single().run(), back, tensor)
     shape = tensor.shape
     return found
 
@@ -69,7 +65,7 @@ def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start gathering several tensors; `synchronize` returns the list of results."""
-    return _gathering(tensors, name, process_set).start()
+    return call_of(AllGather, tensors, process_set, name).start()
 
 
 def grouped_allgather(

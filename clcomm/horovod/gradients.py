@@ -19,22 +19,14 @@ from clcomm.base.flat_space.layout import FlatLayout
 from clcomm.base.flat_space.parameters import ParameterSpec
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.stats.events import Collective, Phase
-from clcomm.comm.tensors.arrays import HostCopies
+from clcomm.comm.tensors.arrays import HostCopies, bytes_of, dtype_name
 from clcomm.horovod.handles import raising_internal_errors
-from clcomm.sync.adapters.adapter import CopyingAdapter, FlatArrays
+from clcomm.sync.adapters.adapter import FLAT_DTYPES, CopyingAdapter, FlatArrays
+from clcomm.sync.adapters.torch_slots import real, values
 from clcomm.sync.agreement import CHECKS, require_agreement
 from clcomm.sync.bucket_plan import BucketPlan, BucketRun
 from clcomm.sync.divergence import describe, hashes_of_arrays
 
-#: Half precision has too few bits for a sum over ranks; `Compression.fp16` asks for it all the same.
-_SUMMED_AS = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.float16: "float32",
-    torch.bfloat16: "float32",
-    torch.complex64: "float32",
-    torch.complex128: "float64",
-}
 #: One more number in the first bucket: 1 from a rank with gradients, 0 from one that has joined.
 _PRESENCE = "a rank takes part"
 
@@ -45,7 +37,7 @@ def require_same_start(comm: Communicator, parameters: Mapping[str, torch.Tensor
     parameters: by name, in the same order on every rank; none on a rank that has joined.
     """
     on_host = HostCopies(comm.notify_phase).on_host
-    own = hashes_of_arrays({name: on_host(_bytes(each), CHECKS).numpy() for name, each in parameters.items()})
+    own = hashes_of_arrays({name: bytes_of(on_host(each, CHECKS)) for name, each in parameters.items()})
     whole = np.array([sum(own.values()) % 2**64, len(own)], np.uint64)
     rows = comm.all_gather(whole, label=CHECKS)
     present = [rank for rank in range(comm.size) if rows[rank, 1]]
@@ -55,10 +47,6 @@ def require_same_start(comm: Communicator, parameters: Mapping[str, torch.Tensor
     everyone = comm.all_gather(np.array([*own.values()] or [0] * most, np.uint64), label=CHECKS)
     found = describe([*parameters], everyone[present], lambda ranks: comm.name_ranks([present[each] for each in ranks]))
     raise MismatchError(f"{found}; call hvd.broadcast_parameters(model.state_dict(), 0) before the first step")
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 class _Forwarding:
@@ -130,8 +118,7 @@ class _OptimizerGradients(CopyingAdapter):
             return
         if gradient.is_sparse:
             self._sparse_dims[name] = gradient.sparse_dim()
-            gradient = gradient.to_dense()
-        own.copy_(_real(gradient))
+        own.copy_(values(gradient))
         if self._predivide != 1.0:
             own.mul_(1.0 / self._predivide)
 
@@ -149,7 +136,7 @@ class _OptimizerGradients(CopyingAdapter):
         gradient = parameter.grad
         if gradient is None or gradient.is_sparse:
             gradient = torch.empty_like(parameter)
-        _real(gradient).copy_(reduced)
+        real(gradient).copy_(reduced)
         parameter.grad = gradient if name not in self._sparse_dims else gradient.to_sparse(self._sparse_dims[name])
 
 
@@ -265,9 +252,9 @@ class GradientBuckets:
 
 
 def _spec(name: str, parameter: torch.Tensor, halves: bool) -> ParameterSpec:
-    shape = tuple(parameter.shape) + ((2,) if parameter.dtype.is_complex else ())
-    dtype = "float16" if halves and not parameter.dtype.is_complex else _SUMMED_AS[parameter.dtype]
-    return ParameterSpec(name, shape, dtype)
+    numbers = real(parameter.detach())
+    dtype = "float16" if halves and not parameter.dtype.is_complex else FLAT_DTYPES[dtype_name(numbers.dtype)]
+    return ParameterSpec(name, tuple(numbers.shape), dtype)
 
 
 def _by_groups(specs: Sequence[ParameterSpec], groups: Sequence[Sequence[str]]) -> list[ParameterSpec]:
@@ -286,8 +273,3 @@ def _cut_by_groups(layout: FlatLayout, groups: Sequence[Sequence[str]]) -> tuple
     group_of[_PRESENCE] = group_of[layout.specs[-2].name]
     runs = (tuple(run) for _, run in groupby(layout.ranges, lambda place: (group_of[place.name], place.dtype)))
     return tuple(Bucket(index, run, run[0].start, run[-1].stop) for index, run in enumerate(runs))
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's values as reals, a complex one's as pairs; a view."""
-    return torch.view_as_real(tensor) if tensor.dtype.is_complex else tensor

@@ -6,13 +6,14 @@ the same order. A started operation advances in every call that waits for other 
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from clcomm.base.errors import ArgumentError
 from clcomm.comm.tensors.background import Started
-from clcomm.comm.watch.job import this_job
 from clcomm.horovod import joined
 from clcomm.sync.elastic import is_lost_peer
 
@@ -23,26 +24,29 @@ class HorovodInternalError(RuntimeError):
     """A collective that failed because a rank was lost; a program may raise it to go back to the last commit."""
 
 
-def internal_error(error: Exception) -> Exception:
-    """Return HorovodInternalError for MPI's error for a lost rank, and any other error as it is."""
-    if isinstance(error, HorovodInternalError) or not is_lost_peer(error):
-        return error
-    found = HorovodInternalError(f"a rank was lost: {error}; hvd.elastic.run goes on without it")
-    found.__cause__ = error
-    return found
-
-
 @contextmanager
 def raising_internal_errors() -> Iterator[None]:
-    """Raise `internal_error` in place of the block's errors."""
+    """Raise HorovodInternalError in place of MPI's error for a lost rank in the block."""
     try:
         yield
     except Exception as error:
-        found = internal_error(error)
-        raise found from found.__cause__
+        if isinstance(error, HorovodInternalError) or not is_lost_peer(error):
+            raise
+        raise HorovodInternalError(f"a rank was lost: {error}; hvd.elastic.run goes on without it") from error
 
 
 # --- Handles of operations that a program starts and completes later ---
+
+
+#: Those that a rank which has joined may end, as long as the program keeps them, by their order.
+_started: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def run_ended() -> None:
+    """Run what was started, in the order of the starts, after a rank that has joined has ended all of it."""
+    for _, handle in sorted(_started.items()):
+        handle.run_ended()
 
 
 class Handle:
@@ -58,7 +62,7 @@ class Handle:
         self._run, self._result = run, None
         self._error: ArgumentError | None = None
         if run is not None:
-            this_job().started.add(self)
+            _started[next(_numbers)] = self
 
     def __call__(self) -> Any:
         """Return `synchronize` of it: Horovod's handle of a sparse all-reduce is a function."""
@@ -92,7 +96,7 @@ class Handle:
         except ArgumentError as error:
             if self._run is None or not joined.is_notice(error):
                 raise
-            this_job().started.run_ended()
+            run_ended()
         finally:
             self._started = None
 

@@ -19,15 +19,21 @@ from clcomm.jax.ffi import CALLS, HANDLER, Kind
 
 
 @dataclass(frozen=True)
-class AllReduce:
-    """The reduction of an array over the ranks; see `Communicator.all_reduce`."""
+class _OfRanks:
+    """A collective of a Communicator's ranks, whose results are like its operands."""
 
     comm: Communicator
-    op: str
-    name = "all_reduce"
 
     def results(self, operands: Sequence[Any]) -> list[Kind]:
         return [(each.shape, each.dtype) for each in operands]
+
+
+@dataclass(frozen=True)
+class AllReduce(_OfRanks):
+    """The reduction of an array over the ranks; see `Communicator.all_reduce`."""
+
+    op: str
+    name = "all_reduce"
 
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
         self.comm.all_reduce(operands[0], self.op, out=results[0])
@@ -38,10 +44,9 @@ class AllReduce:
 
 
 @dataclass(frozen=True)
-class AllGather:
+class AllGather(_OfRanks):
     """All ranks' arrays, stacked."""
 
-    comm: Communicator
     name = "all_gather"
 
     def results(self, operands: Sequence[Any]) -> list[Kind]:
@@ -55,10 +60,9 @@ class AllGather:
 
 
 @dataclass(frozen=True)
-class ReduceScatter:
+class ReduceScatter(_OfRanks):
     """Row `rank` of the reduction of arrays with a row for each rank."""
 
-    comm: Communicator
     op: str
     name = "reduce_scatter"
 
@@ -74,15 +78,11 @@ class ReduceScatter:
 
 
 @dataclass(frozen=True)
-class Broadcast:
+class Broadcast(_OfRanks):
     """The array of one rank."""
 
-    comm: Communicator
     root: int
     name = "broadcast"
-
-    def results(self, operands: Sequence[Any]) -> list[Kind]:
-        return [(each.shape, each.dtype) for each in operands]
 
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
         if self.comm.rank == self.root:
@@ -94,15 +94,11 @@ class Broadcast:
 
 
 @dataclass(frozen=True)
-class _Reduce:
+class _Reduce(_OfRanks):
     """The sum of all ranks' arrays on one rank, zero on the others: the backward of a broadcast."""
 
-    comm: Communicator
     root: int
     name = "broadcast"
-
-    def results(self, operands: Sequence[Any]) -> list[Kind]:
-        return [(each.shape, each.dtype) for each in operands]
 
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
         self.comm.all_reduce(operands[0], out=results[0])

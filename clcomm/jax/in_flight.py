@@ -46,10 +46,21 @@ class AllReduced:
 
 
 @dataclass(frozen=True)
-class Start:
-    """Starts an all-reduce."""
+class _Half:
+    """One of the two collectives of an all-reduce in flight."""
 
     of: AllReduced
+
+    @property
+    def op(self) -> str:
+        """The reduction."""
+        return self.of.op
+
+
+@dataclass(frozen=True)
+class Start(_Half):
+    """Starts an all-reduce."""
+
     name = "all_reduce_async"
 
     def results(self, operands: Sequence[Any]) -> list[Kind]:
@@ -58,21 +69,15 @@ class Start:
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
         results[0][...] = _memory_of(self.of).start(operands[0]), 1
 
-    @property
-    def op(self) -> str:
-        """The reduction."""
-        return self.of.op
-
     def transposed(self) -> Collective:
         require_linear(self)
         return Wait(self.of)
 
 
 @dataclass(frozen=True)
-class Wait:
+class Wait(_Half):
     """Waits for one."""
 
-    of: AllReduced
     name = "wait"
 
     def results(self, operands: Sequence[Any]) -> list[Kind]:
@@ -84,11 +89,6 @@ class Wait:
             results[0].fill(0)
         else:
             _memory_of(self.of).finish(int(number) if one == 1 else -1, results[0])
-
-    @property
-    def op(self) -> str:
-        """The reduction."""
-        return self.of.op
 
     def transposed(self) -> Collective:
         require_linear(self)

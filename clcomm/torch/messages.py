@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import NoReturn
 
 import torch
 
@@ -24,11 +23,15 @@ from clcomm.torch.work import OwnWork, untraced
 
 
 class GroupMessages:
-    """Starts a rank's messages in a group."""
+    """Starts a rank's messages in a group, and notifies its observers of them, which any thread may find complete.
+
+    Observers are notified by one thread at a time: one that would have to wait leaves its events to the other.
+    """
 
     def __init__(self, comm: Communicator, interruptions: Interruptions):
-        self._counted = CountedMessages(comm)
-        self._copies = HostCopies(self._counted.add)
+        self._comm, self._copies = comm, HostCopies(self._add)
+        self._finished: deque[Collective | Phase] = deque()
+        self._notifies = threading.Lock()
         self._wait = interruptions.run
         self._messages = None if comm.comm is None else DescribedMessages(comm.comm)
 
@@ -49,39 +52,24 @@ class GroupMessages:
         self, message: Sent | Received, outputs: list[torch.Tensor], name: str, finish: Callable[[], None],
         peer: int | None,
     ) -> MessageWork:  # fmt: skip
-        comm, nbytes = self._counted.comm, sum(each.nbytes for each in outputs)
+        comm, nbytes = self._comm, sum(each.nbytes for each in outputs)
         begun = Collective(name.split()[0], "", nbytes, 0.0, "mpi", comm.sequence, began_s=time.perf_counter(),
                            wait_s=None)  # fmt: skip
         waiting = partial(comm.runner.waiting_for, name, peer=peer)
-        handle = MessageHandle(message, finish, waiting, self._counted.add, begun)
+        handle = MessageHandle(message, finish, waiting, self._add, begun)
         return MessageWork(handle, outputs, name, self._wait)
 
     def _open(self) -> DescribedMessages:
         if self._messages is None:
-            self._refuse()
+            raise ArgumentError("dst, src: expected another rank of the group, which has only this one")
         return self._messages
 
-    def _refuse(self) -> NoReturn:
-        raise ArgumentError("dst, src: expected another rank of the group, which has only this one")
-
-
-class CountedMessages:
-    """Notifies a Communicator's observers of messages and their copies, which any thread may find complete.
-
-    Observers are notified by one thread at a time: one that would have to wait leaves its events to the other.
-    """
-
-    def __init__(self, comm: Communicator):
-        self.comm = comm
-        self._finished: deque[Collective | Phase] = deque()
-        self._notifies = threading.Lock()
-
-    def add(self, event: Collective | Phase) -> None:
+    def _add(self, event: Collective | Phase) -> None:
         self._finished.append(event)
         while self._finished and self._notifies.acquire(blocking=False):
             try:
                 while self._finished:
-                    finished, notifier = self._finished.popleft(), self.comm.notifier
+                    finished, notifier = self._finished.popleft(), self._comm.notifier
                     if isinstance(finished, Phase):
                         notifier.notify_phase(finished)
                     else:

@@ -223,6 +223,13 @@ class ClcommProcessGroup(ProcessGroup):
         tensors = [each for each in (*outputs, *args) if isinstance(each, torch.Tensor)]
         return self._queue.take(CollectiveWork(outputs, name), in_stream_of(tensors, partial(move, *args)), blocking)
 
+    def _run_each(
+        self, name: str, outputs: list[torch.Tensor], options: object, move: Callable[..., object],
+        rows: Sequence[tuple[object, ...]],
+    ) -> Work:  # fmt: skip
+        """Run a collective with each of these arguments, as one."""
+        return self._run(name, outputs, options, lambda: [move(*row) for row in rows])
+
     def _next_bucket(self, tensor: torch.Tensor) -> tuple[str, int]:
         """Return label and bucket of an all-reduce, within a backward those of the next bucket."""
         backward = current_backward()
@@ -269,11 +276,8 @@ class ClcommProcessGroup(ProcessGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: object = None
     ) -> Work:
-        def move() -> None:
-            for output, source in zip(outputs, inputs, strict=True):
-                self._moves.reduce_scatter_single(output, source, _op(opts))
-
-        return self._run("reduce_scatter", outputs, opts, move)
+        rows = [(output, source, _op(opts)) for output, source in zip(outputs, inputs, strict=True)]
+        return self._run_each("reduce_scatter", outputs, opts, self._moves.reduce_scatter_single, rows)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -305,21 +309,15 @@ class ClcommProcessGroup(ProcessGroup):
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: object = None
     ) -> Work:
         """outputs: for each rank, its tensors."""
-
-        def move() -> None:
-            for index, source in enumerate(inputs):
-                self._moves.all_gather([each[index] for each in outputs], source)
-
-        return self._run("all_gather", [tensor for each in outputs for tensor in each], opts, move)
+        rows = [([each[index] for each in outputs], source) for index, source in enumerate(inputs)]
+        flattened = [tensor for each in outputs for tensor in each]
+        return self._run_each("all_gather", flattened, opts, self._moves.all_gather, rows)
 
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: object = None
     ) -> Work:
-        def move() -> None:
-            for output, source in zip(outputs, inputs, strict=True):
-                self._moves.all_gather_single(output, source)
-
-        return self._run("all_gather", outputs, opts, move)
+        rows = [*zip(outputs, inputs, strict=True)]
+        return self._run_each("all_gather", outputs, opts, self._moves.all_gather_single, rows)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 

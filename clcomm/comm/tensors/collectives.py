@@ -206,9 +206,12 @@ class TensorCollectives:
     def all_gather(self, outputs: Sequence[torch.Tensor], source: torch.Tensor) -> None:
         """Copy rank r's tensor to output r on every rank; their shapes may differ."""
         self._require_usable(outputs)
-        own = self._on_host(source)
-        if own.numel() != outputs[self.comm.rank].numel() or own.dtype != outputs[self.comm.rank].dtype:
-            self._refuse_output("tensor_list", outputs[self.comm.rank], own)
+        own, mine = self._on_host(source), outputs[self.comm.rank]
+        if own.numel() != mine.numel() or own.dtype != mine.dtype:
+            self.comm.runner.refuse(
+                f"tensor_list[{self.comm.rank}]: expected {own.numel():,} {dtype_name(own.dtype)} as this rank's "
+                f"tensor, got {mine.numel():,} {dtype_name(mine.dtype)}"
+            )
         if len({each.numel() for each in outputs}) > 1:
             parts = [torch.empty(each.numel(), dtype=own.dtype) for each in outputs]
             self._exchange("all_gather", [own] * self.comm.size, parts)
@@ -336,12 +339,6 @@ class TensorCollectives:
             return convert(value)
         except ClcommError as error:
             self.comm.runner.refuse(str(error))
-
-    def _refuse_output(self, name: str, output: torch.Tensor, own: torch.Tensor) -> None:
-        self.comm.runner.refuse(
-            f"{name}[{self.comm.rank}]: expected {own.numel():,} {dtype_name(own.dtype)} as this rank's tensor, "
-            f"got {output.numel():,} {dtype_name(output.dtype)}"
-        )
 
 
 def rows_of(length: int, rank: int, ranks: int) -> tuple[int, int]:

@@ -83,30 +83,6 @@ class Queue(Protocol):
         """Complete what was started and end the thread; return whether it has ended within this time, None: any."""
 
 
-class Started(Protocol):
-    """An operation that all ranks have started: `clcomm.horovod.handles`."""
-
-    def run_ended(self) -> None:
-        """Run it, if it was ended without a result."""
-
-
-class StartedOperations:
-    """What was started and is not dropped yet, in the order of the starts."""
-
-    def __init__(self) -> None:
-        self._count = itertools.count()
-        self._operations: weakref.WeakValueDictionary[int, Started] = weakref.WeakValueDictionary()
-
-    def add(self, operation: Started) -> None:
-        """Add one that has just been started."""
-        self._operations[next(self._count)] = operation
-
-    def run_ended(self) -> None:
-        """Run what was started, in the order of the starts, after a rank that has joined has ended all of it."""
-        for _, operation in sorted(self._operations.items()):
-            operation.run_ended()
-
-
 class Job:
     """This process's part in a job.
 
@@ -118,7 +94,6 @@ class Job:
         communicators: the MPI resources of all Communicators.
         hooks: of the process's exits, from the first Communicator or `clcomm run` on.
         queues: collectives that run in threads beside the program.
-        started: operations of all ranks that a program completes later.
         declared: the facts on the program that ranks compare at their start (`clcomm/comm/collectives/same_start.py`).
         warned: the warnings of that comparison that were logged.
         copies: numbers the states that are copied to memory (`clcomm/jobs/checkpoint/memory.py`).
@@ -132,7 +107,6 @@ class Job:
         self.averagings: weakref.WeakValueDictionary[int, Averaging] = weakref.WeakValueDictionary()
         self.hooks: Hooks | None = None
         self.queues: weakref.WeakSet[Queue] = weakref.WeakSet()
-        self.started = StartedOperations()
         self.declared: tuple[Any, ...] = ()
         self.warned: set[str] = set()
         self.copies = itertools.count()

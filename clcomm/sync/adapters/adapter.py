@@ -30,6 +30,10 @@ class FlatArrays:
     reduced: np.ndarray
 
 
+#: The dtypes of parameters, and theirs in the flat space: half precision has no arithmetic in NumPy (bfloat16) or MPI
+#: (both), and too few bits for a sum over ranks.
+FLAT_DTYPES = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
+
 #: Called with the name of a complete gradient; an action that it returns runs at that point of every backward.
 OnComplete = Callable[[str], Callable[[], None] | None]
 

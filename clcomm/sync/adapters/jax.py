@@ -12,14 +12,11 @@ from clcomm.base.errors import ArgumentError, needed, require_version
 from clcomm.base.flat_space.buckets import Bucket
 from clcomm.base.flat_space.parameters import ParameterSpec
 from clcomm.base.host.arrays import BFLOAT16, from_bfloat16, to_bfloat16
-from clcomm.sync.adapters.adapter import CopyingAdapter
+from clcomm.sync.adapters.adapter import FLAT_DTYPES, CopyingAdapter
 
 with needed("jax"):
     import jax
 require_version("jax", "0.10")
-
-#: Narrow dtypes have too few bits for a sum over ranks.
-_FLAT_DTYPES = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
 
 
 @dataclass
@@ -167,9 +164,9 @@ def named(tree: Any) -> dict[str, Any]:
 
 def spec_of(name: str, array: Any, kind: str) -> ParameterSpec:
     """Return an array's place in a flat space; ArgumentError, which calls it a `kind`, for other dtypes."""
-    if str(array.dtype) not in _FLAT_DTYPES:
-        raise ArgumentError(f"{kind} {name!r}: expected {', '.join(_FLAT_DTYPES)}, got {array.dtype}")
-    return ParameterSpec(name, tuple(array.shape), _FLAT_DTYPES[str(array.dtype)])
+    if str(array.dtype) not in FLAT_DTYPES:
+        raise ArgumentError(f"{kind} {name!r}: expected {', '.join(FLAT_DTYPES)}, got {array.dtype}")
+    return ParameterSpec(name, tuple(array.shape), FLAT_DTYPES[str(array.dtype)])
 
 
 def widen(values: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from clcomm.base.flat_space.buckets import Bucket
 from clcomm.base.flat_space.layout import FlatLayout, require_same_parameters, require_same_trainable
 from clcomm.base.flat_space.parameters import ParameterSpec
 from clcomm.base.host.arrays import from_bfloat16, to_bfloat16
-from clcomm.sync.adapters.adapter import CopyingAdapter, FlatArrays
+from clcomm.sync.adapters.adapter import FLAT_DTYPES, CopyingAdapter, FlatArrays
 from clcomm.sync.adapters.tinygrad_runtime import (
     Place,
     in_backward,
@@ -35,13 +35,7 @@ from clcomm.sync.adapters.tinygrad_runtime import (
 
 from tinygrad import Device, Tensor, dtypes, nn  # isort: skip
 
-#: Narrow dtypes have too few bits for a sum over ranks.
-_FLAT_DTYPES = {
-    dtypes.float32: "float32",
-    dtypes.float64: "float64",
-    dtypes.float16: "float32",
-    dtypes.bfloat16: "float32",
-}
+_FLAT_DTYPES = {getattr(dtypes, name): kind for name, kind in FLAT_DTYPES.items()}
 
 
 class TinygradAdapter(CopyingAdapter):

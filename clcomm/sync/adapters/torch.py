@@ -14,22 +14,14 @@ from clcomm.base.flat_space.buckets import Bucket
 from clcomm.base.flat_space.layout import FlatLayout, require_same_parameters, require_same_trainable
 from clcomm.base.flat_space.parameters import ParameterSpec
 from clcomm.comm.stats.events import Phase
-from clcomm.sync.adapters.adapter import CopyingAdapter, FlatArrays, OnComplete
+from clcomm.sync.adapters.adapter import FLAT_DTYPES, CopyingAdapter, FlatArrays, OnComplete
 
 with needed("torch"):
     import torch
 
-from clcomm.comm.tensors.arrays import HostCopies
+from clcomm.comm.tensors.arrays import HostCopies, dtype_name
 from clcomm.comm.tensors.step_settings import StepSettings
 from clcomm.sync.adapters.torch_slots import ModuleTree, Slot, real, tensor_on, values
-
-# Half precision has no arithmetic in NumPy (bfloat16) or MPI (both), and too few bits for a sum over ranks.
-_FLAT_DTYPES = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.float16: "float32",
-    torch.bfloat16: "float32",
-}
 
 
 class TorchAdapter(CopyingAdapter):
@@ -273,9 +265,9 @@ def _spec(name: str, parameter: torch.nn.Parameter) -> ParameterSpec:
     if parameter.is_meta:
         raise ArgumentError(f"parameter {name!r}: expected values, got one on the meta device; use model.to_empty()")
     values = real(parameter.detach())
-    if values.dtype not in _FLAT_DTYPES:
+    if (kind := dtype_name(values.dtype)) not in FLAT_DTYPES:
         raise ArgumentError(f"parameter {name!r}: expected a floating-point dtype, got {parameter.dtype}")
-    return ParameterSpec(name, tuple(values.shape), _FLAT_DTYPES[values.dtype])
+    return ParameterSpec(name, tuple(values.shape), FLAT_DTYPES[kind])
 
 
 _SAME_SIZE: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16}
