@@ -17,7 +17,7 @@ from clcomm.comm.collectives.runner import CollectiveRunner, refused_on_all
 from clcomm.comm.tensors.background import Started
 from clcomm.comm.tensors.collectives import TensorCollectives
 from clcomm.horovod import joined
-from clcomm.horovod.handles import Handle, raising_internal_errors, run_ended
+from clcomm.horovod.handles import Handle, run_ended
 from clcomm.horovod.operations import (
     AllReduce,
     Barrier,
@@ -26,6 +26,7 @@ from clcomm.horovod.operations import (
     ReduceOp,
     SparseAllReduce,
     TensorOperation,
+    raising_internal_errors,
 )
 from clcomm.horovod.world import ProcessSet, global_process_set
 

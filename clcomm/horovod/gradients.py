@@ -20,7 +20,7 @@ from clcomm.base.flat_space.parameters import ParameterSpec
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.stats.events import Collective, Phase
 from clcomm.comm.tensors.arrays import HostCopies, bytes_of, dtype_name
-from clcomm.horovod.handles import raising_internal_errors
+from clcomm.horovod.operations import raising_internal_errors
 from clcomm.sync.adapters.adapter import FLAT_DTYPES, CopyingAdapter, FlatArrays
 from clcomm.sync.adapters.torch_slots import real, values
 from clcomm.sync.agreement import CHECKS, require_agreement

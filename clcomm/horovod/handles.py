@@ -8,35 +8,13 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from clcomm.base.errors import ArgumentError
 from clcomm.comm.tensors.background import Started
 from clcomm.horovod import joined
-from clcomm.sync.elastic import is_lost_peer
-
-# --- The error of Horovod's calls where a rank was lost. ---
-
-
-class HorovodInternalError(RuntimeError):
-    """A collective that failed because a rank was lost; a program may raise it to go back to the last commit."""
-
-
-@contextmanager
-def raising_internal_errors() -> Iterator[None]:
-    """Raise HorovodInternalError in place of MPI's error for a lost rank in the block."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, HorovodInternalError) or not is_lost_peer(error):
-            raise
-        raise HorovodInternalError(f"a rank was lost: {error}; hvd.elastic.run goes on without it") from error
-
-
-# --- Handles of operations that a program starts and completes later ---
-
+from clcomm.horovod.operations import raising_internal_errors
 
 #: Those that a rank which has joined may end, as long as the program keeps them, by their order.
 _started: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()

@@ -9,7 +9,7 @@ from typing import Any
 from clcomm.base.errors import ArgumentError
 from clcomm.horovod import joined, world
 from clcomm.horovod.gradients import GradientBuckets
-from clcomm.horovod.handles import raising_internal_errors
+from clcomm.horovod.operations import raising_internal_errors
 from clcomm.horovod.reduction import known_reductions
 from clcomm.horovod.world import global_process_set
 

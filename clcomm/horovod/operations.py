@@ -5,7 +5,8 @@ Tensors are contiguous ones on the host, and results are new ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -20,7 +21,23 @@ from clcomm.comm.tensors.arrays import adaptive_dtype, array_of, as_tensor, by_d
 from clcomm.comm.tensors.background import Started
 from clcomm.comm.tensors.collectives import TensorCollectives, rows_of
 from clcomm.sync.agreement import require_agreement
+from clcomm.sync.elastic import is_lost_peer
 from clcomm.sync.hooks import adasum, of_rows
+
+
+class HorovodInternalError(RuntimeError):
+    """A collective that failed because a rank was lost; a program may raise it to go back to the last commit."""
+
+
+@contextmanager
+def raising_internal_errors() -> Iterator[None]:
+    """Raise HorovodInternalError in place of MPI's error for a lost rank in the block."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, HorovodInternalError) or not is_lost_peer(error):
+            raise
+        raise HorovodInternalError(f"a rank was lost: {error}; hvd.elastic.run goes on without it") from error
 
 
 class ReduceOp(Enum):

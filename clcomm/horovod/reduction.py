@@ -18,8 +18,7 @@ from clcomm.comm.tensors.step_settings import StepSettings
 from clcomm.horovod import joined, world
 from clcomm.horovod.calls import Adasum, call_of
 from clcomm.horovod.gradients import GradientBuckets, require_same_start
-from clcomm.horovod.handles import raising_internal_errors
-from clcomm.horovod.operations import AllReduce, Compression, ReduceOp
+from clcomm.horovod.operations import AllReduce, Compression, ReduceOp, raising_internal_errors
 from clcomm.horovod.world import ProcessSet, global_process_set
 from clcomm.sync.agreement import SettingsAgreement
 from clcomm.sync.synchronizer import GRADIENTS

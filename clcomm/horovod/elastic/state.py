@@ -14,7 +14,7 @@ import torch
 
 from clcomm.horovod import world
 from clcomm.horovod.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from clcomm.horovod.handles import HorovodInternalError, raising_internal_errors
+from clcomm.horovod.operations import HorovodInternalError, raising_internal_errors
 from clcomm.sync.elastic import is_lost_peer, newest, survivors_of
 
 # --- A training function that is called again, on the ranks that are left, after others were lost. ---
