@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
@@ -147,9 +147,10 @@ class DistributedDataParallel:
         """Let `hook(gradient, comm, out, bucket)` reduce each bucket: see `Synchronizer.register_comm_hook`."""
         self.synchronizer.register_comm_hook(hook)
 
+    @contextmanager
     def join(
         self, *, divide_by_initial_world_size: bool = True, step: Callable[[], object] | None = None
-    ) -> AbstractContextManager[None]:
+    ) -> Iterator[None]:
         """Let ranks run out of batches at different steps, within this block; as PyTorch's `join`.
 
         A rank that leaves the block takes part in the others' `finish_grad_sync()` with gradients of zero, until all
@@ -162,10 +163,6 @@ class DistributedDataParallel:
                 optimizers' state stays alike too. None: they get the parameters of a rank with the most steps at
                 the end.
         """
-        return self._join(divide_by_initial_world_size, step)
-
-    @contextmanager
-    def _join(self, divide_by_initial_world_size: bool, step: Callable[[], object] | None) -> Iterator[None]:
         if self._joining is not None:
             raise ArgumentError("join: expected to be entered once, got a join() within another")
         if self._overlap is True:
