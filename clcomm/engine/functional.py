@@ -143,6 +143,7 @@ from clcomm.engine.ops.matrices import (
     addmm,
     addmv,
     baddbmm,
+    bmm,
     cdist,
     cross,
     diag,
@@ -153,6 +154,7 @@ from clcomm.engine.ops.matrices import (
     ger,
     inner,
     kron,
+    mm,
     mv,
     pairwise_distance,
     pdist,
@@ -578,7 +580,6 @@ __all__ = [
 ]  # fmt: skip
 
 cat = concatenate = concat
-mm = bmm = matmul
 eq, ne, lt, le, gt, ge = equal_to, not_equal_to, less_than, less_or_equal, greater_than, greater_or_equal
 clip, absolute, permute, moveaxis, upsample = clamp, abs, transpose, movedim, interpolate
 swapaxes = swapdims = swap_dimensions

@@ -85,7 +85,7 @@ _DRAWS = int(os.environ.get("CLCOMM_ARGUMENT_CASES", "40"))
 #: Those that draw numbers of their own, leave memory as it is, or have PyTorch's name for something else.
 _OTHERS = {
     *(name for name in (*F.__all__, *creation.__all__) if "dropout" in name or "rand" in name or "empty" in name),
-    "bernoulli", "multinomial", "normal", "gumbel_softmax", "transpose", "baddbmm",
+    "bernoulli", "multinomial", "normal", "gumbel_softmax", "transpose",
 }  # fmt: skip
 #: What PyTorch says of arguments that are taken here: integers for a tensor of them or a tuple, numbers for tensors.
 _WIDER = (

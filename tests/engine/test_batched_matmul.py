@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from clcomm.base.errors import ClcommError
 from clcomm.engine import Linear, Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
@@ -103,3 +104,35 @@ def test_a_linear_layer_takes_any_dimensions_before_the_last(device: Device, sha
     np.testing.assert_allclose(
         x.grad.numpy(), np.broadcast_to(layer.weight.numpy().sum(0), shape), rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("name", ["mm", "bmm", "mv", "addmm", "addmv", "baddbmm"])
+def test_drawn_shapes_are_taken_or_refused_as_by_pytorch(torch, name):
+    rng, taken = np.random.default_rng(list(name.encode())), 0
+
+    def result_of(function, factors):
+        try:
+            return function(*factors).numpy()
+        except (RuntimeError, IndexError, ClcommError):
+            return None
+
+    for _ in range(200):
+        batch, rows, depth, columns = rng.integers(0, 4, 4)
+        shapes = [(batch, rows, depth), (batch, depth, columns)]
+        first, second = rng.choice([[2, 2], [3, 3], [2, 1], [3, 2], [1, 2]], p=[0.35, 0.35, 0.2, 0.05, 0.05])
+        shapes = [shapes[0][3 - first :], shapes[1][3 - second :] if second > 1 else (depth,)]
+        if rng.random() < 0.2:
+            shapes[rng.integers(2)] = tuple(rng.integers(0, 4, rng.integers(1, 4)))
+        if name.startswith(("add", "badd")):
+            wide = rng.choice((1, 2), 3) * [batch, rows, columns]
+            shapes.insert(0, tuple(rng.choice([[batch, rows, columns], [1, rows, 1], wide]))[rng.integers(4) :])
+        hosts = [rng.integers(-3, 4, shape).astype(np.float32) for shape in shapes]
+        ours, theirs = (
+            result_of(getattr(F, name), map(Tensor, hosts)),
+            result_of(getattr(torch, name), map(torch.tensor, hosts)),
+        )
+        assert (ours is None) == (theirs is None), shapes
+        if ours is not None:
+            taken += 1
+            np.testing.assert_array_equal(ours, theirs, strict=True)
+    assert 10 < taken < 190

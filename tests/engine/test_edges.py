@@ -84,8 +84,11 @@ def close(ours, theirs):
     return same | (np.abs(ours - theirs) <= 1e-5 + 1e-4 * np.abs(theirs))
 
 
-def differences(torch, text, arrays):
-    """Return a line for each value and gradient that is not PyTorch's, without those that are meant to differ."""
+def differences(torch, text, arrays, at_nan=False):
+    """Return a line for each value and gradient that is not PyTorch's, without those that are meant to differ.
+
+    at_nan: gradients count where the value is NaN, too.
+    """
     ours = [Tensor(array, requires_grad=True) for array in arrays]
     theirs = [torch.tensor(array, requires_grad=True) for array in arrays]
     y, expected = (
@@ -111,7 +114,7 @@ def differences(torch, text, arrays):
             continue
         grad, reference = np.zeros(own.shape) if own.grad is None else own.grad.numpy(), other.grad.numpy()
         counts = ~np.isnan(reference)
-        if is_nan.ndim and len(is_nan) == len(counts):
+        if not at_nan and is_nan.ndim and len(is_nan) == len(counts):
             counts &= ~is_nan.reshape(len(counts), -1).any(1).reshape(-1, *(1,) * (counts.ndim - 1))
         found += told("gradient", grad, reference, counts)
     return found
@@ -129,6 +132,18 @@ def differences(torch, text, arrays):
 def test_functions_at_the_edges_of_float32_are_pytorchs(torch, texts, arrays):
     found = [line for text in texts for line in differences(torch, text, [np.float32(each) for each in arrays])]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("text", [
+    "x.max()", "x.min()", "x.median()", "x.median(0)[0]", "x.norm(float('inf'))", "x.norm(-float('inf'))", "x.amax()",
+    "x.max(0)[0]", "t.linalg.vector_norm(x, float('inf'), 0)",
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_nan_gets_pytorchs_share_of_the_gradient(torch, text):
+    rng = np.random.default_rng(list(text.encode()))
+    for _ in range(20):
+        x = rng.choice(np.float32([NAN, NAN, INF, -INF, 0, 1, -1, 2]), rng.integers(1, 12))
+        assert not differences(torch, text, [x], at_nan=True)
 
 
 def test_a_discriminator_that_is_sure_trains_on_as_in_pytorch(torch):

@@ -17,7 +17,7 @@ from clcomm.engine.ops.indexing import index_select, kept, spread
 from clcomm.engine.ops.ordered import norm
 from clcomm.engine.ops.reduce import sum
 from clcomm.engine.ops.shape import reshape, transpose, unshared, unsqueeze
-from clcomm.engine.ops.types import dimension_of, moved, pytorch_names
+from clcomm.engine.ops.types import broadcast_shape, dimension_of, moved, pytorch_names
 from clcomm.engine.tensor import BOOL, Tensor, float_tensor
 from clcomm.engine.view import Block, block_of, viewed
 
@@ -25,20 +25,41 @@ ger = outer
 
 
 def addmm(x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
-    """Return beta * x + alpha * mat1 mat2; x broadcasts to the product, which may be a batch of matrices."""
-    return add(x if beta == 1 else mul(x, float(beta)), _scaled(matmul(mat1, mat2), alpha))
+    """Return beta * x + alpha * mat1 mat2 of matrices; x broadcasts to the product."""
+    return _added("addmm", x, mm(mat1, mat2), beta, alpha)
 
 
-baddbmm = addmm
+def baddbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
+    """Return beta * x + alpha * batch1 batch2 of batches of matrices; x broadcasts to the product."""
+    return _added("baddbmm", x, bmm(batch1, batch2), beta, alpha)
+
+
+def _added(name: str, x: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
+    if broadcast_shape(name, x.shape, product.shape) != product.shape:
+        raise ArgumentError(f"{name}: expected what broadcasts to shape {product.shape}, got {x.shape}")
+    product = product if alpha == 1 else mul(product, float(alpha))
+    return product if beta == 0 else add(x if beta == 1 else mul(x, float(beta)), product)
+
+
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    """Return the product of two matrices."""
+    return _multiplied("mm", a, b, 2, 2)
+
+
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    """Return the products of two batches of as many matrices."""
+    return _multiplied("bmm", a, b, 3, 3)
 
 
 def mv(x: Tensor, vec: Tensor) -> Tensor:
     """Return the product of a matrix [M, K] and a vector [K]."""
-    return matmul(x, vec)
+    return _multiplied("mv", x, vec, 2, 1)
 
 
-def _scaled(x: Tensor, scale: float) -> Tensor:
-    return x if scale == 1 else mul(x, float(scale))
+def _multiplied(name: str, a: Tensor, b: Tensor, *ndims: int) -> Tensor:
+    if (a.ndim, b.ndim) != ndims or a.shape[:-2] != b.shape[:-2]:
+        raise ArgumentError(f"{name}: expected {ndims[0]} and {ndims[1]} dimensions, got {a.shape} and {b.shape}")
+    return matmul(a, b)
 
 
 def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> Tensor:
@@ -140,7 +161,7 @@ def cross(a: Tensor, b: Tensor, axis: int | None = None) -> Tensor:
 
 def addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
     """Return beta * x + alpha * mat vec, of a matrix and a vector."""
-    return addmm(x, mat, vec, beta=beta, alpha=alpha)
+    return _added("addmv", x, mv(mat, vec), beta, alpha)
 
 
 def inner(a: Tensor, b: Tensor) -> Tensor:

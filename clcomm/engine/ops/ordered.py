@@ -11,7 +11,7 @@ import numpy as np
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.blocks import split, take
-from clcomm.engine.ops.comparisons import equal_to, masked_fill, not_equal_to, to_bool, to_int, where
+from clcomm.engine.ops.comparisons import equal_to, logical_or, masked_fill, not_equal_to, to_bool, to_int, where
 from clcomm.engine.ops.elementwise import mul
 from clcomm.engine.ops.functions import abs, maximum, minimum, pow, sqrt, square
 from clcomm.engine.ops.indexing import gather
@@ -66,8 +66,10 @@ class Extreme(Op):
     """
 
     @staticmethod
-    def forward(ctx: Context, x: Tensor, *, sign: float, axes: tuple[int, ...] | None = None) -> Tensor:
-        result = x.detach()
+    def forward(
+        ctx: Context, x: Tensor, *, sign: float, axes: tuple[int, ...] | None = None, of_nan: bool = True
+    ) -> Tensor:
+        result, ctx.of_nan = x.detach(), of_nan
         if axes is None:
             line = result.alias((x.numel(),))
             result = gather(line, 0, _extreme("max", line, 0, sign) if sign else _middle(line, 0)).alias(())
@@ -80,16 +82,21 @@ class Extreme(Op):
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, result = ctx.saved
-        shares = to_float(equal_to(x.detach(), result.detach()))
+        x = x.detach()
+        shares = equal_to(x, result.detach())
+        shares = to_float(logical_or(shares, x != x) if ctx.of_nan else shares)
         return (mul(shares, grad.detach() / sum(shares, ctx.axes, ctx.axes is not None)),)
 
 
-def extreme_over(name: str, x: Tensor, axis: Any, keepdims: bool, sign: float) -> Tensor:
-    """Return the largest element over dimensions, or of sign -1 the smallest; equal ones share its gradient."""
+def extreme_over(name: str, x: Tensor, axis: Any, keepdims: bool, sign: float, of_nan: bool = False) -> Tensor:
+    """Return the largest element over dimensions, or of sign -1 the smallest; equal ones share its gradient.
+
+    of_nan: where it is NaN, all that are share it, else the gradient is NaN, as PyTorch's.
+    """
     if is_whole(x):
         return on_host(np.max if sign > 0 else np.min, x, axis, keepdims)
     axes, shape = reduced(name, x, axis, keepdims)
-    return reshape(Extreme.apply(x, sign=sign, axes=axes), shape)
+    return reshape(Extreme.apply(x, sign=sign, axes=axes, of_nan=of_nan), shape)
 
 
 @pytorch_names
@@ -146,12 +153,12 @@ def median(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor
 def _middle(x: Tensor, axis: int) -> Tensor:
     """Return the indices of the medians; the dimension stays, as 1."""
     at, _, length, _ = _along("median", x, axis)
-    order = to_float(argsort(x, at))  # float32 has the indices exactly up to 2^24
-    if length > 1 << 24:
+    if length > 1 << 24:  # float32 has the indices exactly up to 2^24
         raise ArgumentError(f"median: expected a dimension of at most 2^24 elements, got {length}")
-    middle, last = (take(order, (slice(None),) * at + (slice(k, k + 1),)) for k in ((length - 1) // 2, length - 1))
-    greatest = gather(x.detach(), at, to_int(last))
-    return to_int(where(not_equal_to(greatest, greatest), last, middle))
+    middle = take(to_float(argsort(x, at)), (slice(None),) * at + (slice((length - 1) // 2, (length + 1) // 2),))
+    first = _extreme("median", x, at, 1.0)  # of several NaN
+    greatest = gather(x.detach(), at, first)
+    return to_int(where(not_equal_to(greatest, greatest), to_float(first), middle))
 
 
 @pytorch_names
@@ -375,7 +382,7 @@ def norm(x: Tensor, p: float | str = 2, axis: int | tuple[int, ...] | None = Non
     if p == 1:
         return sum(abs(x), axis, keepdims)
     if p in (math.inf, -math.inf):
-        return extreme_over("norm", abs(x), axis, keepdims, math.copysign(1.0, p))
+        return extreme_over("norm", abs(x), axis, keepdims, math.copysign(1.0, p), True)
     if p == 0:
         return sum(masked_fill(mul(x, 0.0), x != 0.0, 1.0), axis, keepdims)
     if not isinstance(p, Real):
