@@ -138,7 +138,7 @@ def _by_rule(node: Context, total: Tensor) -> Sequence[Tensor | None]:
 
     Raises ArgumentError where inputs that the rule reads were overwritten: the operation itself may have kept a copy.
     """
-    if node.op not in second_order.READS_NO_INPUT:
+    if second_order.reads_inputs(node.op):
         for x in node.inputs:
             if x is not None and x.written_at > node.order:
                 raise ArgumentError(

@@ -6,7 +6,6 @@ of `functional`. That costs more launches than the operations' own kernels.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,6 @@ from clcomm.engine import functional as F
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.creation import ones_like
 from clcomm.engine.ops import (
-    activation,
     batched_matmul,
     blocks,
     comparisons,
@@ -34,6 +32,7 @@ from clcomm.engine.ops import (
     shape,
     softmax,
 )
+from clcomm.engine.ops.elements import Elements
 from clcomm.engine.ops.types import broadcast_axes
 from clcomm.engine.tensor import Shape, Tensor
 
@@ -45,11 +44,26 @@ OfTwo = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def gradients(node: Context, grad: Tensor) -> Gradients:
     """Return the gradients of an operation's inputs, on the tape; ArgumentError for an operation without a rule."""
-    rule = RULES.get(node.op)
+    rule = _of_elements if issubclass(node.op, Elements) else RULES.get(node.op)
     if rule is None:
         name = node.op.__name__.removesuffix("Op")
         raise ArgumentError(f"grad: create_graph: expected operations whose gradients have gradients, got {name}")
     return rule(node, grad)
+
+
+def _of_elements(node: Context, grad: Tensor) -> Gradients:
+    """Return the gradients of a function of the table, which are functions of it, too."""
+    op: Any = node.op
+    is_step = op.is_step()
+    names, read = (op.kept(), [x.detach() for x in node.saved]) if is_step else (op.inputs, node.inputs)
+    values = dict(zip(names, read, strict=True))
+
+    def of(index: int) -> Tensor:
+        slope = op.slope(index, again=not is_step)
+        found = slope.apply(grad, *[values[name] for name in slope.inputs[1:]], settings=node.settings)
+        return summed_to(found, node.inputs[index].shape)
+
+    return tuple([of(index) if needed else None for index, needed in enumerate(node.needs)])
 
 
 def summed_to(grad: Tensor, wanted: Shape) -> Tensor:
@@ -81,40 +95,10 @@ def _passed(grad: Tensor, x: Tensor) -> Tensor:
     return F.masked_fill(grad, x.detach() <= 0.0, 0.0)
 
 
-def _within(grad: Tensor, where: Tensor) -> Tensor:
-    """Return the gradient where a condition holds, 0 elsewhere."""
-    return F.masked_fill(grad, F.logical_not(where), 0.0)
-
-
 def _won(a: Tensor, b: Tensor) -> Tensor:
     """Return 1 where a is larger, 0.5 where both are equal, else 0."""
     a, b = a.detach(), b.detach()
     return F.where(a == b, 0.5, F.where(a > b, 1.0, 0.0))
-
-
-def _silu(grad: Tensor, x: Tensor) -> Tensor:
-    gate = F.sigmoid(x)
-    return grad * (gate + x * gate * (1.0 - gate))
-
-
-def _gelu(grad: Tensor, x: Tensor) -> Tensor:
-    share = 0.5 * (1.0 + F.erf(x * math.sqrt(0.5)))
-    return grad * (share + x * F.exp(F.square(x) * -0.5) * (1.0 / math.sqrt(2.0 * math.pi)))
-
-
-def _gelu_tanh(grad: Tensor, x: Tensor) -> Tensor:
-    scale, cubic = math.sqrt(2.0 / math.pi), 0.044715
-    bent = F.tanh(scale * (x + cubic * x * F.square(x)))
-    return grad * 0.5 * (1.0 + bent + x * (1.0 - F.square(bent)) * scale * (1.0 + 3.0 * cubic * F.square(x)))
-
-
-def _tanh(grad: Tensor, x: Tensor) -> Tensor:
-    return grad * (1.0 - F.square(F.tanh(x)))
-
-
-def _sigmoid(grad: Tensor, x: Tensor) -> Tensor:
-    value = F.sigmoid(x)
-    return grad * value * (1.0 - value)
 
 
 def _root(grad: Tensor, x: Tensor) -> Tensor:
@@ -288,41 +272,8 @@ RULES: dict[type[Op], Rule] = {
         lambda node, g, x: comparisons.MaskedFill.apply(g, flags=node.flags, where=node.where, value=0.0)
     ),
     comparisons.Where: _where,
-    functions.Expm1: _of_one(lambda node, g, x: g * F.exp(x)),
-    functions.Atan: _of_one(lambda node, g, x: g / (1.0 + F.square(x))),
-    functions.Asin: _of_one(lambda node, g, x: g * F.rsqrt(1.0 - F.square(x))),
-    functions.Acos: _of_one(lambda node, g, x: -g * F.rsqrt(1.0 - F.square(x))),
-    **{
-        op: _of_two(*[lambda g, a, b, slope=slope: g * slope(a, b) for slope in op.slopes])
-        for op in functions.OfTwo.__subclasses__()
-    },
-    functions.Exp: _of_one(lambda node, g, x: g * F.exp(x)),
-    functions.Log: _of_one(lambda node, g, x: g / x),
-    functions.Sqrt: _of_one(lambda node, g, x: g * 0.5 * F.rsqrt(x)),
-    functions.Rsqrt: _of_one(lambda node, g, x: g * -0.5 * F.rsqrt(x) / x),
-    functions.Abs: _of_one(lambda node, g, x: g * F.sign(x.detach())),
-    functions.Square: _of_one(lambda node, g, x: g * x * 2.0),
-    functions.Sin: _of_one(lambda node, g, x: g * F.cos(x)),
-    functions.Cos: _of_one(lambda node, g, x: -g * F.sin(x)),
-    functions.Erf: _of_one(lambda node, g, x: g * F.exp(-F.square(x)) * (2.0 / math.sqrt(math.pi))),
-    functions.Power: _of_one(lambda node, g, x: g * F.pow(x, node.settings[0] - 1.0) * node.settings[0]),
-    functions.WholePower: _of_one(lambda node, g, x: g * F.pow(x, node.settings[0] - 1.0) * node.settings[0]),
-    functions.LogSigmoid: _of_one(lambda node, g, x: g * F.sigmoid(-x)),
-    functions.Clamp: _of_one(
-        lambda node, g, x: _within(g, F.logical_and(x.detach() >= node.settings[0], x.detach() <= node.settings[1]))
-    ),
-    functions.HardTanh: _of_one(
-        lambda node, g, x: _within(g, F.logical_and(x.detach() > node.settings[0], x.detach() < node.settings[1]))
-    ),
     functions.Maximum: _of_two(lambda g, a, b: g * _won(a, b), lambda g, a, b: g * _won(b, a)),
     functions.Minimum: _of_two(lambda g, a, b: g * _won(b, a), lambda g, a, b: g * _won(a, b)),
-    activation.Relu: lambda node, g: (_passed(g, node.saved[0]),),
-    activation.LeakyRelu: lambda node, g: (F.where(node.saved[0].detach() > 0.0, g, g * node.settings[0]),),
-    activation.SigmoidOp: _of_one(lambda node, g, x: _sigmoid(g, x)),
-    activation.TanhOp: _of_one(lambda node, g, x: _tanh(g, x)),
-    activation.Silu: _of_one(lambda node, g, x: _silu(g, x)),
-    activation.Gelu: _of_one(lambda node, g, x: _gelu(g, x)),
-    activation.GeluTanh: _of_one(lambda node, g, x: _gelu_tanh(g, x)),
     dropout.DropoutOp: _dropout,
     loss.CrossEntropy: _cross_entropy,
     ordered.Root: _of_one(lambda node, g, x: _root(g, x)),
@@ -336,6 +287,10 @@ READS_NO_INPUT = frozenset({
     elementwise.Add, elementwise.Sub, elementwise.Affine, elementwise.DivideBy, reduce.ExpandOp, reduce.SumOp,
     shape.Reshape, shape.Clone, shape.Transpose, Adjoint, blocks.SliceOp, blocks.Pad, blocks.Roll, blocks.Concat,
     comparisons.Triangle, comparisons.MaskedFill, comparisons.Where, indexing.GatherOp, indexing.ScatterOp,
-    indexing.EmbeddingOp, pool.MaxPool2dOp, pool.AvgPool2dOp, pool.AdaptiveAvgPool2dOp, activation.Relu,
-    activation.LeakyRelu, dropout.DropoutOp,
+    indexing.EmbeddingOp, pool.MaxPool2dOp, pool.AvgPool2dOp, pool.AdaptiveAvgPool2dOp, dropout.DropoutOp,
 })  # fmt: skip
+
+
+def reads_inputs(op: type[Op]) -> bool:
+    """Return whether the rule of an operation reads its inputs' elements."""
+    return not op.is_step() if issubclass(op, Elements) else op not in READS_NO_INPUT

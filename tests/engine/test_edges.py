@@ -136,7 +136,8 @@ def test_functions_at_the_edges_of_float32_are_pytorchs(torch, texts, arrays):
 
 @pytest.mark.parametrize("text", [
     "x.max()", "x.min()", "x.median()", "x.median(0)[0]", "x.norm(float('inf'))", "x.norm(-float('inf'))", "x.amax()",
-    "x.max(0)[0]", "t.linalg.vector_norm(x, float('inf'), 0)",
+    "x.max(0)[0]", "t.linalg.vector_norm(x, float('inf'), 0)", "F.hardtanh(x)", "F.relu6(x)", "F.hardsigmoid(x)",
+    "F.hardshrink(x)", "F.softshrink(x)", "F.threshold(x, 0.1, 0.2)", "F.elu(x)", "F.celu(x)", "t.clamp(x, -1, 1)",
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_nan_gets_pytorchs_share_of_the_gradient(torch, text):

@@ -8,10 +8,11 @@ import pytest
 from pyopencl import invoker
 
 from clcomm.engine import memory
+from clcomm.engine.ops.elements import TABLE
 
 
 def test_code_is_generated_once_and_only_when_it_is_called(device, monkeypatch):
-    kernel, made = device.kernel("functions", "squared"), []
+    kernel, made = device.kernel(TABLE["square"].file(), "each_square"), []
     generate = invoker._generate_enqueue_and_set_args_module
     monkeypatch.setattr(
         invoker, "_generate_enqueue_and_set_args_module", lambda *key: made.append(key) or generate(*key)

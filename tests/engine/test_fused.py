@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -101,7 +103,7 @@ def test_planted_faults_change_bits(device, monkeypatch):
     assert not is_seen()
     for owner, name, value in (
         (stages, "_LITERAL", {"-1.0": "1.0f"}),  # another number
-        (stages, "_OF_ALL_LANES", ()),  # the function sees lanes beyond the end
+        (stages, "_OF_ALL_LANES", re.compile("(?!)")),  # the function sees lanes beyond the end
         (autograd.Context, "taken", lambda self, index: None),  # gradients are added in another order
     ):
         if name == "_OF_ALL_LANES" and not device.is_cpu:
@@ -189,11 +191,10 @@ def test_an_argument_given_twice_a_mask_names_and_methods(device):
 
 #: The engine's own functions that are fused.
 CHAINED = (
-    "F.hardsigmoid(4 * x0)", "F.prelu(x0, x2[:1]) * x1", "F.rms_norm(x0, (3, 7), None, 1e-3)", "F.rms_norm(x0, 7, x2)",
+    "F.prelu(x0, x2[:1]) * x1", "F.rms_norm(x0, (3, 7), None, 1e-3)", "F.rms_norm(x0, 7, x2)",
     "F.l1_loss(x0, x1)", "F.binary_cross_entropy(F.sigmoid(x0), F.sigmoid(x1), reduction='sum')",
-    "F.kl_div(x0, F.sigmoid(x1))", "F.kl_div(x0, x1, reduction='batchmean', log_target=True)", "F.selu(x0)",
-    "F.softplus(x0, 2.0, 1.0)", "F.celu(x0, 0.7)",
-    "F.softsign(x0)", "F.tanhshrink(x0)", "F.hardshrink(x0)", "F.softshrink(x0)", "F.lerp(x0, x2, 0.3)",
+    "F.kl_div(x0, F.sigmoid(x1))", "F.kl_div(x0, x1, reduction='batchmean', log_target=True)",
+    "F.softsign(x0)", "F.tanhshrink(x0)", "F.lerp(x0, x2, 0.3)",
     "F.lerp(x0, x2, x3)", "F.addcmul(x0, x2, x1, value=0.5)", "F.addcdiv(x0, x1, x1 * x1 + 1)", "F.logaddexp(x0, x1)",
     "F.tan(x0)", "F.sinh(x0)", "F.cosh(x0)", "F.nan_to_num(x0 / (x1 > 0).float())",
     "F.margin_ranking_loss(x0, x1, F.sign(x0))", "F.hinge_embedding_loss(x0, F.sign(x1))",

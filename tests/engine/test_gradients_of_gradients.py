@@ -47,6 +47,10 @@ EXPRESSIONS = (
     "F.binary_cross_entropy(F.sigmoid(x), p)", "F.binary_cross_entropy_with_logits(x, p)",
     "F.binary_cross_entropy_with_logits(x, p, reduction='none', weight=m, pos_weight=p[0])",
     "F.smooth_l1_loss(x, y, beta=0.5)", "F.huber_loss(x, y, reduction='none', delta=0.7)", "F.l1_loss(x, y) * v",
+    "F.elu(x, 0.7)", "F.selu(x)", "F.celu(x, 0.7)", "F.softplus(x)", "F.softplus(x, 2.0, 1.0)", "F.mish(x)",
+    "F.hardswish(x * 3)", "F.hardshrink(x) * y", "F.softshrink(x) * y",
+    "F.threshold(x, 0.1, 0.2) * y", "F.relu6(x) * y", "F.log1p(x * x)", "F.remainder(x, 0.7) * y", "F.hypot(x, y)",
+    "F.remainder(x, v) * y", "F.xlogy(y, x * x + 1)",
     "F.cosine_similarity(x, y)", "F.cross_entropy(x, c)", "F.cross_entropy(x, c, reduction='none')",
 )  # fmt: skip
 
@@ -170,6 +174,23 @@ def test_third_derivatives(device):
     np.testing.assert_allclose(second.numpy(), 12 * np.array([0.25, 4.0]), rtol=1e-6)
     np.testing.assert_allclose(third.numpy(), 24 * np.array([0.5, -2.0]), rtol=1e-6)
     assert x.grad is None and not third.requires_grad
+
+
+@pytest.mark.parametrize("name", [
+    "tanh", "sigmoid", "gelu", "silu", "mish", "softplus", "elu", "exp", "log", "rsqrt", "sin", "erf", "atan",
+    "asin", "expm1", "log1p", "logsigmoid", "celu", "hardswish",
+])  # fmt: skip
+def test_derivatives_of_functions_are_pytorchs_up_to_the_fourth(torch, name):
+    values, found = np.linspace(0.1, 0.9, 9, dtype=np.float32), []
+    for functions, make, gradients_of in ((F, Tensor, grad), (_Functions(torch), torch.tensor, torch.autograd.grad)):
+        x = make(values)
+        x.requires_grad = True
+        y = getattr(functions, name)(x * 1.0)
+        for _ in range(4):
+            (y,) = gradients_of((y * y).sum(), x, create_graph=True)
+            y = y * 0.1
+        found.append(y.detach().numpy())
+    np.testing.assert_allclose(*found, rtol=2e-3, atol=2e-4 * np.abs(found[1]).max())
 
 
 def test_gradients_without_a_graph_are_those_of_backward(device):

@@ -223,14 +223,14 @@ def test_what_runs_together(device, monkeypatch):
         Sequential(*layers)(x)
         return [name for name in launched if name not in ("pack_lanes", "gemm_dots")]
 
-    apart = ["convolve", "relu", "max_pool"]
+    apart = ["convolve", "each_relu", "max_pool"]
     together = ["convolve_relu_pool"] if device.is_cpu else apart
     assert kernels("conv", "relu", "pool") == together
-    assert kernels("conv", "relu", "pool", "relu") == [*together, "relu"]
+    assert kernels("conv", "relu", "pool", "relu") == [*together, "each_relu"]
     assert kernels("conv", "relu") == apart[:2]
     assert kernels("conv", "pool") == [apart[0], apart[2]]
-    assert "relu" not in kernels("linear", "relu")
-    assert "relu" in kernels("linear", "flatten", "relu")
+    assert "each_relu" not in kernels("linear", "relu")
+    assert "each_relu" in kernels("linear", "flatten", "relu")
 
     class Louder(ReLU):
         pass
@@ -251,4 +251,4 @@ def test_what_runs_together(device, monkeypatch):
     assert kernels("conv", "relu", "pool", change=window) == apart
     assert kernels("conv", "relu", "pool", change=subclass) == apart
     assert kernels("conv", "relu", "pool", change=forward) == [apart[0], apart[2]]
-    assert kernels("linear", "relu", change=subclass)[-1] == "relu"
+    assert kernels("linear", "relu", change=subclass)[-1] == "each_relu"

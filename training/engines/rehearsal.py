@@ -16,6 +16,7 @@ from typing import Any
 
 from clcomm.engine import program
 from clcomm.engine.device import Device
+from clcomm.engine.ops.elements import TABLE
 from training.engines import gather
 
 Program = tuple[object, ...]
@@ -135,4 +136,5 @@ def build_identity(device: Device) -> str:
     parts = [cl_device.platform.version, cl_device.driver_version, cl_device.version, cl_device.name]
     parts += [repr((device.kind, device.compute_units, device.group, device.row_group, device.tuning))]
     parts += [program.all_sources(), gather.SOURCE]
+    parts += [repr([(op.value, op.given) for op in TABLE.values() if op.given])]
     return sha256("\0".join(parts).encode()).hexdigest()

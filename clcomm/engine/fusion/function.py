@@ -17,7 +17,7 @@ from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
 from clcomm.engine.fusion.stages import Stages
-from clcomm.engine.fusion.tracing import ELEMENTWISE, Given, Launch, Trace, Tracing, trace
+from clcomm.engine.fusion.tracing import Given, Launch, Trace, Tracing, trace
 from clcomm.engine.modes import is_recording, no_grad
 from clcomm.engine.tensor import Tensor, empty
 
@@ -122,7 +122,7 @@ def _numbers(traced: Trace) -> list[Any]:
 
 def _elements(launch: Launch) -> int:
     target = launch.args[0]
-    return getattr(target, "buffer", target).count if launch.kernel.file in ELEMENTWISE else 0
+    return getattr(target, "buffer", target).count if launch.kernel.is_elementwise else 0
 
 
 class FusedOp(Op):

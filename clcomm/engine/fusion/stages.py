@@ -7,12 +7,14 @@ and a product and a sum of two calls are not contracted (`FLOATS` of fused.cl).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from clcomm.engine.device import Device
-from clcomm.engine.fusion.tracing import ELEMENTWISE, Kept, Launch, Symbol, TracedKernel
+from clcomm.engine.fusion.tracing import Kept, Launch, Symbol, TracedKernel
+from clcomm.engine.ops.elements import TABLE
 from clcomm.engine.program import Size
 from clcomm.engine.tensor import Shape, Tensor, copy_into, empty
 
@@ -22,8 +24,8 @@ _WHOLE = {**dict.fromkeys(_OF_WHOLE, (0, 1)), "chosen": (0,), "masked": (1,)}
 _OF_FLOATS = ("chosen", "masked", "float_of_int")
 #: Kernels that have no function of lanes.
 _APART = ("int_of_float", "mask_of_flags")
-#: Functions that look at all lanes of a vector, also beyond the last element.
-_OF_ALL_LANES = ("sine", "sine_grad", "cosine", "cosine_grad")
+#: What looks at all lanes of a vector, also beyond the last element.
+_OF_ALL_LANES = re.compile(r"\b(sine|cosine)_of\(")
 #: The lanes of a vector, at most: what is repeated in whole vectors is loaded sooner, in a program of its own.
 _MOST_LANES = 8
 #: Numbers that stand in a kernel's text, as they shorten it; others are its arguments.
@@ -64,6 +66,12 @@ class Step:
     @property
     def name(self) -> str:
         return self.kernel.name.removesuffix("_broadcast")
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Its functions of lanes, but those of fused.cl."""
+        is_listed = self.name.startswith("each_")
+        return TABLE[self.name.removeprefix("each_")].texts() if is_listed else ()
 
     def values(self) -> list[Value]:
         return [each.value for each in self.args if isinstance(each, Operand)]
@@ -162,7 +170,7 @@ class Stages:
             return None
         if kernel.name == "add_into":
             args = [target, *args]
-        is_long = written.count == self._count and kernel.file in ELEMENTWISE and kernel.name not in _APART
+        is_long = written.count == self._count and kernel.is_elementwise and kernel.name not in _APART
         operands = self._chained(kernel.name, args, target) if is_long else None
         in_chain = operands is not None
         if operands is None:
@@ -242,7 +250,8 @@ class Chain:
         self._names = {operand: f"x{number}" for number, operand in enumerate(self._in)}
         self._names |= {Operand(step.result): f"v{number}" for number, step in enumerate(steps)}
         self._numbers: list[float] = []
-        self.file = f"fused\n{self._text(steps)}"
+        functions = dict.fromkeys(text for step in steps for text in step.texts)
+        self.file = "\n".join(["fused", *functions, self._text(steps)])
 
     def launch(self, device: Device, memory: dict[Value, Any], place: Callable[[Value], Any]) -> None:
         """Queue the kernel."""
@@ -276,7 +285,7 @@ class Chain:
         yield from ("int nothing", "int count")
 
     def _arguments(self, step: Step) -> Iterator[str]:
-        last = max([index for index, arg in enumerate(step.args) if isinstance(arg, Operand)], default=0)
+        is_of_all = _OF_ALL_LANES.search("".join(step.texts))
         for index, arg in enumerate(step.args):
             is_whole = index in _WHOLE.get(step.name, ())
             if isinstance(arg, Kept):
@@ -287,7 +296,7 @@ class Chain:
                 name = self._names[arg]
                 if (name.startswith("v") and arg.value.is_whole) != is_whole:
                     name = f"AS_WHOLE({name})" if is_whole else f"AS_LANES({name})"
-                yield f"present_lanes({name}, left)" if step.name in _OF_ALL_LANES and index == last else name
+                yield f"present_lanes({name}, left)" if is_of_all else name
 
     def _number(self, number: float) -> str:
         if isinstance(number, int):

@@ -3,11 +3,7 @@
 #define FUSED
 #include "elementwise.cl"
 #include "compare.cl"
-#include "functions.cl"
-#include "activation.cl"
-#include "gated.cl"
-#include "rounding.cl"
-#include "rarer_functions.cl"
+#include "lane_functions.cl"
 
 /* A tensor that is repeated: each of its elements stands `every` times, and all that again and again, in a `cycle`.
    repeated_at is where element i of the result is in that, from where the last one was, or -1: without a division. */
@@ -63,32 +59,3 @@ INLINE lanes masked_lanes(lanes x, whole_lanes flags, int where, float value) {
     return where ? (flags != 0 ? (lanes)(value) : x) : (flags != 0 ? x : (lanes)(value));
 }
 INLINE lanes float_of_int_lanes(whole_lanes x) { return CONVERTED(x); }
-
-INLINE lanes clamped_lanes(lanes x, float least, float most) {
-    const lanes at_least = x < least ? (lanes)(least) : x;
-    return at_least > most ? (lanes)(most) : at_least;
-}
-INLINE lanes clamped_grad_lanes(lanes g, lanes x, float least, float most) {
-    return ((x >= least) & (x <= most)) ? g : NONE;
-}
-INLINE lanes power_lanes(lanes x, float exponent) {
-    const lanes exponents = exponent;
-    return pow(x, exponents);
-}
-INLINE lanes power_grad_lanes(lanes g, lanes x, float exponent) {
-    const lanes less = exponent - 1.0f;
-    return g * (exponent == 0.0f ? NONE : exponent * pow(x, less));
-}
-
-INLINE lanes relu_lanes(lanes x) { return x <= 0.0f ? NONE : x; }
-INLINE lanes relu_grad_lanes(lanes g, lanes y) { return y <= 0.0f ? NONE : g; }
-INLINE lanes sigmoid_grad_lanes(lanes g, lanes y) { return g * y * (1.0f - y); }
-INLINE lanes hyperbolic_tangent_grad_lanes(lanes g, lanes y) { return g * (1.0f - y * y); }
-INLINE lanes leaky_relu_lanes(lanes x, float slope) { return x > 0.0f ? x : slope * x; }
-INLINE lanes leaky_relu_grad_lanes(lanes g, lanes x, float slope) { return x > 0.0f ? g : slope * g; }
-
-INLINE lanes rest_of_division_lanes(lanes x, float divisor) {
-    const lanes divisors = divisor, rest = fmod(x, divisors), wrong = divisor < 0.0f ? -rest : rest;
-    return wrong < 0.0f ? rest + divisors : rest;
-}
-INLINE lanes rest_of_division_grad_lanes(lanes g, lanes x, float divisor) { return g; }

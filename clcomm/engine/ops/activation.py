@@ -1,59 +1,28 @@
-"""Elementwise activations: functions with gradients from their results, and x * gate(x), which keep x for backward."""
+"""Elementwise activations of most models: functions with gradients from their results, and x * gate(x)."""
 
+# mypy: disable-error-code="empty-body"
 from __future__ import annotations
 
 from clcomm.base.errors import ArgumentError
-from clcomm.engine.autograd import Context, Op
+from clcomm.engine.ops.elements import elements, of_elements
 from clcomm.engine.ops.in_place import overwrite
-from clcomm.engine.tensor import Tensor, empty, float_tensor
+from clcomm.engine.tensor import Tensor, float_tensor
 
-
-class Activation(Op):
-    """y = f(x), element by element; `kernel_name` names f's kernel, and `<kernel_name>_grad` its gradient's.
-
-    Backward takes y if the class `keeps_result`, else x. `settings` are the kernels' numbers between the arrays and the
-    count.
-    """
-
-    keeps_columns = True
-
-    source = "activation"
-    kernel_name: str
-    keeps_result = True
-
-    @classmethod
-    def forward(cls, ctx: Context, x: Tensor, *, settings: tuple[float, ...] = ()) -> Tensor:
-        device, size, y = x.device, x.numel(), empty(x.device, x.shape)
-        device.launch(device.kernel(cls.source, cls.kernel_name), *device.grid(size), y, x, *settings, size)
-        ctx.settings = settings
-        ctx.save(y if cls.keeps_result else x)
-        return y
-
-    @classmethod
-    def backward(cls, ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (kept,) = ctx.saved
-        device, size, dx = grad.device, grad.numel(), ctx.out(0)
-        kernel = device.kernel(cls.source, cls.kernel_name + "_grad")
-        device.launch(kernel, *device.grid(size), dx, grad, kept, *ctx.settings, size)
-        return (dx,)
-
-
-class Relu(Activation):
-    """max(x, 0)"""
-
-    kernel_name = "relu"
-
-
-class SigmoidOp(Activation):
-    """1 / (1 + exp(-x))"""
-
-    kernel_name = "sigmoid"
-
-
-class TanhOp(Activation):
-    """Hyperbolic tangent."""
-
-    kernel_name = "hyperbolic_tangent"
+Relu = elements("relu", ("x",), (), "0 if x <= 0 else x", "0 if y <= 0 else g")
+elements("normal_density", ("x",), (), "0.39894228040143268 * bell(x)", "g * (-x * y)")
+elements(
+    "normal_cumulative", ("x",), (), "1 - normal_beyond(x) if x > 0 else normal_beyond(x)", "g * normal_density(x)"
+)
+Gelu = elements("gelu", ("x",), (), "x * normal_cumulative(x)", "g * (normal_cumulative(x) + x * normal_density(x))")
+# 0.5 * (1 + tanh(u)) is logistic(2 u), which reaches 0 and 1 where tanh of some drivers stops an ulp before 1.
+elements(
+    "tanh_gate", ("x",), (), "logistic(1.5957691216057308 * (x + 0.044715 * x * x * x))",
+    "g * y * (1 - y) * (1.5957691216057308 * (1 + 3 * 0.044715 * x * x))",
+)  # fmt: skip
+GeluTanh = elements(
+    "gelu_tanh", ("x",), (), "x * tanh_gate(x)",
+    "g * (tanh_gate(x) + x * tanh_gate(x) * (1 - tanh_gate(x)) * (1.5957691216057308 * (1 + 3 * 0.044715 * x * x)))",
+)  # fmt: skip
 
 
 def relu(x: Tensor, inplace: bool = False) -> Tensor:
@@ -66,51 +35,20 @@ def relu(x: Tensor, inplace: bool = False) -> Tensor:
     return Relu.apply(float_tensor("relu", x))
 
 
+@of_elements("logistic(x)", "g * y * (1 - y)")
 def sigmoid(x: Tensor) -> Tensor:
     """Return 1 / (1 + exp(-x)) of each element.
 
     x: float32 of any shape, which the result has too.
     """
-    return SigmoidOp.apply(float_tensor("sigmoid", x))
 
 
+@of_elements("tangent(x)", "g * (1 - y * y)")
 def tanh(x: Tensor) -> Tensor:
     """Return the hyperbolic tangent of each element.
 
     x: float32 of any shape, which the result has too.
     """
-    return TanhOp.apply(float_tensor("tanh", x))
-
-
-class _Gated(Activation):
-    """y = x * gate(x)"""
-
-    source = "gated"
-    keeps_result = False
-
-
-class Gelu(_Gated):
-    """x times the normal distribution's cumulative function at x."""
-
-    kernel_name = "gelu"
-
-
-class GeluTanh(_Gated):
-    """GELU with tanh in place of that function."""
-
-    kernel_name = "gelu_tanh"
-
-
-class Silu(_Gated):
-    """x / (1 + exp(-x))"""
-
-    kernel_name = "silu"
-
-
-class LeakyRelu(_Gated):
-    """x where it is positive, else slope * x."""
-
-    kernel_name = "leaky_relu"
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -126,18 +64,18 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return ops[approximate].apply(float_tensor("gelu", x))
 
 
+@of_elements("x / (1 + exp(-x))", "g * (sigmoid(x) * (1 + x * (1 - sigmoid(x))))")
 def silu(x: Tensor) -> Tensor:
     """Return x / (1 + exp(-x)) of each element.
 
     x: float32 of any shape, which the result has too.
     Source: Elfwing, Uchibe and Doya, "Sigmoid-weighted linear units for neural network function approximation", 2018.
     """
-    return Silu.apply(float_tensor("silu", x))
 
 
+@of_elements("x if x > 0 else negative_slope * x", "g if x > 0 else negative_slope * g")
 def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
     """Return x where it is positive, else `negative_slope` * x, of each element; NaN stays NaN.
 
     x: float32 of any shape, which the result has too.
     """
-    return LeakyRelu.apply(float_tensor("leaky_relu", x), settings=(float(negative_slope),))

@@ -1,5 +1,6 @@
 """Activations and losses made of other functions, with PyTorch's names and gradients, at their kinks too."""
 
+# mypy: disable-error-code="empty-body"
 from __future__ import annotations
 
 from clcomm.base.errors import ArgumentError
@@ -7,23 +8,9 @@ from clcomm.engine.fusion import chained
 from clcomm.engine.ops.activation import sigmoid
 from clcomm.engine.ops.blocks import split
 from clcomm.engine.ops.comparisons import where
+from clcomm.engine.ops.elements import elements, of_elements
 from clcomm.engine.ops.elementwise import add, div, mul, sub
-from clcomm.engine.ops.functions import (
-    Elu,
-    Entropy,
-    HardSwish,
-    HardTanh,
-    LogSigmoid,
-    Mish,
-    Softplus,
-    Threshold,
-    abs,
-    clamp,
-    exp,
-    rsqrt,
-    square,
-    xlogy,
-)
+from clcomm.engine.ops.functions import abs, clamp, exp, rsqrt, square, xlogy
 from clcomm.engine.ops.loss import SmoothL1, check_pair, check_reduction
 from clcomm.engine.ops.ordered import norm
 from clcomm.engine.ops.reduce import broadcast_to, mean, sum
@@ -31,13 +18,29 @@ from clcomm.engine.ops.shape import reshape
 from clcomm.engine.ops.types import broadcast_shape, pytorch_names
 from clcomm.engine.tensor import Tensor, float_tensor, whole_rows
 
+Softplus = elements(
+    "softplus", ("x",), ("beta", "threshold"),
+    "x if x * beta > threshold else (above_0(x * beta) + log_of_1_plus(exp(-abs(x * beta)))) / beta",
+    "g if x * beta > threshold else g / beta * (1 / (1 + exp(-(x * beta)))) * beta",
+)  # fmt: skip
+elements("mish_gate", ("x",), (), "mish_gate(x)", "g * (1 - y * y) * sigmoid(x)")
+HardTanh = elements(
+    "hardtanh", ("x",), ("least", "most"), "least if x < least else most if x > most else x",
+    "0 if (x <= least) | (x >= most) else g",
+)  # fmt: skip
+Entropy = elements(
+    "entropy", ("p", "target"), (), "(target - 1) * limited(log1p(-p)) - target * limited(log(p))",
+    "g * ((p - target) / (1e-12 if (1 - p) * p < 1e-12 else (1 - p) * p))",
+    "g * (limited(log(1 - p)) - limited(log(p)))",
+)  # fmt: skip
+elements("limited", ("x",), (), "-100 if x < -100 else x", "0 if x < -100 else g")
 
+
+@of_elements("x if x > 0 else alpha * (exp(x) - 1)", "g * (alpha * exp(x) if x <= 0 else 1)")
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """Return x where it is positive, else alpha * (e^x - 1); x: float32 of any shape, which the result has too."""
-    return Elu.apply(float_tensor("elu", x), settings=(float(alpha), 0.0))
 
 
-@chained
 def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """Return log(1 + e^(beta x)) / beta, x itself where beta x is above the threshold.
 
@@ -45,17 +48,12 @@ def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """
     if not beta > 0:
         raise ArgumentError(f"softplus: expected a positive beta, got {beta!r}")
-    x = float_tensor("softplus", x)
-    scaled = x if beta == 1 else mul(x, float(beta))
-    soft = Softplus.apply(scaled)
-    soft = soft if beta == 1 else div(soft, float(beta))
-    # From 18 on e^-x is below half an ulp of x, and the slope is 1: `soft` is x itself.
-    return soft if threshold >= 18 else where(scaled > threshold, x, soft)
+    return Softplus.apply(float_tensor("softplus", x), settings=(float(beta), float(threshold)))
 
 
+@of_elements("x * mish_gate(x)", "g * (mish_gate(x) + x * (1 - mish_gate(x) * mish_gate(x)) * sigmoid(x))")
 def mish(x: Tensor) -> Tensor:
     """Return x * tanh(softplus(x)); x: float32 of any shape, which the result has too. Source: Misra, "Mish", 2019."""
-    return Mish.apply(float_tensor("mish", x))
 
 
 def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
@@ -70,25 +68,24 @@ def relu6(x: Tensor) -> Tensor:
     return hardtanh(x, 0.0, 6.0)
 
 
-@chained
+@of_elements("hardtanh(x + 3, 0, 6) / 6", "g / 6 if (x > -3) & (x < 3) else 0")
 def hardsigmoid(x: Tensor) -> Tensor:
     """Return relu6(x + 3) / 6; x: float32 of any shape, which the result has too."""
-    return div(relu6(add(x, 3.0)), 6.0)
 
 
+@of_elements("x * (above_0(x + 3 if x + 3 < 6 else 6) / 6)", "g * (0 if x <= -3 else x / 3 + 0.5 if x < 3 else 1)")
 def hardswish(x: Tensor) -> Tensor:
     """Return x * hardsigmoid(x); x: float32 of any shape. Source: Howard et al., "Searching for MobileNetV3", 2019."""
-    return HardSwish.apply(float_tensor("hardswish", x))
 
 
+@of_elements("-above_0(-x) - log_of_1_plus(exp(-abs(x)))", "g * (1 / (1 + exp(x)))")
 def logsigmoid(x: Tensor) -> Tensor:
     """Return log(1 / (1 + e^-x)) of each element; x: float32 of any shape, which the result has too."""
-    return LogSigmoid.apply(float_tensor("logsigmoid", x))
 
 
+@of_elements("value if x <= threshold else x", "0 if x <= threshold else g")
 def threshold(x: Tensor, threshold: float, value: float) -> Tensor:
     """Return x where it is above the threshold, else the value; x: float32 of any shape, which the result has too."""
-    return Threshold.apply(float_tensor("threshold", x), settings=(float(threshold), float(value)))
 
 
 @pytorch_names

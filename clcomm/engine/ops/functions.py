@@ -1,16 +1,16 @@
 """Functions of single elements, with PyTorch's names: powers, logarithms, trigonometric ones, and limits."""
 
+# mypy: disable-error-code="empty-body"
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from numbers import Real
 
 import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.ops.activation import Activation
+from clcomm.engine.ops.elements import elements, of_elements
 from clcomm.engine.ops.elementwise import binary, folded, pair
 from clcomm.engine.ops.types import broadcast_shape, expand, is_whole, to_float
 from clcomm.engine.tensor import Tensor, constant, empty, float_tensor
@@ -19,234 +19,108 @@ from clcomm.engine.tensor import Tensor, constant, empty, float_tensor
 _MOST_SQUARED = 8
 
 
-class _Function(Activation):
-    """y = f(x), of functions.cl; backward takes y."""
-
-    source = "functions"
-
-
-class _OfArgument(_Function):
-    """y = f(x), of functions.cl; backward takes x."""
-
-    keeps_result = False
-
-
-class Exp(_Function):
-    """e^x"""
-
-    kernel_name = "e_to_x"
-
-
-class Log(_OfArgument):
-    """The natural logarithm."""
-
-    kernel_name = "logarithm"
-
-
-class Sqrt(_Function):
-    """The square root."""
-
-    kernel_name = "square_root"
-
-
-class Rsqrt(_Function):
-    """1 / sqrt(x)"""
-
-    kernel_name = "reciprocal_root"
-
-
-class Abs(_OfArgument):
-    """|x|"""
-
-    kernel_name = "absolute"
-
-
-class Square(_OfArgument):
-    """x * x"""
-
-    kernel_name = "squared"
-
-
-class Sin(_OfArgument):
-    """The sine."""
-
-    kernel_name = "sine"
-
-
-class Cos(_OfArgument):
-    """The cosine."""
-
-    kernel_name = "cosine"
-
-
-class Erf(_OfArgument):
-    """The error function."""
-
-    kernel_name = "error_function"
-
-
-class Expm1(_Function):
-    """e^x - 1"""
-
-    source, kernel_name = "rarer_functions", "e_to_x_less_1"
-
-
-class Atan(_OfArgument):
-    """The inverse of the tangent."""
-
-    source, kernel_name = "rarer_functions", "arc_tangent"
-
-
-class Asin(_OfArgument):
-    """The inverse of the sine."""
-
-    source, kernel_name = "rarer_functions", "arc_sine"
-
-
-class Acos(_OfArgument):
-    """The inverse of the cosine."""
-
-    source, kernel_name = "rarer_functions", "arc_cosine"
-
-
-class Softplus(_OfArgument):
-    """log(1 + e^x)"""
-
-    kernel_name = "softplus"
-
-
-class Power(_OfArgument):
-    """x^exponent"""
-
-    kernel_name = "power"
-
-
-class WholePower(_OfArgument):
-    """x^exponent, of a small whole exponent."""
-
-    kernel_name = "whole_power"
-
-
-class LogSigmoid(_OfArgument):
-    """log(1 / (1 + e^-x))"""
-
-    kernel_name = "minus_softplus_of_minus"
-
-
-class Mish(_OfArgument):
-    """x * tanh(softplus(x))"""
-
-    kernel_name = "mish"
-
-
-class HardSwish(_OfArgument):
-    """x * relu6(x + 3) / 6"""
-
-    kernel_name = "hard_swish"
-
-
-class Elu(_OfArgument):
-    """x, or alpha * (e^x - 1) where it is not positive."""
-
-    kernel_name = "exponential_linear"
-
-
-class HardTanh(_OfArgument):
-    """x between two limits, else the limit; between them its gradient passes, not at them."""
-
-    kernel_name = "hard_tangent"
-
-
-class Threshold(_OfArgument):
-    """x above a threshold, else a value."""
-
-    kernel_name = "above_threshold"
-
-
-class Clamp(_OfArgument):
-    """x between two limits, between which its gradient passes."""
-
-    kernel_name = "clamped"
-
-
+PowerOf = elements(
+    "pow", ("x", "exponent"), (), "pow(x, exponent)",
+    "g * (0 if exponent == 0 else exponent * pow(x, exponent - 1))",
+    "g * (0 if (x == 0) & (exponent >= 0) else pow(x, exponent) * log(x))",
+)  # fmt: skip
+Power = elements(
+    "power", ("x",), ("exponent",), "power_of(x, exponent)",
+    "g * (0 if exponent == 0 else exponent * power(x, exponent - 1))",
+)  # fmt: skip
+WholePower = elements(
+    "whole_power", ("x",), ("exponent",), "whole_power_of(x, exponent)",
+    "g * (0 if exponent == 0 else exponent * whole_power(x, exponent - 1))",
+)  # fmt: skip
+Clamp = elements(
+    "clamp", ("x",), ("least", "most"),
+    "most if (least if x < least else x) > most else (least if x < least else x)",
+    "g if (x >= least) & (x <= most) else 0",
+)  # fmt: skip
+
+
+@of_elements("exponential(x)", "g * y")
 def exp(x: Tensor) -> Tensor:
     """Return e^x of each element, 0 below -86.9; x: float32 of any shape, which the result has too."""
-    return Exp.apply(float_tensor("exp", x))
 
 
+@of_elements("log(x)", "g * (1 / x)")
 def log(x: Tensor) -> Tensor:
     """Return the natural logarithm of each element; x: float32 of any shape, which the result has too."""
-    return Log.apply(float_tensor("log", x))
 
 
+@of_elements("sqrt(x)", "g * (0.5 / y)")
 def sqrt(x: Tensor) -> Tensor:
     """Return the square root of each element; x: float32 of any shape, which the result has too."""
-    return Sqrt.apply(float_tensor("sqrt", x))
 
 
+@of_elements("1 / sqrt(x)", "g * (-0.5 * y * y * y)")
 def rsqrt(x: Tensor) -> Tensor:
     """Return 1 / sqrt(x) of each element; x: float32 of any shape, which the result has too."""
-    return Rsqrt.apply(float_tensor("rsqrt", x))
 
 
+@of_elements("size_of(x)", "g * (1 if x > 0 else -1 if x < 0 else 0)")
 def abs(x: Tensor) -> Tensor:
     """Return |x| of each element, whose gradient at 0 is 0; x: float32 of any shape, which the result has too."""
-    return Abs.apply(float_tensor("abs", x))
 
 
+@of_elements("x * x", "2 * g * x")  # 2 x may be infinite where g is 0
 def square(x: Tensor) -> Tensor:
     """Return x * x of each element; x: float32 of any shape, which the result has too."""
-    return Square.apply(float_tensor("square", x))
 
 
+@of_elements("sine_of(x)", "g * cos(x)")
 def sin(x: Tensor) -> Tensor:
     """Return the sine of each element, in radians; x: float32 of any shape, which the result has too."""
-    return Sin.apply(float_tensor("sin", x))
 
 
+@of_elements("cosine_of(x)", "g * -sin(x)")
 def cos(x: Tensor) -> Tensor:
     """Return the cosine of each element, in radians; x: float32 of any shape, which the result has too."""
-    return Cos.apply(float_tensor("cos", x))
 
 
+@of_elements("error_function_of(x)", "g * (1.12837916709551257 * exp(-x * x))")
 def erf(x: Tensor) -> Tensor:
     """Return the error function of each element; x: float32 of any shape, which the result has too."""
-    return Erf.apply(float_tensor("erf", x))
 
 
+@of_elements("expm1(x)", "g * (y + 1)")
 def expm1(x: Tensor) -> Tensor:
     """Return e^x - 1 of each element, exact near 0; x: float32 of any shape, which the result has too."""
-    return Expm1.apply(float_tensor("expm1", x))
 
 
+@of_elements("atan(x)", "g * (1 / (1 + x * x))")
 def atan(x: Tensor) -> Tensor:
     """Return the angle with a tangent, in radians, of each element; x: float32 of any shape, which the result has."""
-    return Atan.apply(float_tensor("atan", x))
 
 
+@of_elements("asin(x)", "g * (1 / sqrt(1 - x * x))")
 def asin(x: Tensor) -> Tensor:
     """Return the angle with a sine, in radians, of each element; x: float32 of any shape, which the result has too."""
-    return Asin.apply(float_tensor("asin", x))
 
 
+@of_elements("acos(x)", "g * (-1 / sqrt(1 - x * x))")
 def acos(x: Tensor) -> Tensor:
     """Return the angle with a cosine, in radians, of each element; x: float32 of any shape, which the result has."""
-    return Acos.apply(float_tensor("acos", x))
 
 
+@of_elements(
+    "atan2(a, b)",
+    "g * (0 if hypot(a, b) == 0 else b / hypot(a, b) / hypot(a, b))",
+    "g * -(0 if hypot(a, b) == 0 else a / hypot(a, b) / hypot(a, b))",
+)
 def atan2(a: Tensor, b: Tensor) -> Tensor:
     """Return the angle of the point (b, a) from the first axis, from -pi to pi; a, b: float32 that broadcast."""
-    return Angle.apply(*both("atan2", a, b))
 
 
+@of_elements("hypot(a, b)", "g * (a / y)", "g * (b / y)")
 def hypot(a: Tensor, b: Tensor) -> Tensor:
     """Return sqrt(a^2 + b^2) of each two elements, also where a^2 is too large; a, b: float32 that broadcast."""
-    return Length.apply(*both("hypot", a, b))
 
 
+@of_elements("0 if (a == 0) & (b == b) else a * log(b)", "g * (0 if (a == 0) & (b <= 0) else log(b))", "g * (a / b)")
 def xlogy(a: Tensor, b: Tensor) -> Tensor:
     """Return a log(b), 0 where a is 0 and b no NaN; a, b: float32 that broadcast to the result."""
-    return TimesLogarithm.apply(*both("xlogy", a, b))
 
 
 def pow(x: Tensor | float, exponent: float | Tensor) -> Tensor:
@@ -257,15 +131,15 @@ def pow(x: Tensor | float, exponent: float | Tensor) -> Tensor:
     """
     if isinstance(exponent, Tensor):
         base = x if isinstance(x, Tensor) else constant(exponent.device, float(x))
-        return PowerOf.apply(*both("pow", base, exponent))
+        return PowerOf.apply(*pair("pow", base, exponent))
     float_tensor("pow", x)
     if not isinstance(exponent, Real):
         raise ArgumentError(f"pow: exponent: expected a number or a tensor, got {type(exponent).__name__}")
-    special = {0.5: Sqrt, -0.5: Rsqrt, 2.0: Square}.get(float(exponent))
+    special = {0.5: sqrt, -0.5: rsqrt, 2.0: square}.get(float(exponent))
     if special is not None:
-        return special.apply(x)
+        return special(x)
     if exponent and float(exponent).is_integer() and -_MOST_SQUARED <= exponent <= _MOST_SQUARED:
-        return WholePower.apply(x, settings=(float(exponent), 0.0))
+        return WholePower.apply(x, settings=(float(exponent),))
     return Power.apply(x, settings=(float(exponent),))
 
 
@@ -286,82 +160,6 @@ def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tens
     if least != least or most != most:
         raise ArgumentError(f"clamp: expected numbers, got {min!r} and {max!r}")
     return Clamp.apply(float_tensor("clamp", x), settings=(least, most))
-
-
-class OfTwo(Op):
-    """A function of two elements, of rarer_functions.cl; `slopes` are its gradients divided by the result's."""
-
-    keeps_columns = True
-    kernel_name: str
-
-    @classmethod
-    def forward(cls, ctx: Context, a: Tensor, b: Tensor) -> Tensor:
-        out = empty(a.device, broadcast_shape(cls.kernel_name, a.shape, b.shape))
-        whole = [x if x.shape == out.shape else expand(x, out.shape) for x in (a, b)]
-        kernel, size = a.device.kernel("rarer_functions", cls.kernel_name), out.numel()
-        a.device.launch(kernel, *a.device.grid(size), out, *whole, size)
-        ctx.save(a, b)
-        return out
-
-    @classmethod
-    def backward(cls, ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        a, b = (x.detach() for x in ctx.saved)
-        return tuple([
-            folded(ctx, index, grad.detach() * slope(a, b)) if ctx.needs[index] else None
-            for index, slope in enumerate(cls.slopes)
-        ])  # fmt: skip
-
-    slopes: tuple[Callable[[Tensor, Tensor], Tensor | float], ...]
-
-
-def _of_exponent(x: Tensor, exponent: Tensor) -> Tensor:
-    """Return x^exponent log(x), 0 where x is 0 and the exponent is not negative."""
-    flat = (x == 0.0) & (exponent >= 0.0)
-    return (pow(x, exponent) * log(x)).masked_fill(flat, 0.0)
-
-
-class PowerOf(OfTwo):
-    """x^y"""
-
-    kernel_name = "power_of_two"
-    slopes = (lambda x, y: (y * pow(x, y - 1.0)).masked_fill(y == 0.0, 0.0), _of_exponent)
-
-
-class Angle(OfTwo):
-    """The angle of the point (y, x)."""
-
-    kernel_name = "angle_of_two"
-    slopes = (lambda x, y: _turned(y, x, y), lambda x, y: -_turned(x, x, y))
-
-
-def _turned(side: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return side / (x^2 + y^2), 0 at the origin."""
-    size = hypot(x, y)
-    return (side / size / size).masked_fill(size == 0.0, 0.0)
-
-
-class Length(OfTwo):
-    """The distance of the point (x, y) from the origin."""
-
-    kernel_name = "length_of_two"
-    slopes = (lambda x, y: x / hypot(x, y), lambda x, y: y / hypot(x, y))
-
-
-class TimesLogarithm(OfTwo):
-    """x log(y)"""
-
-    kernel_name = "times_logarithm"
-    slopes = (lambda x, y: log(y).masked_fill((x == 0.0) & (y <= 0.0), 0.0), lambda x, y: x / y)
-
-
-class Entropy(OfTwo):
-    """-(y log(x) + (1 - y) log(1 - x)) of probabilities, with logarithms of at least -100."""
-
-    kernel_name = "entropy_of_two"
-    slopes = (
-        lambda x, y: (x - y) / clamp((1.0 - x) * x, min=1e-12),
-        lambda x, y: clamp(log(1.0 - x), min=-100.0) - clamp(log(x), min=-100.0),
-    )
 
 
 class _Larger(Op):

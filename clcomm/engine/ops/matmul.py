@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
+from clcomm.engine.ops.activation import Relu
 from clcomm.engine.ops.convolution_products import Grid, chosen_block
 from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.ops.shape import reshape
@@ -339,7 +340,7 @@ def _mask(grad: Tensor, activated: Tensor, out: Tensor) -> None:
     if device.is_cpu:  # in gemm.cl, which is built anyway
         device.launch(_kernel(device, "relu_gradient"), *device.grid(size), grad, activated, out, size)
     else:
-        device.launch(device.kernel("activation", "relu_grad"), *device.grid(size), out, grad, activated, size)
+        Relu.slope(0).launch(out, grad, activated)
 
 
 def _matrix(function: str, name: str, value: Tensor) -> None:

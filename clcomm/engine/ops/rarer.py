@@ -3,6 +3,7 @@
 reduction: "mean", "sum" or "none" in all. Raises ArgumentError for another.
 """
 
+# mypy: disable-error-code="empty-body"
 from __future__ import annotations
 
 import math
@@ -12,9 +13,10 @@ import numpy as np
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.fusion import chained
 from clcomm.engine.ops.activation import tanh
-from clcomm.engine.ops.comparisons import equal_to, logical_and, masked_fill, one_hot, where
-from clcomm.engine.ops.composed import elu, logsigmoid, reduced_loss, softplus
+from clcomm.engine.ops.comparisons import equal_to, logical_and, one_hot, where
+from clcomm.engine.ops.composed import logsigmoid, reduced_loss, softplus
 from clcomm.engine.ops.dropout import check_probability, dropout
+from clcomm.engine.ops.elements import of_elements
 from clcomm.engine.ops.elementwise import add, div, mul, sub
 from clcomm.engine.ops.formulas import amax
 from clcomm.engine.ops.functions import abs, clamp, exp, log, minimum, sqrt, square
@@ -143,16 +145,17 @@ def gaussian_nll_loss(
 _ALPHA, _SCALE = 1.6732632423543772, 1.0507009873554805
 
 
-@chained
+@of_elements(
+    "elu(x, 1.6732632423543772) * 1.0507009873554805",
+    "g * 1.0507009873554805 * (1.6732632423543772 * exp(x) if x <= 0 else 1)",
+)
 def selu(x: Tensor) -> Tensor:
     """Return the scaled ELU that keeps mean 0 and variance 1; x: float32. Source: Klambauer et al., 2017."""
-    return mul(elu(x, _ALPHA), _SCALE)
 
 
-@chained
+@of_elements("elu(x / alpha, 1) * alpha if x <= 0 else x", "g * alpha * exp(x / alpha) / alpha if x <= 0 else g")
 def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """Return x where it is positive, else alpha * (e^(x / alpha) - 1); x: float32. Source: Barron, 2017."""
-    return where(x <= 0, mul(elu(div(clamp(x, max=0.0), float(alpha))), float(alpha)), x)
 
 
 @chained
@@ -173,16 +176,14 @@ def softmin(x: Tensor, axis: int | None = None) -> Tensor:
     return softmax(mul(x, -1.0), axis)
 
 
-@chained
+@of_elements("0 if (x >= -lambd) & (x <= lambd) else x", "0 if (x >= -lambd) & (x <= lambd) else g")
 def hardshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
     """Return x, or 0 where it is at most `lambd` from 0; x: float32 of any shape."""
-    return masked_fill(x, logical_and(x >= -lambd, x <= lambd), 0.0)
 
 
-@chained
+@of_elements("x - clamp(x, -lambd, lambd)", "0 if (x >= -lambd) & (x <= lambd) else g")
 def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
     """Return x brought nearer to 0 by `lambd`, or 0 where it is at most as far from it; x: float32 of any shape."""
-    return sub(x, clamp(x, -float(lambd), float(lambd)))
 
 
 def alpha_dropout(x: Tensor, p: float = 0.5, training: bool = False) -> Tensor:

@@ -1,99 +1,46 @@
 """Whole numbers near an element, the rest of a division, and log(1 + x), with PyTorch's names."""
 
+# mypy: disable-error-code="empty-body"
 from __future__ import annotations
 
 import math
 from numbers import Real
 
 from clcomm.base.errors import ArgumentError
-from clcomm.engine.ops.activation import Activation
 from clcomm.engine.ops.comparisons import where
+from clcomm.engine.ops.elements import elements, of_elements
 from clcomm.engine.ops.elementwise import div as quotient
 from clcomm.engine.ops.elementwise import mul
-from clcomm.engine.ops.functions import OfTwo, abs, both
+from clcomm.engine.ops.functions import abs, both
 from clcomm.engine.ops.types import are_whole, floats, is_whole, of_integers
 from clcomm.engine.tensor import Tensor, constant, float_tensor
 
-
-class _Rounding(Activation):
-    """y = f(x), of rounding.cl; backward takes x."""
-
-    source, keeps_result = "rounding", False
-
-
-class Log1p(_Rounding):
-    """log(1 + x)"""
-
-    kernel_name = "log_of_more"
-
-
-class Floor(_Rounding):
-    """The next whole number below."""
-
-    kernel_name = "rounded_down"
-
-
-class Ceil(_Rounding):
-    """The next whole number above."""
-
-    kernel_name = "rounded_up"
-
-
-class Round(_Rounding):
-    """The nearest whole number."""
-
-    kernel_name = "rounded"
-
-
-class Trunc(_Rounding):
-    """The next whole number towards 0."""
-
-    kernel_name = "without_fraction"
-
-
-class Sign(_Rounding):
-    """1, 0 or -1."""
-
-    kernel_name = "sign_of"
-
-
-class Remainder(_Rounding):
-    """What a division by a number leaves."""
-
-    kernel_name = "rest_of_division"
-
-
-class Rest(OfTwo):
-    """What the division of x by y leaves, with y's sign."""
-
-    kernel_name = "rest_of_two"
-    slopes = (lambda x, y: 1.0, lambda x, y: mul(floor_divide(x, y), -1.0))
-
-
-class WholeQuotient(OfTwo):
-    """x / y, rounded down."""
-
-    kernel_name = "whole_quotient"
-    slopes = (lambda x, y: 0.0, lambda x, y: 0.0)
+Round = elements("round", ("x",), (), "rint(x)", "0")
+Remainder = elements("remainder", ("x",), ("divisor",), "rest_of_division(x, divisor)", "g")
+Rest = elements("rest", ("a", "b"), (), "with_sign_of(fmod(a, b), b)", "g", "g * -whole_quotient(a, b)")
+WholeQuotient = elements(
+    "whole_quotient", ("a", "b"), (),
+    "a / b if b == 0 else rounded_down_from(rint((a - fmod(a, b)) / b), fmod(a, b), b)", "0", "0",
+)  # fmt: skip
 
 
 def _pair(name: str, a: Tensor | float, b: Tensor) -> tuple[Tensor, Tensor]:
     return both(name, a if isinstance(a, Tensor) else constant(b.device, float(a)), float_tensor(name, b))
 
 
+@of_elements("log1p(x)", "g * (1 / (1 + x))")
 def log1p(x: Tensor) -> Tensor:
     """Return log(1 + x) of each element; x: float32 of any shape, which the result has too."""
-    return Log1p.apply(float_tensor("log1p", x))
 
 
+@of_elements("floor(x)", "0")
 def floor(x: Tensor) -> Tensor:
     """Return the next whole number below each element, with a gradient of 0; x: float32 of any shape."""
-    return Floor.apply(float_tensor("floor", x))
 
 
+@of_elements("ceil(x)", "0")
 def ceil(x: Tensor) -> Tensor:
     """Return the next whole number above each element, with a gradient of 0; x: float32 of any shape."""
-    return Ceil.apply(float_tensor("ceil", x))
 
 
 def round(x: Tensor, *, decimals: int = 0) -> Tensor:
@@ -103,14 +50,14 @@ def round(x: Tensor, *, decimals: int = 0) -> Tensor:
     return Round.apply(float_tensor("round", x))
 
 
+@of_elements("trunc(x)", "0")
 def trunc(x: Tensor) -> Tensor:
     """Return each element without its fraction, with a gradient of 0; x: float32 of any shape."""
-    return Trunc.apply(float_tensor("trunc", x))
 
 
+@of_elements("1 if x > 0 else -1 if x < 0 else 0", "0")
 def sign(x: Tensor) -> Tensor:
     """Return 1, 0 or -1 of each element, with a gradient of 0; x: float32 of any shape."""
-    return Sign.apply(float_tensor("sign", x))
 
 
 def remainder(a: Tensor | float, b: float | Tensor) -> Tensor:
