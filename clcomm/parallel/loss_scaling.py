@@ -164,13 +164,13 @@ class GradScaler:
         return bool(found.any()) if self._ranks is not None else ModelRanks.of(space).anywhere(bool(found.any()))
 
     def _refuse_settings(self) -> None:
-        models = self.sync.models
-        models.refuse("sync: expected no loss scaling")
-        if models.settings.check_finite:
+        known = self.sync.models
+        known.refuse("sync: expected no loss scaling")
+        if known.settings.check_finite:
             raise ArgumentError(
                 "sync: expected check_finite False with loss scaling, which skips steps with NaN or Inf, got True"
             )
-        if isinstance(models.hook, StatefulHook):
+        if isinstance(known.hook, StatefulHook):
             raise ArgumentError(
                 f"sync: expected compression none, fp16 or bf16 with loss scaling, as residuals are at the scale of "
                 f"their step, got {self.sync.compression}"

@@ -13,22 +13,22 @@ from clcomm.sync.model_sync import ModelSync
 from clcomm.sync.shared_space import SharedSpace
 
 
-def state_of(models: KnownModels, model: object) -> dict[str, np.ndarray]:
+def state_of(known: KnownModels, model: object) -> dict[str, np.ndarray]:
     """Return what the models' hook keeps on this rank for one of them, by name; empty where it keeps nothing.
 
     Collective for a model not seen yet, where the hook keeps anything.
     """
-    hook = models.hook
-    if not isinstance(hook, StatefulHook) or (gradients := _gradients_of_hook(models.of(model), hook)) is None:
+    hook = known.hook
+    if not isinstance(hook, StatefulHook) or (gradients := _gradients_of_hook(known.of(model), hook)) is None:
         return {}
     return hook.state_of(gradients)
 
 
-def load_state(models: KnownModels, model: object, state: Mapping[str, np.ndarray]) -> None:
+def load_state(known: KnownModels, model: object, state: Mapping[str, np.ndarray]) -> None:
     """Let the hook continue from this rank's `state_of`; ArgumentError, with nothing changed, for another model's."""
-    hook = models.hook
+    hook = known.hook
     if isinstance(hook, StatefulHook):
-        ours = models.of(model)
+        ours = known.of(model)
         check_state(hook, ours.space, state)
         gradients = _gradients_of_hook(ours, hook)
         if state and gradients is not None:

@@ -53,13 +53,13 @@ class ModelSync:
     """Averages the gradients of one model by the settings and, where these leave a choice, by what is measured.
 
     Args:
-        models: what the Synchronizer sets for all of its models.
+        known: what the Synchronizer sets for all of its models.
         space: the model's flat arrays.
     """
 
-    def __init__(self, models: SyncState, space: SharedSpace):
-        self.models: SyncState = proxy(models)  # which has this one: what a Synchronizer had is free once it is
-        self.comm, self.space = models.comm, space
+    def __init__(self, known: SyncState, space: SharedSpace):
+        self.models: SyncState = proxy(known)  # which has this one: what a Synchronizer had is free once it is
+        self.comm, self.space = known.comm, space
         #: How many times the gradients were averaged.
         self.synchronisations = 0
         #: What compares what ranks' optimizers step with.
@@ -89,7 +89,7 @@ class ModelSync:
         self._overlap: OverlapChoice | None = None
         self._latest = this_job().averagings
         self._claim()
-        self._order = CompletionOrder(self.comm, space.adapter, models.is_paused)
+        self._order = CompletionOrder(self.comm, space.adapter, known.is_paused)
 
     @property
     def settings(self) -> SyncSettings:
