@@ -31,6 +31,7 @@ FORMS = (
     "F.minimum({}, {})", "F.where({} > {}, {}, {})", "F.where(({} <= 0.3) & ~({} == {}), {}, 0.25)",
     "F.masked_fill({}, {} < 0, 0.5)", "F.sign({})", "F.floor(2 * {})", "({} % 0.7)", "({} > 0).float()",
     "({}.detach() * {})", "F.expm1(-F.abs({}))", "F.atan({})", "F.pow(F.square({}) + 1, {})",
+    "F.celu({}, 0.7)", "F.selu({})", "F.hardshrink({}, 0.3)", "F.softshrink({}, 0.3)",
 )  # fmt: skip
 
 
