@@ -338,7 +338,14 @@ class AllReduces:
         if kernel is not None:
             from clcomm.comm.collectives.one_kernel import OneKernelAllReduce  # here, as most programs' need none
 
-            return OneKernelAllReduce(runner, call, kernel).run
+            run = OneKernelAllReduce(runner, call, kernel).run
+
+            def reduce(source: np.ndarray, out: np.ndarray) -> None:
+                kernel.arrays = source, out
+                run()
+                kernel.arrays = ()
+
+            return reduce
         return lambda source, out: runner.run(call, chosen.all_reduce, source, out, op)
 
     def _call_of(

@@ -21,7 +21,7 @@ class OneKernelAllReduce:
         runner: the Communicator's; its ranks compare their calls.
         call: what ranks compare.
         reduction: the transport's part, with a kernel to launch.
-        written: the memory that changes; None: each call names operand and result, and notes that it writes.
+        written: the memory that changes; None: whoever calls it notes that.
         keeps: what else lives as long as this: the Communicator and the arrays.
     """
 
@@ -34,22 +34,21 @@ class OneKernelAllReduce:
         self._each_run = (
             runner, runner.notifier, call, call.tag + reduction.kind, reduction.launch, reduction.words,
             call.operation, call.label, call.nbytes, call.transport, call.bucket, call.extent, call.dtype_name,
-            written, reduction.arrays,
+            written,
         )  # fmt: skip
 
-    def run(self, *given: np.ndarray) -> None:
+    def run(self) -> None:
         """Do what `CollectiveRunner.run` does for small arrays, where Python's look-ups and calls outlast the sum.
 
         One that the kernel cannot complete ends as others do.
         """
         # Reading the attributes one by one takes 40 ns longer.
         (runner, notifier, call, tag, launch, words, operation, label, nbytes, transport, bucket, shape,
-         dtype, written, arrays) = self._each_run  # fmt: skip
+         dtype, written) = self._each_run  # fmt: skip
         if runner.pending or runner.closed_by or runner.unraised is not None:
             runner.complete_in_flight()
         if written is not None:
             note_write(written)
-        arrays = given or arrays
         runner.sequence = sequence = runner.sequence + 1
         begin_ns = perf_counter_ns()
         begin = begin_ns * 1e-9
@@ -57,12 +56,12 @@ class OneKernelAllReduce:
         words[TAG] = tag + sequence
         words[ARRIVED_NS] = begin_ns
         try:
-            launch(*arrays)
+            launch()
         except BaseException:
             runner.fail_unannounced(call, sequence, begin)
             raise
         if words[STATE] != COMPLETE:
-            runner.run_numbered(call, sequence, begin, self._reduction.complete, arrays)
+            runner.run_numbered(call, sequence, begin, self._reduction.complete, ())
             return
         runner.current = None
         seconds = perf_counter() - begin

@@ -61,7 +61,7 @@ class RendezvousFold(Protocol):
 class FusedReduction(ABC):
     """A prepared all-reduce: `launch` runs the kernel on `words`, then `complete` does what the kernel has left.
 
-    Where the kernel works on copies, a call takes operand and result; `arrays` are those of a call without any.
+    Where the kernel works on copies, `arrays` are operand and result.
 
     Args:
         rendezvous: the ranks' rendezvous.
@@ -70,20 +70,19 @@ class FusedReduction(ABC):
         launch: the kernel's function for these words; None: the arrays are not of its kind.
     """
 
-    def __init__(self, rendezvous: HostRendezvous, kind: int, words: memoryview, launch: Callable[..., object] | None):
+    def __init__(self, rendezvous: HostRendezvous, kind: int, words: memoryview, launch: Callable[[], object] | None):
         self._rendezvous, self.kind, self.words, self.launch = rendezvous, kind, words, launch
         self.arrays: tuple[np.ndarray, ...] = ()
 
-    def __call__(self, *given: np.ndarray) -> None:
+    def __call__(self) -> None:
         """Run it as part of the operation that was announced last."""
-        arrays = given or self.arrays
         words = self.words
         words[TAG], words[ARRIVED_NS] = self._rendezvous.tag + self.kind, perf_counter_ns()
-        self.launch(*arrays)  # type: ignore[misc]
-        self.complete(*arrays)
+        self.launch()  # type: ignore[misc]
+        self.complete()
 
     @abstractmethod
-    def complete(self, *arrays: np.ndarray) -> None:
+    def complete(self) -> None:
         """Do in Python what the kernel has left. Raises DifferentOperations as a rendezvous does."""
 
     def _note_rendezvous(self) -> None:
@@ -113,7 +112,7 @@ class OwnPart(FusedReduction):
         super().__init__(*args)
         self._fold = fold
 
-    def complete(self, *arrays: np.ndarray) -> None:
+    def complete(self) -> None:
         rendezvous, words = self._rendezvous, self.words
         if words[STATE] == NOT_MET:
             rendezvous.wait(words[ARRIVED_NS])

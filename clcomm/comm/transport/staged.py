@@ -68,7 +68,9 @@ class StagedCollectives(BlockingCollectives):
             kernel = self._slots.in_one_kernel(source, op, kind)
             found = self._kernels[key] = kernel if self._slots.all_agree(kernel is not None, _AGREEING) else None
         if found is not None and not isinstance(found, int):
-            found(source, out)
+            found.arrays = source, out
+            found()
+            found.arrays = ()
             return
         self._slots.reduction(source, op).reduce(source, out, kind)
         if found is not None:
@@ -213,7 +215,7 @@ class Slots:
     ) -> FusedReduction | None:
         """Return the all-reduce of at most `slot_bytes` in one kernel; None where this rank's fold has none.
 
-        arrays: operand and result; none: each call names its own.
+        arrays: operand and result; none: whoever calls it sets them before.
         """
         prepare, polls = getattr(self._fold, "with_rendezvous", None), self.rendezvous.polls
         if prepare is None or op not in ("sum", "mean") or not source.nbytes:
@@ -286,17 +288,18 @@ class _InSlots(FusedReduction):
         self._own, self._inner, self._kernel, self._result = rows[rendezvous.rank], inner, inner.launch, result
         self.arrays = arrays
 
-    def _copy_and_launch(self, source: np.ndarray, out: np.ndarray) -> None:
+    def _copy_and_launch(self) -> None:
+        source, out = self.arrays
         self._own[...] = source
         self._kernel()  # type: ignore[misc]
         if self.words[STATE] == COMPLETE:
             out[...] = self._result
 
-    def complete(self, *arrays: np.ndarray) -> None:
+    def complete(self) -> None:
         is_copied = self.words[STATE] == COMPLETE
         self._inner.complete()
         if not is_copied:
-            arrays[1][...] = self._result
+            self.arrays[1][...] = self._result
 
 
 def _slot_bytes(ranks: int) -> int:

@@ -65,7 +65,7 @@ class WorkQueueReduction(FusedReduction):
         super().__init__(rendezvous, kind, words.data, prepare(words))
         self._summed, self._parts = rendezvous.claims[1:].data, -(-array.size // part)
 
-    def complete(self, *arrays: np.ndarray) -> None:
+    def complete(self) -> None:
         rendezvous, words = self._rendezvous, self.words
         if words[STATE] == NOT_MET:
             rendezvous.wait(words[ARRIVED_NS], words[POLLED])
