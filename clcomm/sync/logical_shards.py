@@ -17,7 +17,7 @@ from clcomm.base.errors import ArgumentError
 from clcomm.base.flat_space.buckets import Bucket
 from clcomm.base.host import require_memory
 from clcomm.comm.communicator import Communicator
-from clcomm.comm.transport.reduction import prepared_reduction, reduce_in_rank_order
+from clcomm.comm.transport.reduction import in_sequence, prepared_reduction, reduce_in_rank_order
 from clcomm.sync.agreement import CHECKS
 from clcomm.sync.bucket_plan import GRADIENTS
 from clcomm.sync.divergence import raise_non_finite
@@ -182,7 +182,7 @@ class ShardMean:
 
     def reduce(self) -> None:
         """Average the rows: the part of `run` in which ranks communicate."""
-        whole = _InOrder(self._reduce_part, *[self._gather] * (self._comm.size > 1)).run
+        whole = in_sequence([self._reduce_part, *[self._gather] * (self._comm.size > 1)])
         self._comm.run_as_all_reduce(whole, label=GRADIENTS, nbytes=self._space.layout.nbytes)
 
     def reduce_part(self) -> None:
@@ -229,22 +229,11 @@ class ShardMean:
         kept = np.zeros((own.stop - own.start, mean.size), self._dtype)
         self._nbytes = kept.nbytes + parts.nbytes
         exchange = _Exchange(comm, kept, parts, self._firsts)
-        return kept, _InOrder(exchange.run, fold_parts).run
+        return kept, in_sequence([exchange.run, fold_parts])
 
     def _raise_non_finite(self) -> None:
         layout, reduced = self._space.layout, self._space.arrays.reduced
         raise_non_finite(self._comm, layout, layout.ranges, self.own_sum(), reduced)
-
-
-class _InOrder:
-    """Steps of a reduction, one after another."""
-
-    def __init__(self, *steps: Callable[[], None]):
-        self._steps = steps
-
-    def run(self) -> None:
-        for step in self._steps:
-            step()
 
 
 class _Exchange:

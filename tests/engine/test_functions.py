@@ -267,6 +267,7 @@ def test_a_replay_notices_another_tensor_of_equal_value():
 
 @pytest.mark.parametrize(("mistake", "words"), [
     (lambda x, n: n // 0, "floor_divide: expected to divide by other integers than 0, got 0"),
+    (lambda x, n: (x > 0) // True, "floor_divide: expected a float32 tensor, got bool of shape"),
     (lambda x, n: x.div(2, rounding_mode="down"), "div: rounding_mode: expected None, 'floor' or 'trunc', got 'down'"),
     (lambda x, n: x % 0, "remainder: expected a number other than 0 or a tensor to divide by, got 0"),
     (lambda x, n: x & x, "&: expected a tensor of booleans, got float32; x != 0 is one"),

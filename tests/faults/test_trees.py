@@ -35,7 +35,7 @@ def drawn_jobs() -> Iterator[tuple[int, str, bool, list[list[tuple[str, str, int
         kinds = [kind for kind in KINDS for _ in range(1 if kind in SLOW else 3)]
         ranks = [
             [
-                (draw.choice(MOMENTS), draw.choice(kinds), draw.choice([0, 1, 2, 3, -9, -15, -10]))
+                (draw.choice(MOMENTS), draw.choice(kinds), draw.choice([0, 1, 2, 3, -9, -15, -12]))
                 for _ in range(draw.randint(1, 3))
             ]
             for _ in range(draw.randint(2, 4))

@@ -80,7 +80,10 @@ def floor_divide(a: Tensor | float, b: float | Tensor) -> Tensor:
         return of_integers("floor_divide", a, b) if are_whole(a, b) else floor_divide(*floats(a, b))
     if not isinstance(b, Real | Tensor):
         raise ArgumentError(f"floor_divide: expected a number or a tensor to divide by, got {b!r}")
-    return WholeQuotient.apply(*_pair("floor_divide", a, b if isinstance(b, Tensor) else constant(a.device, float(b))))
+    if isinstance(b, Tensor):
+        return WholeQuotient.apply(*_pair("floor_divide", a, b))
+    whole = float_tensor("floor_divide", a)  # not one of booleans
+    return WholeQuotient.apply(whole, constant(whole.device, float(b)))
 
 
 def div(a: Tensor | float, b: Tensor | float, *, rounding_mode: str | None = None) -> Tensor:
