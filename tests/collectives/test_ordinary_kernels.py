@@ -127,3 +127,32 @@ def test_a_kernel_of_some_ranks_is_none(auto: Communicator) -> None:
         array = np.full(100, auto.rank + 1.0, np.float32)
         assert (auto.all_reduce(array) == auto.size * (auto.size + 1) / 2).all()
     assert planned_kernels(auto) == 0
+
+
+@pytest.mark.mpi(min_size=2)
+def test_many_kinds_leave_the_ranks_in_the_same_way(auto: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank's plan for its array is kept, while others come with new arrays."""
+    monkeypatch.setattr(staged, "KEPT", 8)
+    on_this_device(auto)
+    own = np.empty(100, np.float32)
+    for turn in range(4):
+        for _ in range(USES + 2):
+            array = own if auto.rank == 0 else np.empty(100, np.float32)
+            array[:] = auto.rank + turn
+            assert (auto.all_reduce(array) == auto.size * (auto.size - 1) / 2 + turn * auto.size).all()
+        for size in range(turn * 20 + 1, turn * 20 + 20):
+            assert (auto.all_reduce(np.ones(size, np.float32)) == auto.size).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_kernel_on_one_rank_alone_is_an_error(auto: Communicator) -> None:
+    """Its rows are elsewhere than those of Python's sum: a tag of its own lets no rank read the wrong ones."""
+    is_fused = on_this_device(auto)
+    for _ in range(USES + 2):
+        auto.all_reduce(np.ones(100, np.float32))
+    if auto.rank == 0:
+        auto.world.staged._kernels.clear()
+        auto.plans.of.clear()
+    if is_fused:
+        with pytest.raises(MismatchError):
+            auto.all_reduce(np.ones(100, np.float32))

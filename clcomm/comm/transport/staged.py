@@ -65,7 +65,7 @@ class StagedCollectives(BlockingCollectives):
         found = self._kernels.get(key, 0)
         if found == USES_BEFORE_KERNEL:
             self.choose_fold()
-            kernel = self._slots.in_one_kernel(source, op, kind)
+            kernel = self._slots.in_one_kernel(source, op, kind + _IN_KERNEL)
             found = self._kernels[key] = kernel if self._slots.all_agree(kernel is not None, _AGREEING) else None
         if found is not None and not isinstance(found, int):
             found.arrays = source, out
@@ -73,10 +73,9 @@ class StagedCollectives(BlockingCollectives):
             found.arrays = ()
             return
         self._slots.reduction(source, op).reduce(source, out, kind)
-        if found is not None:
-            if len(self._kernels) >= KEPT:
-                self._kernels.clear()
-            self._kernels[key] = found + 1  # on all ranks, as they have compared the call
+        # On all ranks, as they have compared the call. Nothing is forgotten, as ranks may have plans with a kernel.
+        if found is not None and (key in self._kernels or len(self._kernels) < KEPT):
+            self._kernels[key] = found + 1
 
     def broadcast(self, array: np.ndarray, root: int) -> None:
         kind, is_root = length_and_dtype(array), self._rank == root
@@ -147,8 +146,9 @@ def _cuts(size: int, step: int) -> Iterator[slice]:
 #: With so many all-reduces of one length, dtype and operation behind them, ranks look for a kernel that does the next
 #: ones. Fewer would not repay the time to open the device and to compile the kernel.
 USES_BEFORE_KERNEL = 256
-#: What ranks that do so add to their call's tag: no array has this length and dtype.
-_AGREEING = 62
+#: What ranks that do so add to their call's tag, and what the kernel does, whose rows are elsewhere than Python's: no
+#: array of the call has these lengths and dtypes.
+_AGREEING, _IN_KERNEL = 62, 61
 #: Arrays in shared memory up to this size use slots; of larger ones, a fold on every rank costs more than a rendezvous.
 SMALL_ARRAY_BYTES = 8 << 10
 #: The same where ranks share cores, for all ranks' arrays together: a rendezvous then takes several context switches.
