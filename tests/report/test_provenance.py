@@ -24,7 +24,7 @@ def known(folder: Path, ranks: int = 2, of_rank: dict[int, dict[str, Any]] | Non
     [({"bucket_size": 1 << 20}, "1 MiB"),
      ({"bucket_size": 8192, "settings": {"bucket_size": "auto"}}, "8 KiB (auto)"),
      ({"bucket_size": None, "settings": {"no_bucketing": True}}, "none, each tensor on its own"),
-     ({"bucket_size": None}, ""),
+     ({"bucket_size": None}, "128 B to 784 KiB"),  # what was reduced
      ({"bucket_size": 1 << 20, "settings": {"sharded_optimizer": True}},
       "none, a sharded update reduces all gradients at once"),
      ({"bucket_size": 1 << 20, "settings": {"sharded_optimizer": False, "zero": 1}},

@@ -64,6 +64,7 @@ def test_the_environment_names_the_files(tmp_path, ends):
                            env=clean_environment(), capture_output=True, text=True, timeout=HUNG_S,
                            check=False)  # fmt: skip
     assert shown.returncode == 0 and "gradients" in shown.stdout, shown.stderr
+    assert f"buckets of {4 * (6 * 3 + 3)} B" in shown.stdout  # DistributedDataParallel's, not CLCOMM_BUCKET_SIZE's
     events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
     names = [event.get("name", "") for event in events]
     assert sum(name.startswith("step") for name in names) >= 12 and any("all_reduce" in name for name in names)

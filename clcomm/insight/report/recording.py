@@ -76,7 +76,7 @@ class Recording:
         """Write the requested files; collective."""
         self.stop_trace()
         if self._report:
-            document = run_document(gather_records(self._comm), engine="torch", bucket_size=self._comm.bucket_size)
+            document = run_document(gather_records(self._comm), engine="torch")
             write_document(self._report, document, self._comm, REPORT)
             self._report = ""
 

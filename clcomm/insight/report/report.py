@@ -243,9 +243,16 @@ def _bucket_size(run: Run) -> str:
     if stage == "1" or (stage == "0" and settings.get("sharded_optimizer") == "True"):
         return "none, a sharded update reduces all gradients at once"
     if run.figures["bucket_size"] is None:
-        return "none, each tensor on its own" if settings else ""
+        return "none, each tensor on its own" if settings else _reduced_sizes(run)
     asked = settings.get("bucket_size")
     return format_size(run.figures["bucket_size"]) + (" (auto)" if asked == "auto" else "")
+
+
+def _reduced_sizes(run: Run) -> str:
+    """Return the sizes of the buckets that a program without such a setting reduced, its first steps left out."""
+    rows = [row for each in run.ranks[:1] for row in run_costs.warm(each, run.stats([each]))[1].as_dict()["buckets"]]
+    sizes = [row["average_bytes_per_call"] for row in rows if row["label"] == GRADIENTS and row["calls"]]
+    return " to ".join(dict.fromkeys(format_size(each) for each in (min(sizes), max(sizes)))) if sizes else ""
 
 
 def _transport(run: Run) -> str:
