@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import options
+from docs import options, stubs
 from docs.extensions import public_names
 from tests.floors import WINGS
 
@@ -167,6 +167,11 @@ def test_public_names_are_those_of_the_list() -> None:
     assert [line for line in listed if line.partition(":")[0] not in missing] == found, (
         "with all extras installed: python -m docs.extensions.public_names > docs/reference/names.txt"
     )
+
+
+def test_stubs_of_functions_are_those_of_the_registry() -> None:
+    for path, text in stubs.stubs().items():
+        assert path.read_text() == text, "python -m docs.stubs"
 
 
 SOURCES = [

@@ -10,7 +10,7 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.device import Device
-from clcomm.engine.tensor_functions import AnyTensor, ShapeMethods
+from clcomm.engine.tensor_shapes import AnyTensor, ShapeMethods
 
 if TYPE_CHECKING:
     from clcomm.engine.device import Device

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from clcomm.base.errors import ArgumentError
-from clcomm.engine.tensor_functions import AnyTensor, FunctionMethods
+from clcomm.engine.tensor_functions import FunctionMethods
 from clcomm.engine.tensor_in_place import InPlaceMethods
+from clcomm.engine.tensor_shapes import AnyTensor
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -38,7 +39,7 @@ class TensorMethods(InPlaceMethods[AnyTensor], FunctionMethods[AnyTensor]):
 
     def requires_grad_(self, requires_grad: builtins.bool = True) -> AnyTensor:
         """Set `requires_grad`; return the tensor."""
-        self.requires_grad = requires_grad  # type: ignore[misc]
+        self.requires_grad = requires_grad
         return self  # type: ignore[return-value]
 
     def register_hook(self, hook: Callable[[AnyTensor], AnyTensor | None]) -> Removable:

@@ -16,8 +16,7 @@ import pytest
 
 import clcomm.as_torch as ours
 from clcomm.base.errors import ArgumentError, ClcommError
-from clcomm.engine import Replay
-from clcomm.engine.tensor_functions import FunctionMethods
+from clcomm.engine import Replay, registry
 from clcomm.engine.view import root_of
 
 CASES, SEED = int(os.environ.get("CLCOMM_VIEW_CASES", "300")), int(os.environ.get("CLCOMM_VIEW_SEED", "1"))
@@ -306,7 +305,7 @@ MEMORIES = (lambda x: x.untyped_storage().data_ptr(), lambda x: id(root_of(x).bu
 
 
 def test_results_share_memory_and_are_the_tensor_itself_where_pytorchs_are(torch):
-    names = [name for name in FunctionMethods.__annotations__ if not name.endswith("_")]
+    names = [each.name for each in registry.entries() if each.is_method]
     names += ["contiguous", "float", "detach", "expand_as", "view_as", "t", "long", "clone", "unfold", "T", "mT"]
     compared = 0
     for call in (*(f"x.{name}({given})" for name in names for given in ARGUMENTS), *OTHERS):
