@@ -7,6 +7,7 @@ import functools
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from clcomm import Communicator  # noqa: E402 - after the environment is set
 from clcomm.comm.transport.mpi_runtime import world  # noqa: E402
 from tests.helpers import cpu_device  # noqa: E402
 from tests.leftovers import children, kill_with_descendants  # noqa: E402
-from tests.outcomes import Recorder, among  # noqa: E402
+from tests.outcomes import FailuresOfRank, Recorder, among  # noqa: E402
 from tests.sampling import (  # noqa: E402
     MOST_CASES,
     MOST_CASES_ON_RANKS,
@@ -181,14 +182,37 @@ def _lent(made, request):
         made.finalize()
 
 
+@pytest.hookimpl(trylast=True)  # when pytest has its terminal reporter
 def pytest_configure(config):
     """Record outcomes where they are asked for, on one rank.
 
-    Under mpiexec give each rank temporary directories of its own: pytest's clean-up takes away its neighbours'.
+    Under mpiexec let one rank print the dots and the summary, and give each rank temporary directories of its own:
+    pytest's clean-up takes away its neighbours'.
     """
     if (path := config.getoption("--outcomes")) and not hasattr(config, "workerinput") and world().Get_rank() == 0:
         config.pluginmanager.register(Recorder(path))
     if config.getoption("--with-mpi", default=False):
+        if world().Get_rank() > 0:
+            everything = config.pluginmanager.unregister(name="terminalreporter")
+            config.pluginmanager.register(FailuresOfRank(world().Get_rank(), everything), "terminalreporter")
         root = tempfile.mkdtemp(prefix="clcomm-tests-")
         atexit.register(shutil.rmtree, root, ignore_errors=True)
         os.environ["PYTEST_DEBUG_TEMPROOT"] = root
+
+
+def pytest_sessionfinish(session):
+    """After -x end the job: ranks that wait for this one would do so until their time limit."""
+    if session.shouldfail and session.config.getoption("--with-mpi", default=False):
+        atexit.register(_end_the_job)
+
+
+def _end_the_job():
+    time.sleep(5)  # for what other ranks print
+    world().Abort(1)
+
+
+def pytest_sessionstart(session):
+    """Keep pytest-mpi from ending each run with pages about how MPI was built."""
+    for plugin in session.config.pluginmanager.get_plugins():
+        if hasattr(plugin, "_is_testing_mpi"):
+            plugin._is_testing_mpi = False

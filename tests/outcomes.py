@@ -1,4 +1,4 @@
-"""The outcomes of one pytest run, kept in a file: what failed, and what was skipped and why."""
+"""The outcomes of one pytest run: what failed, and what was skipped and why, in a file; of ranks, on the terminal."""
 
 from __future__ import annotations
 
@@ -55,6 +55,29 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         self.outcomes.write(self.path)
+
+
+class FailuresOfRank:
+    """pytest's terminal reporter on another rank than 0, which prints the dots and the summary: its failures, at once.
+
+    rank: its name. everything: the reporter in whose place it is.
+    """
+
+    def __init__(self, rank: int, everything: pytest.TerminalReporter):
+        self.rank, self._tw = rank, everything._tw  # where pytest-timeout writes
+
+    def pytest_runtest_logreport(self, report: pytest.CollectReport | pytest.TestReport) -> None:
+        if report.failed:
+            captured = "".join(f"\n-- {name} --\n{text}" for name, text in report.sections)
+            self._show(f"FAILED {report.nodeid} ({report.when})\n{report.longreprtext}{captured}")
+
+    pytest_collectreport = pytest_runtest_logreport
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        self._show(f"INTERNAL ERROR\n{excrepr}")
+
+    def _show(self, text: str) -> None:
+        self._tw.write(f"\nrank {self.rank}: {text}\n", flush=True)
 
 
 def among(items: list[pytest.Item], names: set[str]) -> list[pytest.Item]:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.faults.launch import mpiexec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,6 +40,12 @@ def test_on_more_ranks():
 
 def run(folder: Path, *arguments: str, drawn: str = DRAWN, workers: int = 0) -> tuple[int, list[str]]:
     """Return the exit code and the last lines of a run over `drawn` alone, plain and on two ranks."""
+    code, text = printed(folder, *arguments, drawn=drawn, workers=workers)
+    return code, text.rpartition("\n\n")[2].splitlines()
+
+
+def printed(folder: Path, *arguments: str, drawn: str, workers: int = 0) -> tuple[int, str]:
+    """Return the exit code and all that the run prints."""
     for number in range(max(1, workers)):
         (folder / f"test_drawn{number or ''}.py").write_text(drawn)
     command = [sys.executable, "-m", "tests.run", "--ranks", "2", "--launch", mpiexec(), "--workers", str(workers)]
@@ -46,7 +54,7 @@ def run(folder: Path, *arguments: str, drawn: str = DRAWN, workers: int = 0) -> 
         [*command, "--record", str(folder / "outcomes"), *arguments],
         cwd=ROOT, env={**os.environ, "TEST_ARGS": tests}, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
-    return ended.returncode, ended.stdout.rpartition("\n\n")[2].splitlines()
+    return ended.returncode, ended.stdout
 
 
 def test_a_failure_ends_no_run_before_its_end(tmp_path: Path) -> None:
@@ -63,6 +71,32 @@ def test_a_failure_ends_no_run_before_its_end(tmp_path: Path) -> None:
     assert code == 0, lines
     assert lines[0].split()[:7] == ["plain", "passed", "0", "passed", "0", "failed", "2"], lines
     assert not any(line.startswith("2 ranks") for line in lines)
+
+
+ONE_RANK_FAILS = """
+import pytest
+from clcomm.comm.transport.mpi_runtime import world
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("number", range(3))
+def test_that_fails_on_rank_1(number):
+    print("a number of rank", world().Get_rank())
+    assert number != 1 or world().Get_rank() != 1
+    world().Barrier()
+"""
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_of_several_ranks_one_prints_what_happens_and_the_others_their_failures(tmp_path: Path, fails: bool) -> None:
+    drawn = ONE_RANK_FAILS if fails else ONE_RANK_FAILS.replace("!= 1 or", "< 3 or")
+    code, text = printed(tmp_path, "--no-plain", drawn=drawn)
+    assert "MPI Information" not in text
+    if fails:  # -x: rank 0 waits in the barrier, and the job ends
+        assert code == 1 and text.splitlines()[-1] == "FAILED 2 ranks"
+        assert text.count("rank 1: FAILED test_drawn.py::test_that_fails_on_rank_1[1] (call)") == 1
+        assert "assert (1 != 1" in text and "a number of rank 1" in text and "a number of rank 0" not in text
+    else:
+        assert code == 0 and text.count("3 passed in") == 1 and text.count("...") == 1
 
 
 def test_without_a_run_before_nothing_was_skipped(tmp_path: Path) -> None:
