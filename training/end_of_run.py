@@ -6,11 +6,7 @@ from collections.abc import Iterator
 
 from clcomm.base.console.table import TextColumn, TextTable
 from clcomm.insight.report.documents import Document
-from clcomm.insight.report.elements import written
 from clcomm.insight.report.record import write_document
-from clcomm.insight.report.recording import Run
-from clcomm.insight.report.run_costs import Analysis
-from clcomm.insight.report.tables import step_table
 from clcomm.sync.synchronizer import GRADIENTS, PARAMETERS
 from training.result import missed_target
 from training.session import Session
@@ -46,6 +42,11 @@ def train(session: Session) -> int:
 
 def tables(document: Document) -> Iterator[TextTable]:
     """Yield where a mean step goes, as the run's report says, and what a rank sent for gradients and for all else."""
+    from clcomm.insight.report.elements import written  # here, as only rank 0 prints them
+    from clcomm.insight.report.recording import Run
+    from clcomm.insight.report.run_costs import Analysis
+    from clcomm.insight.report.tables import step_table
+
     analysis = Analysis(Run(document, document["ranks"]))
     step = step_table(analysis)
     rows = [

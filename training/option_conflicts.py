@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from clcomm.base.errors import ArgumentError
 from clcomm.sync.compression import StatefulHook, parse_compression
-from clcomm.sync.policies.choose import parse_policy
+from clcomm.sync.policies import parse_policy
 
 #: A `training.options.JobOptions` or `TrainingOptions`, which import this file.
 JobOptions: TypeAlias = Any

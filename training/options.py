@@ -12,8 +12,6 @@ from clcomm.base.errors import ArgumentError, pip_install
 from clcomm.base.flat_space.parameters import PRECISIONS
 from clcomm.base.units import parse_size
 from clcomm.insight.trace.part_file import DEFAULT_LIMIT
-from clcomm.sync.compression import parse_compression
-from clcomm.sync.compression.decoupled import DeMo
 from clcomm.sync.divergence import ON_DIVERGENCE
 from training.data.choose import CHOICES as DATA_CHOICES
 from training.option_conflicts import refuse_conflicts, refuse_other_sums
@@ -175,7 +173,7 @@ class JobOptions(Options):
     @property
     def averages_signs(self) -> bool:
         """Whether --compression leaves signs in the place of gradients, as large as ever after any step."""
-        return isinstance(parse_compression(self.compression), DeMo)
+        return self.compression.startswith("demo:")
 
     def settings(self) -> dict[str, Any]:
         """Return all options but those of the run's outputs, by name, for its report."""

@@ -16,7 +16,8 @@ from clcomm.insight.report.forecasting import cluster_of, model_memory, optimize
 from clcomm.insight.report.report import LeftOut, Report
 from clcomm.insight.report.run_costs import Analysis, mean_step
 from clcomm.insight.report.step_parts import CORE
-from clcomm.sync.policies.choose import POLICIES, parse_policy
+from clcomm.sync.policies import parse_policy
+from clcomm.sync.policies.choose import POLICIES
 from clcomm.sync.policies.policy import Policy
 from training.trial import HostMemory
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.stats.comm_stats import CommStats
 from clcomm.insight.report.record import run_document
-from clcomm.insight.summary import Summary
 from training.evaluate import Evaluation
 from training.options import JobOptions
+
+if TYPE_CHECKING:
+    from clcomm.insight.summary import Summary
 
 #: The name in place of a bucket size where each tensor is reduced on its own.
 PER_TENSOR = "per tensor"

@@ -19,7 +19,6 @@ from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.selection import load_platforms
 from clcomm.insight.report.last_steps import LastSteps
 from clcomm.insight.report.record import gather_records, layout_of
-from clcomm.insight.summary import Summary, summarize
 from clcomm.parallel.mesh import in_words
 from clcomm.sync import elastic
 from clcomm.sync.distributed_optimizer import DistributedOptimizer
@@ -45,6 +44,8 @@ from training.waiting import console_of
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from clcomm.insight.summary import Summary
 
 
 class Session:
@@ -150,6 +151,8 @@ class Session:
 
     def describe(self) -> Summary:
         """Return the model's layers and the current bucket plan; collective."""
+        from clcomm.insight.summary import summarize
+
         model, sync = self.parts.model, self.trainer.sync
         shape = (self._described_samples(), *self.splits.train.image_shape)
         names = getattr(self.trainer.optimizer, "optimizer", self.trainer.optimizer)

@@ -14,16 +14,14 @@ from clcomm.base.units import format_size
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.costs import costfile
 from clcomm.comm.costs.costfile import SUMMED_BY
+from clcomm.comm.costs.estimates import SignTest, sign_test
 from clcomm.comm.costs.forecast import Candidate, recommend
 from clcomm.comm.costs.model import MeasuredFit, cluster_of, fit
-from clcomm.comm.costs.sign_test import SignTest, sign_test
 from clcomm.sync.bucket_plan import GRADIENTS, BucketPlan
-from clcomm.sync.decision import Decision, Trial
+from clcomm.sync.decision import TUNING, Decision, Trial
 from clcomm.sync.overlap import Overlap
 from clcomm.sync.shared_space import SharedSpace
 
-#: The label under which the Communicator's stats count the tuning's own collectives.
-TUNING = "tuning"
 _SHARES = (512, 64, 8, 1)  # 1/512, 1/64, … of the flat space is reduced to fit latency and bandwidth
 _LEAST = 16  # elements
 _FEWEST_CALLS, _MOST_CALLS = 3, 20

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+#: The label under which the Communicator's stats count the collectives of trials.
+TUNING = "tuning"
 _log = logging.getLogger("clcomm")
 
 

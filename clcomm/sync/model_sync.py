@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 from weakref import finalize, proxy
 
 import numpy as np
@@ -18,17 +19,19 @@ from clcomm.base.flat_space.buckets import Bucket
 from clcomm.comm.communicator import AUTO
 from clcomm.comm.watch.job import this_job
 from clcomm.sync.agreement import SettingsAgreement
-from clcomm.sync.auto_buckets import AutoBuckets
 from clcomm.sync.bucket_plan import GRADIENTS, BucketPlan, PlanSettings
 from clcomm.sync.decision import Decision
 from clcomm.sync.divergence import MEAN, OWN, PlannedFlip
 from clcomm.sync.logical_shards import ShardMean
 from clcomm.sync.model_ranks import ShardedUpdate
 from clcomm.sync.overlap import CompletionOrder, Overlap, OverlapChoice
-from clcomm.sync.policies.policy import LocalSteps
 from clcomm.sync.settings import SyncSettings, SyncState
 from clcomm.sync.sharded_steps import ShardedSteps
 from clcomm.sync.shared_space import SharedSpace
+
+if TYPE_CHECKING:
+    from clcomm.sync.auto_buckets import AutoBuckets
+    from clcomm.sync.policies.policy import LocalSteps
 
 #: Averages a model's gradients, given the weight of this rank's.
 Averaging = Callable[[float], None]
@@ -319,6 +322,8 @@ class ModelSync:
         """Return what looks for the fastest bucket size without or with overlap; collective the first time."""
         tuning = self._tunings.get(overlaps)
         if tuning is None:
+            from clcomm.sync.auto_buckets import AutoBuckets  # here, as most programs name a size
+
             hook = self.models.hook
             may_try = hook is None or getattr(hook, "elementwise", False)
             followed = self._followed if overlaps else None

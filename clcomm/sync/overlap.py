@@ -16,7 +16,7 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.comm.communicator import Communicator
-from clcomm.comm.costs.sign_test import sign_test
+from clcomm.comm.costs.estimates import sign_test
 from clcomm.sync.adapters.adapter import Mark, ModelAdapter
 from clcomm.sync.agreement import CHECKS
 from clcomm.sync.bucket_plan import BucketPlan, BucketRun

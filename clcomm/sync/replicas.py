@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,8 +18,10 @@ from clcomm.comm.stats.events import count_step
 from clcomm.sync.agreement import CHECKS, refused, require_agreement
 from clcomm.sync.model_ranks import ModelRanks, is_divided, refuse_mixing
 from clcomm.sync.model_sync import ModelSync
-from clcomm.sync.policies.policy import LocalSteps, ModelParameters, load_state
 from clcomm.sync.shared_space import SharedSpace
+
+if TYPE_CHECKING:
+    from clcomm.sync.policies.policy import LocalSteps
 
 #: Ranks of several libraries or kinds of device compare their replicas after the first step, and so often.
 _MIXED_EVERY = 100
@@ -231,10 +234,12 @@ def align(ours: ModelSync) -> None:
 def load_local_steps(ours: ModelSync, state: Mapping[str, np.ndarray]) -> None:
     """Go on from a `saved_state`; collective. Raises ArgumentError, changing nothing, for another model's."""
     if state:
-        load_state(ours.local_steps or _start(ours), state)
+        (ours.local_steps or _start(ours)).load_state(state)
 
 
 def _start(ours: ModelSync) -> LocalSteps:
+    from clcomm.sync.policies.policy import ModelParameters  # here, as most programs have no policy
+
     space, policy = ours.space, ours.settings.policy
     assert policy is not None
     parameters = ModelParameters(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from clcomm.base.errors import ArgumentError
 from clcomm.base.flat_space.parameters import Precision, parse_precision
@@ -18,8 +18,10 @@ from clcomm.sync.decision import Decision, DecisionLog
 from clcomm.sync.divergence import ON_DIVERGENCE, ReplicaGuard
 from clcomm.sync.hooks import AdasumHook
 from clcomm.sync.logical_shards import LogicalShards
-from clcomm.sync.policies.choose import parse_policy
-from clcomm.sync.policies.policy import Policy
+from clcomm.sync.policies import parse_policy
+
+if TYPE_CHECKING:
+    from clcomm.sync.policies.policy import Policy
 
 #: The stages of ZeRO.
 STAGES = (1, 2, 3)

@@ -20,7 +20,6 @@ from clcomm.sync.hooks import refuse_hook
 from clcomm.sync.known_models import KnownModels
 from clcomm.sync.logical_shards import LogicalShards
 from clcomm.sync.model_sync import ModelSync
-from clcomm.sync.policies.policy import saved_state
 from clcomm.sync.replicas import PARAMETERS
 from clcomm.sync.settings import SyncSettings, takes
 
@@ -338,7 +337,7 @@ class Synchronizer:
         """
         if self._has_policy:
             steps = self.models.of(model).local_steps
-            return {} if steps is None else saved_state(steps)
+            return {} if steps is None else steps.saved_state()
         return compression_state.state_of(self.models, model)
 
     def load_state_dict(self, model: Any, state: Mapping[str, np.ndarray]) -> None:

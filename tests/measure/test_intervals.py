@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.insight.measure.timing import Estimate, estimate
+from clcomm.comm.costs.estimates import Estimate, estimate
 
 
 def coverage(count: int, k: int) -> float:

@@ -9,8 +9,8 @@ import os
 import numpy as np
 import pytest
 
+from clcomm.comm.costs.estimates import sign_test
 from clcomm.comm.costs.forecast import Candidate
-from clcomm.comm.costs.sign_test import sign_test
 from clcomm.sync.auto_buckets import BucketTuner, elapsed
 
 #: Courses drawn for each kind of noise and difference; `make courses` draws more.

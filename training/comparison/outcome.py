@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clcomm.insight.measure.timing import Estimate, estimate
+from clcomm.comm.costs.estimates import Estimate, estimate
 from training.comparison.variants import PER_TENSOR, Variant
 from training.result import Result
 from training.session import Session

@@ -10,6 +10,7 @@ import numpy as np
 
 from clcomm.base.units import format_number, format_size
 from clcomm.comm.communicator import Communicator
+from clcomm.comm.costs.estimates import METHOD, Estimate
 from clcomm.comm.costs.forecast import recommend
 from clcomm.comm.costs.model import Fit, fit, plan_s
 from clcomm.insight.drawing import svg
@@ -33,7 +34,7 @@ from clcomm.insight.drawing.scene import (
     upright,
 )
 from clcomm.insight.measure.collective_cases import PreparedAllReduceCase
-from clcomm.insight.measure.timing import METHOD, Estimate, MeasuredTransport, TimingSchedule, sizes_between, time_calls
+from clcomm.insight.measure.timing import MeasuredTransport, TimingSchedule, sizes_between, time_calls
 from training.comparison.outcome import Outcome, reference_of
 
 #: The smallest size of the calls that are timed, in bytes, and the ratio of one size to the next.

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from clcomm.base.console.table import TextColumn, TextTable
+from clcomm.comm.costs.estimates import METHOD, Estimate, estimate
 from clcomm.comm.costs.model import Fit
-from clcomm.insight.measure.timing import METHOD, Estimate, estimate
 from clcomm.insight.report.record import COMPARISON_FORMAT, COMPARISON_SCHEMA
 from clcomm.sync.synchronizer import GRADIENTS
 from training.comparison.outcome import Outcome, Timing, reference_of

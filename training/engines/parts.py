@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,11 +19,13 @@ from clcomm.base.flat_space.parameters import parse_precision
 from clcomm.base.host.arrays import aligned_zeros
 from clcomm.engine import CrossEntropyLoss, Device, Module, Replay, Tensor, codec, fold, no_grad
 from clcomm.engine.nn.module import evaluating
-from clcomm.parallel.pipeline import Pipeline
 from models import MLP, ConvNet, LeNet, ResNet
 from training.engines import gather
 from training.engines.gather import DeviceGather
 from training.engines.rehearsal import Rehearsal
+
+if TYPE_CHECKING:
+    from clcomm.parallel.pipeline import Pipeline
 
 Shape = tuple[int, ...]
 #: The models by name.

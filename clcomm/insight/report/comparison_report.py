@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from clcomm.comm.costs.estimates import Estimate
 from clcomm.comm.stats.events import Row
-from clcomm.insight.measure.timing import Estimate
 from clcomm.insight.report.chart_kinds import Intervals
 from clcomm.insight.report.differences import Change, Subject, figures_changed, machine_changed, settings_changed
 from clcomm.insight.report.elements import Column, Table

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from clcomm.base.errors import DataError
 from clcomm.base.units import format_size
+from clcomm.comm.costs.estimates import Estimate
 from clcomm.comm.stats.comm_stats import MOST_TALLIES
-from clcomm.insight.measure.timing import Estimate
 from clcomm.insight.report.documents import Document
 from clcomm.insight.report.record import COMPARISON_FORMAT
 from clcomm.insight.report.recording import Run, read

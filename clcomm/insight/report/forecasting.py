@@ -33,7 +33,7 @@ from clcomm.insight.report.report import LeftOut, Report, subtitle
 from clcomm.insight.report.run_costs import Analysis, mean_step
 from clcomm.insight.report.sentences import title
 from clcomm.insight.report.step_parts import COMPUTING, CORE, EITHER, WAIT
-from clcomm.sync.policies.choose import parse_policy
+from clcomm.sync.policies import parse_policy
 from clcomm.sync.policies.outer import DiLoCo, LocalSGD
 
 #: Of forward and backward together, the part that is backward: two products for each of forward's.

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from clcomm.comm.stats.events import PACKING, Collective, Phase
 from clcomm.sync.agreement import CHECKS
-from clcomm.sync.auto_buckets import TUNING
 from clcomm.sync.clipping import CLIPPING
+from clcomm.sync.decision import TUNING
 
 #: The number of steps that are kept, and the most events and spans of each.
 STEPS, MOST_EVENTS, MOST_SPANS = 3, 400, 1600

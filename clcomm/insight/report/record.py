@@ -20,10 +20,10 @@ from clcomm.base.flat_space.buckets import Bucket
 from clcomm.base.storage.files import write_whole
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.costs import costfile
+from clcomm.comm.costs.estimates import estimate
 from clcomm.comm.stats.comm_stats import CommStats
 from clcomm.comm.stats.cores import allowed_cpus
 from clcomm.comm.transport.mpi_runtime import library
-from clcomm.insight.measure.timing import estimate
 from clcomm.insight.report.documents import Document, Record
 from clcomm.insight.report.last_steps import LastSteps
 from clcomm.insight.trace.part_file import read_clock

@@ -25,10 +25,10 @@ from clcomm.base.storage.field_checks import (
     whole,
 )
 from clcomm.comm.costs.costfile import SUMMED_BY
+from clcomm.comm.costs.estimates import Estimate
 from clcomm.comm.stats.comm_stats import Histogram
 from clcomm.comm.stats.cores import parse_cpus
 from clcomm.comm.stats.events import Row
-from clcomm.insight.measure.timing import Estimate
 from clcomm.insight.report.documents import Document
 from clcomm.insight.report.last_steps import MOST_SPANS, STEPS, Span, parse_span
 from clcomm.insight.report.record import COMPARISON_SCHEMA, FORMAT, SCHEMA

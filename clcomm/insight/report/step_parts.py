@@ -6,8 +6,8 @@ from clcomm.comm.stats.comm_stats import CommStats
 from clcomm.comm.stats.events import Row
 from clcomm.insight.report.documents import Record
 from clcomm.sync.agreement import CHECKS
-from clcomm.sync.auto_buckets import TUNING
 from clcomm.sync.clipping import CLIPPING
+from clcomm.sync.decision import TUNING
 from clcomm.sync.synchronizer import GRADIENTS, PARAMETERS
 
 #: The parts of a reduction's time; wait_unknown is waiting or moving where the transport does not report which.

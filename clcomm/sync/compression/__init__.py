@@ -31,9 +31,6 @@ import numpy as np
 from clcomm.base.errors import ArgumentError
 from clcomm.base.flat_space.buckets import Bucket
 from clcomm.comm.communicator import Communicator
-from clcomm.sync.compression.decoupled import DeMo
-from clcomm.sync.compression.powersgd import PowerSGD
-from clcomm.sync.compression.quantized import BFloat16, Float16, Int8, TopK
 
 
 class CommHook(Protocol):
@@ -59,11 +56,17 @@ class StatefulHook(CommHook, Protocol):
 
 def parse_compression(text: str) -> CommHook | None:
     """Return the hook for "fp16", "bf16", "int8", "topk:SHARE", "powersgd:RANK" or "demo:COUNT"; None for "none"."""
+    if text == "none":
+        return None
+    from clcomm.sync.compression.decoupled import DeMo  # here, as most programs compress nothing
+    from clcomm.sync.compression.powersgd import PowerSGD
+    from clcomm.sync.compression.quantized import BFloat16, Float16, Int8, TopK
+
     name, _, argument = text.partition(":") if isinstance(text, str) else ("", "", "")
     plain: dict[str, Callable[[], CommHook]] = {"fp16": Float16, "bf16": BFloat16, "int8": Int8}
     try:
-        if name in ("none", *plain) and text == name:
-            return plain[name]() if name in plain else None
+        if name in plain and text == name:
+            return plain[name]()
         if name == "topk" and 0 < float(argument) <= 1:
             return TopK(float(argument))
         if name == "powersgd" and int(argument) >= 1:

@@ -1,4 +1,4 @@
-"""The policy that a text names."""
+"""NoLoCo, SparseLoCo and streaming DiLoCo, and all policies by which a text may name one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clcomm.base.errors import ArgumentError
 from clcomm.comm.communicator import Communicator
 from clcomm.sync.policies import codes
 from clcomm.sync.policies.outer import DiLoCo, LocalSGD, Nesterov
-from clcomm.sync.policies.policy import OUTER, LocalSteps, ModelParameters, Policy, parse_settings
+from clcomm.sync.policies.policy import OUTER, LocalSteps, ModelParameters, Policy
 
 # --- NoLoCo: ranks take outer steps in pairs, which change from one to the next; no data goes to all. ---
 
@@ -275,21 +274,5 @@ def _start_codes(comm: Communicator, gradient: np.ndarray) -> Callable[[], np.nd
     return mean
 
 
-# --- The policy that a text names ---
-
+#: Those that `clcomm.sync.policies.parse_policy` knows.
 POLICIES: tuple[type[Policy], ...] = (LocalSGD, DiLoCo, StreamingDiLoCo, SparseLoCo, NoLoCo)
-
-
-def parse_policy(text: str) -> Policy | None:
-    """Return the policy of "none", "local:h=8", "diloco:h=50,lr=0.7", "streaming", "sparseloco" or "noloco:h=8".
-
-    None: gradients are averaged in each step. Settings that the text leaves out have defaults. Raises ArgumentError.
-    """
-    name, _, settings = text.partition(":") if isinstance(text, str) else ("", "", "")
-    if text == "none":
-        return None
-    kind = next((kind for kind in POLICIES if kind.name == name), None)
-    if kind is None:
-        names = ", ".join(kind.name for kind in POLICIES)
-        raise ArgumentError(f"policy: expected none or one of {names}, with settings such as diloco:h=50, got {text!r}")
-    return parse_settings(kind, settings)

@@ -88,6 +88,28 @@ class LocalSteps(ABC):
     def state(self) -> dict[str, np.ndarray]:
         """Return what this rank keeps beside the parameters, as flat arrays that may be written to."""
 
+    def saved_state(self) -> dict[str, np.ndarray]:
+        """Return a rank's state for a checkpoint: its own parameters too, as between outer steps ranks differ."""
+        kept = {name: array.copy() for name, array in self.state().items()}
+        counts = {"steps": np.array(self.steps), "aligned": np.array(self.aligned_at)}
+        return kept | counts | {"parameters": self.model.read().copy()}
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from a `saved_state`; collective.
+
+        Raises ArgumentError, changing nothing, for that of another model or policy.
+        """
+        own = self.saved_state()
+        for name, array in own.items():
+            checked_entry(state, name, array.dtype, array.shape)
+        require_known(state, {*own})
+        self.steps = int(state["steps"])
+        for name, array in self.state().items():
+            array[...] = state[name]
+        self.model.read()
+        self.model.write(state["parameters"])
+        self.loaded(int(state["aligned"]))
+
     def loaded(self, aligned_at: int) -> None:
         """Go on from what was written to the arrays of `state`, last aligned after so many steps; collective."""
         self.aligned_at = aligned_at
@@ -129,30 +151,6 @@ def parse_settings(kind: type[Policy], text: str) -> Policy:
             wanted = ", ".join(f"{each}={value.__name__.upper()}" for each, value in kinds.items())
             raise ArgumentError(f"policy: {kind.name}: expected settings of {wanted}, got {part!r}") from None
     return kind(**found)  # type: ignore[arg-type]
-
-
-def load_state(part: LocalSteps, state: Mapping[str, np.ndarray]) -> None:
-    """Let a policy go on from `saved_state`; collective.
-
-    Raises ArgumentError, changing nothing, for that of another model or policy.
-    """
-    own = saved_state(part)
-    for name, array in own.items():
-        checked_entry(state, name, array.dtype, array.shape)
-    require_known(state, {*own})
-    part.steps = int(state["steps"])
-    for name, array in part.state().items():
-        array[...] = state[name]
-    part.model.read()
-    part.model.write(state["parameters"])
-    part.loaded(int(state["aligned"]))
-
-
-def saved_state(part: LocalSteps) -> dict[str, np.ndarray]:
-    """Return a rank's state for a checkpoint: its own parameters too, as between outer steps ranks differ."""
-    kept = {name: array.copy() for name, array in part.state().items()}
-    counts = {"steps": np.array(part.steps), "aligned": np.array(part.aligned_at)}
-    return kept | counts | {"parameters": part.model.read().copy()}
 
 
 # --- A model's parameters as flat arrays, whole or in fragments, for what works on them between steps. ---
