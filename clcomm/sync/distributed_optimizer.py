@@ -22,7 +22,8 @@ from clcomm.sync import replicas
 from clcomm.sync.agreement import require_agreement
 from clcomm.sync.shared_space import SharedSpace
 from clcomm.sync.synchronizer import Synchronizer
-from clcomm.sync.zero.update import RangeUpdate, UnitUpdate, Update
+from clcomm.sync.zero.reductions import Update
+from clcomm.sync.zero.update import RangeUpdate, UnitUpdate
 
 _ITEM = 4  # bytes of a float32
 

@@ -131,7 +131,7 @@ def test_a_step_without_a_backward_waits_for_the_update_before(auto, monkeypatch
     job.backward(0)
     job.sync.sync_gradients(job.model)
     job.optimizer.step()
-    values, seen = job.optimizer._shard._shards.values, []
+    values, seen = job.optimizer._shard.values, []
     before = values.copy()
     monkeypatch.setattr(job.device, "finish", lambda: seen.append(values.copy()))
     job.optimizer.zero_grad()

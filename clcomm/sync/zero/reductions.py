@@ -1,26 +1,107 @@
-"""The reduce-scatter that gives each rank its part of the mean gradients, in every stage."""
+"""A rank's part of a model, as a DistributedOptimizer uses it; the reduce-scatter of gradients; those of stage 2."""
 
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from clcomm.base.flat_space.layout import ShardPlan, Unit
-from clcomm.base.flat_space.parameters import MISSING, Beginnings, ParameterRange
+from clcomm.base.flat_space.parameters import MISSING, Beginnings, ParameterRange, is_missing
 from clcomm.base.host.arrays import aligned_zeros
 from clcomm.comm.communicator import Communicator
 from clcomm.engine.device import Device
 from clcomm.engine.grad_slot import NONE, GradUnit
 from clcomm.engine.modes import current_backward
-from clcomm.sync.adapters.adapter import FlatArrays
 from clcomm.sync.agreement import CHECKS
 from clcomm.sync.bucket_plan import GRADIENTS, Readiness
+from clcomm.sync.clipping import clip_coefficient, global_norm, scale
 from clcomm.sync.divergence import NonFinite, first_non_finite, raise_found
 from clcomm.sync.shared_space import SharedSpace
+
+
+class Update(ABC):
+    """This rank's part of a model, with what reduces its gradients and gathers its parameters.
+
+    Attributes:
+        gradients: the device's buffer of the averaged gradients.
+        params: that of the parameters; None: the flat space's.
+        values: what this rank has of the averaged gradients, in the host's memory.
+    """
+
+    gradients: Any
+    params: Any = None
+    values: np.ndarray
+
+    def __init__(self, comm: Communicator, space: SharedSpace):
+        self.comm, self.space = comm, space
+
+    @abstractmethod
+    def memory(self) -> tuple[int, int, int]:
+        """Return the bytes of parameters, of gradients, and in flight: see MemoryUse."""
+
+    @abstractmethod
+    def reduce(self, weight: float) -> None:
+        """Average the gradients of this rank's part into `gradients`; its own count `weight` times."""
+
+    @abstractmethod
+    def named_parts(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield what this rank has of each parameter's averaged gradient, by name."""
+
+    def missing(self) -> frozenset[str]:
+        """Return the parameters of which this rank has a part, and no rank a gradient."""
+        return frozenset(name for name, mean in self.named_parts() if is_missing(mean))
+
+    @abstractmethod
+    def upload(self) -> None:
+        """Copy the averaged gradients to the device, where its memory is separate."""
+
+    def is_finite(self) -> bool:
+        """Return whether this rank's part of the mean holds neither NaN nor Inf."""
+        return bool(np.isfinite(self.values).all())
+
+    @abstractmethod
+    def raise_non_finite(self) -> NoReturn:
+        """Raise NonFiniteError on every rank, as some rank's part of the mean holds NaN or Inf; collective."""
+
+    @abstractmethod
+    def begin_update(self, is_clipped: bool) -> None:
+        """Wait until this rank may change its parameters."""
+
+    @abstractmethod
+    def gather(self) -> None:
+        """Let all ranks have all updated parameters."""
+
+    @abstractmethod
+    def follow(self, completed: Sequence[str]) -> None:
+        """Note in which order backward completes gradients, the same names on all ranks."""
+
+    def require_finite(self) -> None:
+        """Raise NonFiniteError on every rank, if any rank's part of the mean holds NaN or Inf; collective."""
+        if not self.comm.all_gather(np.array([self.is_finite()]), label=CHECKS).all():
+            self.raise_non_finite()
+
+    def scale(self, coefficient: float) -> None:
+        """Multiply this rank's part by the coefficient."""
+        for _, values in self.named_parts():  # not the padding, in which 0 times NaN would stay
+            scale(values, coefficient)
+        self.upload()
+
+    def norm(self) -> float:
+        """Return the norm of the whole mean; collective."""
+        return global_norm(self.comm, self.space, self.named_parts())
+
+    def clip(self, max_norm: float) -> float:
+        """Scale this rank's part so that the norm of the whole mean is at most `max_norm`; return the norm before."""
+        norm = self.norm()
+        coefficient = clip_coefficient(norm, max_norm)
+        if coefficient != 1.0:
+            self.scale(coefficient)
+        return norm
 
 
 def prepared_mean(
@@ -40,31 +121,6 @@ def prepared_mean(
     return partial(comm.reduce_scatter, gradients, "mean", out=mean, label=GRADIENTS, nbytes=nbytes, bucket=bucket)
 
 
-# --- Memory in which all ranks have one copy of a model. ---
-
-
-def move_to_common_memory(comm: Communicator, space: SharedSpace, *, with_gradients: bool) -> np.ndarray | None:
-    """Move parameters, and gradients if asked, into memory common to all ranks, if there is any; collective.
-
-    Returns the parameters, or all ranks' gradients, float32 with a row for each; None where nothing was moved.
-    """
-    flat, padded = space.adapter.flat_space, space.padded  # type: ignore[attr-defined]
-    if comm.size == 1 or not all(comm.all_gather_object(not flat.is_staged, label=CHECKS)):
-        return None
-    params, grads, moved = comm.allocate_common(padded.params.nbytes), padded.grads, None
-    if with_gradients:
-        moved = comm.allocate_common(comm.size * padded.grads.nbytes)
-    if not all(comm.is_common(each) for each in (params, moved) if each is not None):
-        return None
-    if moved is not None:
-        moved = moved.view(np.float32).reshape(comm.size, -1)
-        grads = moved[comm.rank].view(np.uint8)
-    space.move(FlatArrays(params, grads, padded.reduced))  # all ranks write the same params
-    del padded
-    comm.memory.free_unused()  # each rank's own: without it they stayed until the next allocation
-    return params if moved is None else moved
-
-
 # --- Gradients of which each rank keeps a shard of the mean: stage 2 of ZeRO. ---
 # Each unit of the flat space is reduced as soon as backward has completed it, and its own gradients are dropped: the
 # memory in which they were written is the next unit's. Every backward reduces every unit once, in one order on all
@@ -76,7 +132,7 @@ _NONE = -1
 Side = tuple[np.ndarray, Callable[[], object]]  # an array, and what reduces it
 
 
-class GradientShards:
+class GradientShards(Update):
     """This rank's shard of a model's mean gradients; making one is collective.
 
     Args:
@@ -85,21 +141,19 @@ class GradientShards:
         plan: its units.
         check_finite: whether to look for NaN and Inf in what each rank brings.
 
-    Attributes:
-        values: the shard, in the host's memory.
-        buffer: the shard, in the device's; `upload` brings it up to date.
     """
 
     def __init__(self, comm: Communicator, space: SharedSpace, plan: ShardPlan, check_finite: bool):
         flat = space.adapter.flat_space  # type: ignore[attr-defined]
-        self._comm, self._plan, self._device, self._checks = comm, plan, flat.device, check_finite
+        super().__init__(comm, space)
+        self.plan, self._device, self._checks = plan, flat.device, check_finite
         self._is_staged = flat.is_staged
         self._blocks = flat.shard_gradients(plan.units, self._drop)
         space.drop_gradients()
         self._bytes = aligned_zeros(plan.shard_nbytes)
         self.values = self._bytes.view(np.float32)
         memory = flat.device.memory
-        self.buffer = memory.exact(plan.shard_nbytes) if self._is_staged else memory.exact(on_top_of=self._bytes)
+        self.gradients = memory.exact(plan.shard_nbytes) if self._is_staged else memory.exact(on_top_of=self._bytes)
         self._mean = aligned_zeros(plan.largest_part)  # of the unit that is reduced
         self._areas = _Areas(comm, plan, self._mean)
         self._order = list(plan.units)
@@ -151,16 +205,17 @@ class GradientShards:
 
     # --- between backward and step ---
 
-    def complete(self) -> None:
+    def reduce(self, weight: float) -> None:
         """Reduce what no backward has reduced: of a rank that ran none, or gradients that the program has set."""
         self._device.finish()  # the last update may still read the shard
         if not self._rounds or any(unit.is_open for unit in self._blocks.units):
             self._finish_round(self._order)
         if self._fresh:
-            for unit in self._plan.units:
+            for unit in self.plan.units:
                 for place, part in self._own_places(unit):
                     if place.name in self._fresh:
                         self.values[part] = MISSING
+        self.upload()
 
     def finish_step(self) -> None:
         """Note that the optimizer has used the gradients."""
@@ -168,16 +223,15 @@ class GradientShards:
 
     def _drop(self, names: Sequence[str]) -> None:
         self._fresh.update(names)
-        if len(self._fresh) == len(self._plan.layout.ranges):
+        if len(self._fresh) == len(self.plan.layout.ranges):
             self._rounds, self._non_finite = 0, None
 
     def follow(self, completed: Sequence[str]) -> None:
-        """Reduce units from now on in the order in which backward completes them, the same names on all ranks."""
         if completed and not self._is_ordered:
             self._is_ordered = True
             at = {name: position for position, name in enumerate(completed)}
             order = sorted(
-                self._plan.units,
+                self.plan.units,
                 key=lambda unit: (max(at.get(place.name, len(at)) for place in unit.ranges), unit.index),
             )
             if order != self._order:
@@ -186,15 +240,13 @@ class GradientShards:
                 self._begin_round()
 
     def upload(self) -> None:
-        """Copy the shard to the device, where its memory is separate."""
         if self._is_staged:
-            self._device.write(self.buffer, self._bytes)
+            self._device.write(self.gradients, self._bytes)
 
     def raise_non_finite(self) -> NoReturn:
-        """Raise NonFiniteError on every rank, as some rank's part of the mean holds NaN or Inf; collective."""
-        found = [pair for unit in self._plan.units for pair in self._own_places(unit)]
+        found = [pair for unit in self.plan.units for pair in self._own_places(unit)]
         mean = first_non_finite([place for place, _ in found], [self.values[part] for _, part in found])
-        raise_found(self._comm, self._non_finite, mean)
+        raise_found(self.comm, self._non_finite, mean)
 
     # --- a unit ---
 
@@ -240,14 +292,13 @@ class GradientShards:
         self._fresh -= names
 
     def named_parts(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield what this rank has of each parameter's gradient, by name."""
-        for unit in self._plan.units:
+        for unit in self.plan.units:
             for place, part in self._own_places(unit):
                 yield place.name, self.values[part]
 
     def _own_places(self, unit: Unit) -> Iterator[tuple[ParameterRange, slice]]:
         """Yield the unit's parameters of which this rank has a part, and where that is in `values`."""
-        start = unit.start + self._comm.rank * unit.part_nbytes
+        start = unit.start + self.comm.rank * unit.part_nbytes
         for place in unit.ranges:
             first, last = max(place.start, start), min(place.stop, start + unit.part_nbytes)
             if first < last:
