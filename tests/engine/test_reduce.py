@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -30,6 +32,45 @@ def test_long_sums_take_several_passes(check_op, shape, axis):
     x = np.random.default_rng(6).standard_normal(shape).astype(np.float32)
     check_op(lambda t: t.sum(axis), lambda a: a.sum(axis=axis), x, tolerance=1e-5)
     check_op(lambda t: t.mean(axis), lambda a: a.mean(axis=axis), x)
+
+
+LONG = {
+    "cumsum": (lambda x, device: F.cumsum(Tensor(x, device), 0).numpy()[-1], (1_000_000,)),
+    "cumsum of rows": (lambda x, device: F.cumsum(Tensor(x, device), 0).numpy()[-1], (200_000, 3)),
+    "Linear": (lambda up, device: _bias(F.linear, np.ones((len(up), 8), np.float32), (5, 8), up, device), (30_000, 5)),
+    "batch norm": (
+        lambda up, device: _bias(partial(F.batch_norm, training=True), up * up, (4,), up, device), (64, 4, 48, 48),
+    ),
+    "batch norm of small planes": (
+        lambda up, device: _bias(partial(F.batch_norm, training=True), up * up, (4,), up, device), (20_000, 4, 2, 3),
+    ),
+}  # fmt: skip
+
+
+def _bias(function, x, weight, up, device):
+    """Return the gradient of a bias: the sum of `up` over all but its channels."""
+    given = [Tensor(np.zeros(4, np.float32), device), Tensor(np.ones(4, np.float32), device)] if x.ndim == 4 else []
+    bias = Tensor(np.zeros(up.shape[1], np.float32), device, requires_grad=True)
+    function(Tensor(x, device), *given, Tensor(np.ones(weight, np.float32), device), bias).backward(Tensor(up, device))
+    return bias.grad.numpy()
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_rounding_errors_of_long_sums_do_not_add_up(device, name):
+    sums, shape = LONG[name]
+    x = np.full(shape, 0.1, np.float32) + np.random.default_rng(9).random(shape, np.float32) * np.float32(0.01)
+    channels = (0, *range(2, len(shape)))
+    np.testing.assert_allclose(
+        sums(x, device), x.astype(np.float64).sum(channels), rtol=1e-6 if "cumsum" in name else 4e-7
+    )
+
+
+def test_infinity_in_a_long_sum_stays_infinity(device):
+    x = np.ones((300, 2), np.float32)
+    x[100, 0] = np.inf
+    sums = F.cumsum(Tensor(x, device), 0).numpy()
+    assert np.array_equal(sums, np.cumsum(x, 0))
+    assert _bias(F.linear, np.ones((300, 8), np.float32), (2, 8), x, device).tolist() == [np.inf, 300]
 
 
 def test_same_bits_each_time(device):

@@ -1,6 +1,7 @@
 /* Batch norm of x[images, channels, size]: y = (x - mean) * scale * weight + bias in each channel, with
    scale = 1 / sqrt(variance + eps), and its gradients. `parameters` is 0 without weight and bias, 1 with a weight, 2 with
-   both. Sums run over planes of `size` elements and then over images: their order depends on the shape alone.
+   both. Sums run over planes of `size` elements and then over images: their order depends on the shape alone. Long ones
+   are those of runs (see `end_run`).
    Source: Ioffe and Szegedy, "Batch Normalization", 2015. */
 
 /* Where the statistics come from: */
@@ -11,17 +12,47 @@
 
 #define CHANNEL_ARGS int images, int channels, int size
 
-/* Runs over the elements of channel c in the first `planes` images: from index `at` on as many as `left` says, up to
-   LANES. */
+/* Runs over the elements of channel c in the first `planes` images, from index `at` on as many as `left` says, up to
+   LANES; the runs of a long sum begin at `from` and have RUN_TERMS terms. */
 #ifdef ON_CPU
-#define FOR_CHANNEL(at, left, planes)         \
-    for (int n = 0; n < (planes); ++n)        \
-        for (int at = (n * channels + c) * size, left = size; left > 0; at += LANES, left -= LANES)
+#define FOR_RUNS(from, planes)            \
+    for (int n = 0; n < (planes); ++n)    \
+        for (int from = 0; from < size; from += LONG_RUN * LANES)
+#define RUN_LEFT(from) smaller(size - from, LONG_RUN * LANES)
+#define RUN_TERMS(from) ((RUN_LEFT(from) + LANES - 1) / LANES)
+#define FOR_RUN(at, left, from) \
+    for (int at = (n * channels + c) * size + from, left = RUN_LEFT(from); left > 0; at += LANES, left -= LANES)
 #else
-#define FOR_CHANNEL(at, left, planes)                                            \
-    for (int i = get_local_id(0), left = 1; i < (planes) * size; i += ROW_GROUP) \
-        for (int at = (i / size * channels + c) * size + i % size, first = 1; first; first = 0)
+#define FOR_RUNS(from, planes) for (int from = get_local_id(0); from < (planes) * size; from += ROW_GROUP)
+#define RUN_TERMS(from) 1
+#define FOR_RUN(at, left, from) \
+    for (int at = (from / size * channels + c) * size + from % size, left = 1; left > 0; left = 0)
 #endif
+#define FOR_CHANNEL(at, left, planes) FOR_RUNS(from, planes) FOR_RUN(at, left, from)
+
+/* Sums over channel c in the first `planes` images: of x, and of the squares of its distance from `mean`. */
+INLINE lanes sum_of_channel(__global const float *x, int planes, int c, CHANNEL_ARGS) {
+    lanes run = 0.0f, sum = 0.0f, excess = 0.0f;
+    int terms = 0;
+    FOR_RUNS(from, planes) {
+        FOR_RUN(at, left, from) run += load_lanes(x + at, left, 0.0f);
+        if (is_long(&terms, RUN_TERMS(from))) end_run(&run, &sum, &excess);
+    }
+    return sum + run;
+}
+
+INLINE lanes squares_of_channel(__global const float *x, float mean, int planes, int c, CHANNEL_ARGS) {
+    lanes run = 0.0f, sum = 0.0f, excess = 0.0f;
+    int terms = 0;
+    FOR_RUNS(from, planes) {
+        FOR_RUN(at, left, from) {
+            const lanes apart = load_lanes(x + at, left, mean) - mean;
+            run += apart * apart;
+        }
+        if (is_long(&terms, RUN_TERMS(from))) end_run(&run, &sum, &excess);
+    }
+    return sum + run;
+}
 
 __kernel void count_batch(__global int *batches) {
     if (get_global_id(0) == 0) batches[0] += 1;
@@ -40,13 +71,9 @@ __kernel void batch_norm(__global float *restrict y, __global float *restrict me
     const int summed = statistics == GIVEN ? 0 : images; /* all items meet at the barriers of the sums */
     FOR_ROWS(c, channels) {
         const float count = (float)images * size;
-        lanes sums = 0.0f, squares = 0.0f;
-        FOR_CHANNEL(at, left, summed) sums += load_lanes(x + at, left, 0.0f);
+        const lanes sums = sum_of_channel(x, summed, c, images, channels, size);
         const float own_mean = GROUP_SUM(lanes_sum(sums), scratch) / count;
-        FOR_CHANNEL(at, left, summed) {
-            const lanes apart = load_lanes(x + at, left, own_mean) - own_mean;
-            squares += apart * apart;
-        }
+        const lanes squares = squares_of_channel(x, own_mean, summed, c, images, channels, size);
         const float own_variance = GROUP_SUM(lanes_sum(squares), scratch) / count;
         const float mean = statistics == GIVEN ? running_mean[c] : own_mean;
         const float variance = statistics == GIVEN ? running_variance[c] : own_variance;
@@ -76,12 +103,21 @@ __kernel void batch_norm_grad(__global float *restrict dx, __global float *restr
     GROUP_SCRATCH(scratch);
     FOR_ROWS(c, channels) {
         const float mean = means[c], scale = scales[c];
-        lanes sums = 0.0f, products = 0.0f;
-        FOR_CHANNEL(at, left, images) {
-            const lanes up = load_lanes(g + at, left, 0.0f);
-            sums += up;
-            products += up * (load_lanes(x + at, left, mean) - mean);
+        lanes sums = 0.0f, products = 0.0f, run = 0.0f, product_run = 0.0f, excess = 0.0f, product_excess = 0.0f;
+        int terms = 0;
+        FOR_RUNS(from, images) {
+            FOR_RUN(at, left, from) {
+                const lanes up = load_lanes(g + at, left, 0.0f);
+                run += up;
+                product_run += up * (load_lanes(x + at, left, mean) - mean);
+            }
+            if (is_long(&terms, RUN_TERMS(from))) {
+                end_run(&run, &sums, &excess);
+                end_run(&product_run, &products, &product_excess);
+            }
         }
+        end_run(&run, &sums, &excess);
+        end_run(&product_run, &products, &product_excess);
         const float sum = GROUP_SUM(lanes_sum(sums), scratch);
         const float product = GROUP_SUM(lanes_sum(products), scratch) * scale;
         if (GROUP_LEADER) {
@@ -108,13 +144,9 @@ __kernel void moments(__global float *restrict own, __global const float *restri
     GROUP_SCRATCH(scratch);
     FOR_ROWS(c, channels) {
         const float count = (float)images * size;
-        lanes sums = 0.0f, squares = 0.0f;
-        FOR_CHANNEL(at, left, images) sums += load_lanes(x + at, left, 0.0f);
+        const lanes sums = sum_of_channel(x, images, c, images, channels, size);
         const float mean = GROUP_SUM(lanes_sum(sums), scratch) / count;
-        FOR_CHANNEL(at, left, images) {
-            const lanes apart = load_lanes(x + at, left, mean) - mean;
-            squares += apart * apart;
-        }
+        const lanes squares = squares_of_channel(x, mean, images, c, images, channels, size);
         const float square = GROUP_SUM(lanes_sum(squares), scratch);
         if (GROUP_LEADER) {
             own[c] = mean;

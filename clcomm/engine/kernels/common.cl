@@ -213,6 +213,23 @@ inline float float_of_bfloat16(uint bits) { return as_float(bits << 16); }
 INLINE int smaller(int a, int b) { return a < b ? a : b; }
 INLINE int larger(int a, int b) { return a > b ? a : b; }
 
+/* A long sum is one of runs of about LONG_RUN terms, each added with what rounding took from those before; infinity and
+   NaN lose nothing. Source: Kahan, "Further remarks on reducing truncation errors", 1965. */
+#define LONG_RUN 64
+INLINE bool is_long(int *terms, int more) {
+    *terms += more;
+    if (*terms < LONG_RUN) return false;
+    *terms = 0;
+    return true;
+}
+
+INLINE void end_run(lanes *run, lanes *sum, lanes *excess) {
+    const lanes added = *run - *excess, all = *sum + added, none = 0.0f;
+    *excess = all - all == none ? (all - *sum) - added : none;
+    *sum = all;
+    *run = none;
+}
+
 /* Notes the first index that is not one of `count`: see clcomm/engine/tensor_methods.py. */
 INLINE void note_outside(__global int *outside, int index, int count) {
     if (atomic_add(outside, 1) == 0) {

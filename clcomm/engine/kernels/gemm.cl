@@ -176,15 +176,19 @@ __kernel void transpose(__global const float *from, __global float *to, int rows
             to[(long)column * rows + row] = from[(long)row * columns + column];
 }
 
-/* Sums up to 8 * `eights` columns of a matrix, from column `n` on, top to bottom. */
+/* Sums up to 8 * `eights` columns of a matrix, from column `n` on, top to bottom, in
+   runs. */
 INLINE void sum_strip(__global const float *matrix, __global float *sums, int rows, int columns, int n, const int eights)
 {
-    float8 sum[8];
+    float8 sum[8], run[8], excess[8];
     const int width = columns - n;
-    UNROLL for (int i = 0; i < eights; ++i) sum[i] = 0.0f;
-    for (int row = 0; row < rows; ++row)
-        UNROLL for (int i = 0; i < eights; ++i)
-            sum[i] += load_lanes(matrix + (long)row * columns + n + 8 * i, width - 8 * i, 0.0f);
+    UNROLL for (int i = 0; i < eights; ++i) sum[i] = excess[i] = run[i] = 0.0f;
+    for (int first = 0; first < rows; first += LONG_RUN) {
+        for (int row = first; row < smaller(first + LONG_RUN, rows); ++row)
+            UNROLL for (int i = 0; i < eights; ++i)
+                run[i] += load_lanes(matrix + (long)row * columns + n + 8 * i, width - 8 * i, 0.0f);
+        UNROLL for (int i = 0; i < eights; ++i) end_run(&run[i], &sum[i], &excess[i]);
+    }
     UNROLL for (int i = 0; i < eights; ++i) store_lanes(sum[i], sums + n + 8 * i, width - 8 * i);
 }
 

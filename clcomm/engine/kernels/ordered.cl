@@ -158,16 +158,23 @@ __kernel void first(__global int *restrict indices, __global const float *restri
     }
 }
 
-/* The sums of all elements up to each, from the last on with `from_end`. */
+/* The sums of all elements up to each, from the last on with `from_end`: runs are summed by themselves, and added with what
+   rounding took from those before, as in `end_run`. */
 __kernel void running(__global float *restrict y, __global const float *restrict x, int from_end, int outer, int length,
                       int inner) {
     FOR_EACH(i, outer * inner) {
         const long start = (long)(i / inner) * length * inner + i % inner;
-        float so_far = 0.0f;
-        for (int k = 0; k < length; ++k) {
-            const long at = start + (long)(from_end ? length - 1 - k : k) * inner;
-            so_far += x[at];
-            y[at] = so_far;
+        float before = 0.0f, excess = 0.0f;
+        for (int first = 0; first < length; first += LONG_RUN) {
+            float run = 0.0f, added = 0.0f, all = 0.0f;
+            for (int k = first; k < smaller(first + LONG_RUN, length); ++k) {
+                const long at = start + (long)(from_end ? length - 1 - k : k) * inner;
+                run += x[at];
+                added = run - excess;
+                y[at] = all = before + added;
+            }
+            excess = all - all == 0.0f ? (all - before) - added : 0.0f;
+            before = all;
         }
     }
 }
