@@ -29,7 +29,7 @@ WINGS: dict[str, tuple[str, ...]] = {
 }
 ORDER = list(WINGS)
 #: Modules of clcomm that belong to no wing: they hold names for users, and import at first use.
-LOOSE = ("clcomm/__init__.py", "clcomm/__main__.py", "clcomm/_moved.py", "clcomm/_version.py")
+LOOSE = ("clcomm/__init__.py", "clcomm/guard.py", "clcomm/__main__.py", "clcomm/_moved.py", "clcomm/_version.py")
 #: The one file of communication that imports the engine, with which a Communicator sums on its rank's CPU.
 SUMS_ON_CPU = "clcomm/comm/collectives/all_reduce.py", "clcomm/engine/fold.py"
 

@@ -21,9 +21,10 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.base.errors import ArgumentError, ClcommError
-from clcomm.comm.transport import Pending, mpi_communicators
+from clcomm.comm.transport import mpi_communicators
 from clcomm.comm.transport.mpi_resources import MpiResources
 from clcomm.comm.transport.mpi_runtime import world
+from clcomm.comm.transport.pending import Pending
 from tests.transport.references import FOLDS, drawn, folded, layout_hosts, pretended_host, same_bits
 
 pytestmark = pytest.mark.mpi(min_size=2)

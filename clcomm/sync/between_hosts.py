@@ -13,7 +13,7 @@ import numpy as np
 
 from clcomm.base.flat_space.buckets import Bucket
 from clcomm.comm.communicator import Communicator
-from clcomm.comm.transport import Transport
+from clcomm.comm.transport.base import Transport
 from clcomm.sync.adapters.adapter import FlatArrays
 from clcomm.sync.compression.coding import Codec
 from clcomm.sync.compression.ranks import FirstRanks, PreparedHook, Task

@@ -29,8 +29,6 @@ WITHOUT_ALL = (
     "clcomm.sync.adapters.netcl_optim", "clcomm.sync.balance", "clcomm.sync.compression", "clcomm.sync.decision",
     "clcomm.sync.distributed_optimizer", "clcomm.sync.elastic", "clcomm.sync.sampler",
 )  # fmt: skip
-#: Modules with an `__all__` for other modules of clcomm alone.
-INTERNAL = {"clcomm.comm.transport"}
 _PART = re.compile(r"<!-- public names of ([\w.]+) -->.*?<!-- end -->", re.DOTALL)
 #: Modules with other libraries' names, which describe what nothing else does.
 LAST = {"clcomm.netcl"}
@@ -65,7 +63,7 @@ def public_modules() -> list[str]:
         if any(_assigns_all(statement) for statement in ast.parse(path.read_text()).body):
             parts = path.relative_to(ROOT).with_suffix("").parts
             found.add(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
-    return sorted(found - INTERNAL)
+    return sorted(found)
 
 
 def _assigns_all(statement: ast.stmt) -> bool:

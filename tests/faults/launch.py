@@ -86,15 +86,15 @@ def memory_environment(**extra: str) -> dict[str, str]:
 
 def start(
     path: Path, script: str, *, ranks: int = 3, launcher: bool = True, under: Sequence[str] = (),
-    preamble: str = PREAMBLE, **environment: str,
+    preamble: str = PREAMBLE, python: Sequence[str] = (), **environment: str,
 ) -> subprocess.Popen:  # fmt: skip
-    """Start a script on some ranks, or without a launcher, and return at once."""
+    """Start a script on some ranks, or without a launcher, with these options of Python, and return at once."""
     path = path / "job.py"
     path.write_text(preamble + script)
     # A suite run in a shell's background ignores Ctrl-C, and its child processes would inherit that.
     command = ["env", "--default-signal=INT", *under, *([mpiexec(), "-n", str(ranks)] if launcher else [])]
     return subprocess.Popen(
-        [*command, sys.executable, str(path)],
+        [*command, sys.executable, *python, str(path)],
         env=clean_environment(**environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

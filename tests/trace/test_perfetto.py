@@ -11,7 +11,7 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.comm.stats.events import Phase
-from clcomm.comm.transport import Pending
+from clcomm.comm.transport.pending import Pending
 from clcomm.comm.transport.solo import SoloTransport
 from clcomm.engine import Device
 from clcomm.insight.trace import Trace

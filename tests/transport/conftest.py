@@ -10,14 +10,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-from clcomm.comm.transport import Pending, SoloTransport, Transport
+from clcomm.comm.transport.base import Transport
 from clcomm.comm.transport.hierarchical import HierarchicalTransport
 from clcomm.comm.transport.hosts import Hosts
 from clcomm.comm.transport.mpi_communicators import host_of
 from clcomm.comm.transport.mpi_runtime import world
 from clcomm.comm.transport.mpi_transport import MpiTransport
+from clcomm.comm.transport.pending import Pending
 from clcomm.comm.transport.reduction import prepared_reduction_by_hosts
 from clcomm.comm.transport.shared import SharedTransport
+from clcomm.comm.transport.solo import SoloTransport
 from clcomm.engine.fold import DeviceFold
 from tests.helpers import cpu_device
 from tests.transport.references import LAYOUTS, folded, layout_hosts, pretended_host

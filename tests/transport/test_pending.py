@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from clcomm.comm.transport import Pending
 from clcomm.comm.transport.mpi_runtime import world
+from clcomm.comm.transport.pending import Pending
 from tests.transport.conftest import make_bench
 from tests.transport.references import LAYOUTS, drawn, same_bits
 

@@ -17,7 +17,7 @@ from clcomm.comm.collectives.runner import KEPT_CALLS, CollectiveRunner, Named, 
 from clcomm.comm.collectives.world import World
 from clcomm.comm.stats.comm_stats import Collective, Phase
 from clcomm.comm.stats.events import Call
-from clcomm.comm.transport import Transport
+from clcomm.comm.transport.base import Transport
 from clcomm.comm.transport.reduction import Fold
 
 if TYPE_CHECKING:

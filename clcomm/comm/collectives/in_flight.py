@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from clcomm.comm.stats.events import PACKING, Call, Collective, Observer, Phase, TimedPhase
-from clcomm.comm.transport import Pending
-from clcomm.comm.transport.pending import Span
+from clcomm.comm.transport.pending import Pending, Span
 from clcomm.comm.transport.rendezvous import UNKNOWN, DifferentOperations, Rendezvous, last_of
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from clcomm.base.host.arrays import note_write
 from clcomm.comm.collectives.in_flight import Handle, Notifier, StartGuard, T
 from clcomm.comm.collectives.world import World
 from clcomm.comm.stats.events import Call, Collective, disagreement
-from clcomm.comm.transport import Pending, Transport, mpi_failures
-from clcomm.comm.transport.base import misaligned
+from clcomm.comm.transport import mpi_failures
+from clcomm.comm.transport.base import Transport, misaligned
 from clcomm.comm.transport.mpi_runtime import closed
-from clcomm.comm.transport.pending import complete_started
+from clcomm.comm.transport.pending import Pending, complete_started
 from clcomm.comm.transport.rendezvous import DifferentOperations, HostRendezvous, NoRendezvous, Rendezvous
 
 if TYPE_CHECKING:

@@ -11,9 +11,12 @@ import numpy as np
 
 from clcomm.base.host import usable_cores
 from clcomm.comm.collectives.arguments import address_of
-from clcomm.comm.transport import Pending, SoloTransport, Transport, mpi_communicators
+from clcomm.comm.transport import mpi_communicators
+from clcomm.comm.transport.base import Transport
 from clcomm.comm.transport.mpi_runtime import Intracomm
+from clcomm.comm.transport.pending import Pending
 from clcomm.comm.transport.rendezvous import NoRendezvous, Rendezvous
+from clcomm.comm.transport.solo import SoloTransport
 
 if TYPE_CHECKING:
     from clcomm.comm.transport.base import BlockingCollectives

@@ -5,9 +5,3 @@ combines both on several hosts. The order of summation does not depend on the le
 however the data was split into calls: rank order, ((r0 + r1) + r2) + ..., and in `hierarchical` on several hosts,
 within each host first (docs/summation-order.md).
 """
-
-from clcomm.comm.transport.base import Transport
-from clcomm.comm.transport.pending import Pending
-from clcomm.comm.transport.solo import SoloTransport
-
-__all__ = ["Pending", "SoloTransport", "Transport"]

@@ -13,6 +13,7 @@ import numpy as np
 from clcomm.base.errors import ArgumentError, ResourceError
 from clcomm.comm.transport.mpi_failures import is_lost_peer, tolerates_failures
 from clcomm.comm.transport.mpi_runtime import Datatype, Intracomm, Request, Win, require_not_finalized
+from clcomm.comm.transport.mpi_runtime import host_of as host_of
 from clcomm.comm.transport.pending import advance_started, complete
 
 T = TypeVar("T")
@@ -90,13 +91,6 @@ def taking_communicators() -> Iterator[None]:
             f"Communicator: expected MPI to have communicators left, but it reports: {str(error).splitlines()[-1]}; "
             f"call finalize() of those that are not needed any more"
         ) from None
-
-
-def host_of(comm: Intracomm) -> Intracomm:
-    """Return a communicator of the ranks that can share memory with this one; collective."""
-    from mpi4py import MPI
-
-    return cast("Intracomm", comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank()))
 
 
 def world_ranks(comm: Intracomm) -> tuple[int, ...]:

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
-import numpy as np
-
 from clcomm.base.errors import LaunchError
 from clcomm.base.host.host_processes import SHARED_MEMORY, files_of
 from clcomm.base.host.launcher import launched_rank
@@ -213,11 +211,10 @@ def ranks_in_agreement(digest: bytes, timeout_s: float) -> list[int] | None:
     """Return the ranks that call this with the same digest; None after a time-out, a rank's death or MPI.Finalize()."""
     if is_finalized():
         return None
-    own = np.frombuffer(digest, np.uint8).copy()
-    everyone = np.empty((_job().Get_size(), own.size), np.uint8)
+    everyone = bytearray(_job().Get_size() * len(digest))
     deadline = time.monotonic() + timeout_s
     try:
-        request = _job().Iallgather(own, everyone)
+        request = _job().Iallgather(bytearray(digest), everyone)
         while not request.Test():
             if time.monotonic() > deadline:
                 return None
@@ -226,7 +223,8 @@ def ranks_in_agreement(digest: bytes, timeout_s: float) -> list[int] | None:
         if not is_lost_peer(error):
             raise
         return None
-    return [rank for rank, theirs in enumerate(everyone) if np.array_equal(theirs, own)]
+    theirs = (everyone[start : start + len(digest)] for start in range(0, len(everyone), len(digest)))
+    return [rank for rank, its in enumerate(theirs) if its == digest]
 
 
 def prepare_abort() -> None:

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from clcomm.base.errors import RankNames, name_ranks
-from clcomm.comm.transport import Pending, Transport, mpi_communicators, mpi_failures, mpi_runtime
+from clcomm.comm.transport import mpi_communicators, mpi_failures, mpi_runtime
+from clcomm.comm.transport.base import Transport
 from clcomm.comm.transport.mpi_runtime import Intracomm
-from clcomm.comm.transport.pending import advance_started
+from clcomm.comm.transport.pending import Pending, advance_started
 
 #: Number of new Communicators between garbage collections: MPICH has enough MPI communicators for some 400 of them.
 _COLLECT_AFTER = 64

@@ -7,7 +7,7 @@ import sys
 import warnings
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from clcomm.base.errors import ArgumentError, LaunchError, pip_install
 from clcomm.base.host.launcher import SIZES, launched_rank_in_words, numbers_of
@@ -50,6 +50,13 @@ def world() -> Intracomm:
     return everyone
 
 
+def host_of(comm: Intracomm) -> Intracomm:
+    """Return a communicator of the ranks that can share memory with this one; collective."""
+    from mpi4py import MPI
+
+    return cast("Intracomm", comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank()))
+
+
 def library() -> str:
     """Return the name and version of the MPI library that mpi4py loaded."""
     vendor, version = load_mpi().get_vendor()
@@ -68,7 +75,7 @@ class ProcessMpi:
 
     Attributes:
         is_ours_to_end: whether clcomm calls MPI_Finalize: mpi4py leaves that to it, or left MPI_Init to it.
-        survivors: the job's live ranks after losses; None: all of COMM_WORLD.
+        survivors: the job's live ranks after losses, or all of them under `clcomm.guard`; None: all of COMM_WORLD.
         windows_in_use: windows that arrays still used when their Communicator was closed, by the ranks in COMM_WORLD
             that share them (`host_memory.py`).
     """

@@ -23,7 +23,6 @@ from typing import NoReturn, TextIO
 
 from clcomm.base.errors import ClcommError, escaped
 from clcomm.base.host import variables
-from clcomm.comm.stats import events
 from clcomm.comm.transport import mpi_failures, mpi_runtime
 from clcomm.comm.watch.exit_monitor_process import FAILING, STOPPING
 from clcomm.comm.watch.job import this_job
@@ -79,6 +78,8 @@ def run(main: Callable[[], int | None], tidy: Callable[[BaseException], None] | 
 
 def note_step(step: int) -> None:
     """Note this rank's step of the training, for messages about its end, for `clcomm run` and `clcomm top`."""
+    from clcomm.comm.stats import events  # here, as it needs NumPy, and the end of a job does not
+
     events.note_step(step)
     job = this_job()
     job.record.note_step(step)

@@ -23,7 +23,6 @@ from clcomm.comm.watch import endings, exit_monitor, termination_signals
 from clcomm.comm.watch.exit_monitor_process import FINALIZED, LEAVING
 from clcomm.comm.watch.forced_end import end_by_force_later
 from clcomm.comm.watch.job import Hooks, Job, Limits, OpenCommunicator, this_job
-from clcomm.comm.watch.stall_message import place_of_thread
 from clcomm.comm.watch.termination_signals import SignalHandlers
 from clcomm.comm.watch.worlds import ThisWorld
 
@@ -269,5 +268,7 @@ def remains() -> str:
 
 
 def _at(identifier: int | None) -> str:
+    from clcomm.comm.watch.stall_message import place_of_thread  # here, as it needs NumPy
+
     place = "" if identifier is None else place_of_thread(identifier)
     return f" at {place}" if place else ""

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from clcomm.base.errors import ArgumentError
 from clcomm.base.host import variables
-from clcomm.comm.transport.mpi_resources import AllResources
 from clcomm.comm.watch.rank_record import RankRecord
 from clcomm.comm.watch.restarts import ProgressFile
 
 if TYPE_CHECKING:
     from clcomm.base.storage.scratch import WriterLocks
     from clcomm.comm.stats.events import Call
+    from clcomm.comm.transport.mpi_resources import AllResources
     from clcomm.comm.transport.mpi_runtime import Intracomm
 
 
@@ -91,7 +91,6 @@ class Job:
         progress: the same for `clcomm run`.
         averagings: by the id of a model, the averaging of its gradients that was used last: no other follows the
             model's backward.
-        communicators: the MPI resources of all Communicators.
         hooks: of the process's exits, from the first Communicator or `clcomm run` on.
         queues: collectives that run in threads beside the program.
         declared: the facts on the program that ranks compare at their start (`clcomm/comm/collectives/same_start.py`).
@@ -103,7 +102,7 @@ class Job:
     """
 
     def __init__(self) -> None:
-        self.record, self.progress, self.communicators = RankRecord(), ProgressFile(), AllResources()
+        self.record, self.progress = RankRecord(), ProgressFile()
         self.averagings: weakref.WeakValueDictionary[int, Averaging] = weakref.WeakValueDictionary()
         self.hooks: Hooks | None = None
         self.queues: weakref.WeakSet[Queue] = weakref.WeakSet()
@@ -112,6 +111,13 @@ class Job:
         self.copies = itertools.count()
         self.is_reported = self.is_signalled = False
         self.wrapped: tuple[str, BaseException] | None = None
+
+    @cached_property
+    def communicators(self) -> AllResources:
+        """The MPI resources of all Communicators."""
+        from clcomm.comm.transport.mpi_resources import AllResources  # here, as it needs NumPy
+
+        return AllResources()
 
     @cached_property
     def locks(self) -> WriterLocks:

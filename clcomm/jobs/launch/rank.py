@@ -7,18 +7,16 @@ rank 0's, for a directory of logs: none.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
-import runpy
 import signal
 import sys
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 from typing import NoReturn
 
 from clcomm.base.host.launcher import JOB_VARIABLE, local_place
 from clcomm.base.host.rank_process import ancestors, handle_signals, leave_to_python, say_ended
+from clcomm.base.host.scripts import run_script, without_frames_of
 from clcomm.comm.watch import restarts
 from clcomm.jobs.launch import rank_logs
 from clcomm.jobs.launch.variables import share_cores
@@ -58,10 +56,10 @@ def start(
         _set_variables(address, port)
         with contextlib.suppress(AttributeError, ValueError):  # a stream of another kind, or closed
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-        script = partial(_run_script, job)
+        script = partial(run_script, job)
         script() if around is None else around(script)
 
-    endings.run(run, tidy=_without_own_frames)
+    endings.run(run, tidy=partial(without_frames_of, __file__))
 
 
 def _end_at_once(number: int, frame: object) -> None:
@@ -87,42 +85,6 @@ def _set_variables(address: str, port: str) -> None:
         variables = torch_variables(mpi_runtime.world())
     given = {"MASTER_ADDR": address, "MASTER_PORT": port}
     os.environ.update({**variables, **{name: value for name, value in given.items() if value != CHOSEN}})
-
-
-def _run_script(job: list[str]) -> None:
-    """Run a script or a module as `python SCRIPT` and `python -m MODULE` do."""
-    from clcomm.base.errors import ArgumentError
-
-    if job[0] != "-m":
-        sys.argv = job
-        if not getattr(sys.flags, "safe_path", False) and os.path.isfile(job[0]):
-            sys.path[0] = os.path.dirname(os.path.realpath(job[0]))
-        runpy.run_path(job[0], run_name="__main__")
-        return
-    sys.argv = job[1:]
-    name = job[1]
-    try:
-        found = importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError as error:
-        if not f"{name}.".startswith(f"{error.name}."):
-            raise  # the package before the dot is there, and imports something that is not
-        found = False
-    if not found:
-        raise ArgumentError(f"-m: expected a module that this Python finds, got {name!r}")
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
-
-
-def _without_own_frames(error: BaseException) -> None:
-    """Cut the frames of this module, of runpy and of the import system before the script's first one."""
-    trace: TracebackType | None = error.__traceback__
-    while trace is not None and _is_own(trace):
-        trace = trace.tb_next
-    error.__traceback__ = trace
-
-
-def _is_own(trace: TracebackType) -> bool:
-    code, module = trace.tb_frame.f_code, trace.tb_frame.f_globals.get("__name__")
-    return code.co_filename == __file__ or module in ("runpy", "clcomm.comm.watch.endings")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import numpy as np
 
 from clcomm.base.flat_space.buckets import Bucket
 from clcomm.base.host.arrays import aligned_zeros
-from clcomm.comm.transport import Transport
+from clcomm.comm.transport.base import Transport
 from clcomm.sync.compression.coding import Codec, Work
 
 
