@@ -65,7 +65,7 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
 
 .DELETE_ON_ERROR:
 .PHONY: ulfm options help mnist test test-all test-loaded test-torch test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
-.PHONY: causes killed-jobs model-check pairs orders snippets views families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
+.PHONY: causes killed-jobs model-check mutants pairs orders snippets views families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
 .PHONY: faults clean examples notebooks deploy matrix release newcomer hosts debian-packages unpack-debian docs
 .PHONY: docs-check drawings exporters trees
 
@@ -172,6 +172,9 @@ families: $(FOR_TEST) ## every specialised kernel over 3,000 cases of its family
 
 killed-jobs: $(FOR_TEST) ## kill a drawn process of 200 drawn jobs and see that nothing is left: half an hour
 	CLCOMM_ALL_CASES=1 CLCOMM_KILLED_JOBS=200 $(BIN)/python -m pytest tests/faults/test_killed_jobs.py -v
+
+mutants: $(FOR_TEST) ## 300 drawn one-line changes over comm, sync and the engine's table: how many their folder's tests find; hours (ARGS="--seed 7 --count 30")
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 oclgrind: $(FOR_TEST) | $(OCLGRIND) ## every kernel under Oclgrind, 100 cases of each family: some 20 minutes
 	CLCOMM_ALL_CASES=1 CLCOMM_OCLGRIND_CASES=100 $(BIN)/python -m pytest tests/oclgrind -v

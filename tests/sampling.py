@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ DIVIDED_FROM = 2
 #: Where one of four such cases runs: half of them on two ranks, which take least time.
 NUMBERS = (2, 3, 2, 4)
 #: The folders with the files that take longest.
-LONGEST = ("tests/oclgrind/", "tests/faults/", "tests/examples/", "tests/launch/")
+LONGEST = ("tests/families/", "tests/oclgrind/", "tests/faults/", "tests/examples/", "tests/launch/")
 
 
 def is_whole_suite(config: pytest.Config) -> bool:
@@ -84,6 +85,8 @@ def _most_cases(item: pytest.Item, most: int) -> int:
     if item.get_closest_marker("slow") is not None:
         return 0
     mark = item.get_closest_marker("sampled")
+    if mark is not None and mark.args[0] is None:
+        return sys.maxsize
     usual = MOST_SLOW_CASES if item.nodeid.startswith(SLOW) else most
     return usual if mark is None else min(mark.args[0], usual)
 

@@ -13,9 +13,7 @@ import pytest
 from clcomm import Synchronizer, clip_grad_norm
 from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor
-from clcomm.optim import SGD
 from clcomm.sync import model_ranks
-from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from models import MLP
 from tests.helpers import cpu_device, one_line
 from tests.numpy_models import Model, set_gradients, small_model
@@ -120,35 +118,6 @@ def test_other_norms_are_refused(comm, max_norm):
     with pytest.raises(ArgumentError) as caught:
         clip_grad_norm(sync, model, max_norm)
     assert one_line(caught) == f"max_norm: expected a number above 0, got {max_norm!r}"
-
-
-def trained(comm, kind, sharded, max_norm):
-    """Return norms and parameters of some steps on the engine."""
-    device = cpu_device(kind)
-    model = MLP(SHAPE, 10, device=device, seed=comm.rank)
-    sync = Synchronizer(comm, bucket_size="8KiB", check_finite=True)
-    optimizer = SGD(model, 0.1, momentum=0.9)
-    if sharded:
-        optimizer = DistributedOptimizer(optimizer, sync)
-    sync.broadcast_parameters(model)
-    norms = []
-    for step in range(2):
-        images = np.random.default_rng([step, comm.rank]).standard_normal((3, *SHAPE)).astype(np.float32)
-        model(Tensor(images, device)).sum().backward()
-        sync.sync_gradients(model)
-        norms.append(clip_grad_norm(sync, model, max_norm))
-        optimizer.step()
-        optimizer.zero_grad()
-    sync.check_replicas(model)
-    return norms, {name: value.tobytes() for name, value in model.state_dict().items()}
-
-
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])
-@pytest.mark.parametrize("max_norm", [0.1, 1e9])
-def test_a_sharded_update_clips_to_the_same_bits(comm, kind, max_norm):
-    norms, parameters = trained(comm, kind, False, max_norm)
-    assert all(norm > 0.1 for norm in norms) and alike(comm, norms)
-    assert (norms, parameters) == trained(comm, kind, True, max_norm)
 
 
 def test_the_norm_of_complex_gradients_has_both_their_parts(comm):

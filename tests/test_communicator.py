@@ -144,18 +144,6 @@ def test_reduce_scatter_blocks(comm):
     assert np.array_equal(block, (array / (comm.rank + 1) * factor)[comm.rank * 3 :][:3])
 
 
-def test_gather_and_scatter_of_arrays(comm):
-    for root in range(comm.size):
-        gathered = comm.gather(np.full((2, 2), comm.rank, np.float32), root)
-        if comm.rank == root:
-            assert [float(a[0, 0]) for a in gathered] == list(range(comm.size))
-        else:
-            assert gathered is None
-        items = np.arange(comm.size * 6, dtype=np.float32).reshape(comm.size, 2, 3)
-        mine = comm.scatter(items if comm.rank == root else None, root)
-        assert np.array_equal(mine, items[comm.rank])
-
-
 def test_gather_of_different_kinds(comm):
     gathered = comm.gather(np.zeros(comm.rank), 0)  # of another length on every rank
     if comm.rank == 0:
@@ -167,16 +155,6 @@ def test_gather_of_different_kinds(comm):
     mixed = comm.gather(np.array([None], object) if comm.rank == 0 else "text", 0)
     if comm.rank == 0:
         assert mixed[1:] == ["text"] * (comm.size - 1)
-
-
-def test_objects(comm):
-    for root in range(comm.size):
-        assert comm.broadcast_object({"from": comm.rank}, root) == {"from": root}
-        assert comm.scatter_object([f"for {r}" for r in range(comm.size)], root) == f"for {comm.rank}"
-        assert comm.scatter([f"for {r}" for r in range(comm.size)], root) == f"for {comm.rank}"
-        gathered = comm.gather_object((comm.rank,), root)
-        assert gathered == ([(r,) for r in range(comm.size)] if comm.rank == root else None)
-    assert comm.all_gather_object(comm.rank) == list(range(comm.size))
 
 
 @pytest.mark.mpi(min_size=2)

@@ -14,9 +14,8 @@ from clcomm.jobs.checkpoint import Checkpoint, load
 from clcomm.optim import Adam
 from tests.examples.test_examples import run
 from tests.sharded_jobs import KINDS, Job
-from tests.training.trainers import assert_same_bits, make_trainer, train
+from tests.training.trainers import assert_same_bits
 from training.checkpoint_series import CheckpointSeries, load_newest
-from training.snapshot import restore_snapshot, save_snapshot
 
 
 def test_whole_state_is_the_plain_optimizers(comm):
@@ -98,19 +97,6 @@ def test_every_rank_refuses_a_state_of_nonsense_and_changes_nothing(comm, kind):
         assert_same_bits(job.optimizer.state_dict(), before)
     job.optimizer.load_state_dict(valid)
     assert_same_bits(job.optimizer.state_dict(), valid)
-
-
-def test_resuming_has_the_bits_of_an_uninterrupted_run_also_across_kinds(comm, tmp_path: Path):
-    path = comm.broadcast_object(str(tmp_path / "run.npz"))
-    samples = 60 * comm.size
-    whole = train(make_trainer(comm, samples, optimizer="adam"), 12)
-    for before, after in ((True, True), (True, False), (False, True)):
-        first = make_trainer(comm, samples, optimizer="adam", sharded=before)
-        train(first, 5)
-        save_snapshot(CheckpointSeries(comm, path), first, {})
-        resumed = make_trainer(comm, samples, optimizer="adam", sharded=after)
-        restore_snapshot(path, resumed, {})
-        assert_same_bits(train(resumed, 12), whole)
 
 
 def test_the_option_cuts_the_state_and_changes_no_bit(tmp_path: Path):

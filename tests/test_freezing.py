@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from clcomm import Communicator, Synchronizer
+from clcomm import Synchronizer
 from clcomm.base.errors import ArgumentError
 from clcomm.engine import Linear, Module, Parameter, Replay, Sequential, Tensor
 from clcomm.jobs.checkpoint import Checkpoint, load, save
@@ -221,22 +221,3 @@ def test_under_a_synchronizer_it_is_an_error_that_says_so(comm, freeze, sharded)
     model[0].bias.requires_grad = not freeze
     with pytest.raises(ArgumentError, match=r"^parameter '0\.bias': expected requires_grad to stay as it was"):
         step()
-
-
-@pytest.mark.mpi(min_size=1)
-def test_what_was_unfrozen_before_a_new_synchronizer_is_averaged(comm):
-    model = Sequential(Linear(3, 4), Linear(4, 2))
-    model[0].weight.requires_grad = False
-    optimizer = SGD(model, 0.1, momentum=0.9)
-    for unfrozen in (False, True):
-        model[0].weight.requires_grad = unfrozen
-        sync = Synchronizer(comm)
-        sync.broadcast_parameters(model)
-        for _ in range(2):
-            before = model[0].weight.numpy()
-            model(Tensor(np.full((2, 3), comm.rank + 1.0))).sum().backward()
-            sync.sync_gradients(model)
-            optimizer.step(), optimizer.zero_grad()
-            assert (model[0].weight.numpy() != before).any() == unfrozen
-        sync.check_replicas(model)
-    assert isinstance(comm, Communicator)

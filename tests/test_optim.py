@@ -75,34 +75,6 @@ def take_alike_steps(ours, parameters, theirs, tensors, step: int) -> None:
         np.testing.assert_allclose(parameter.numpy(), tensor.detach().numpy(), rtol=3e-5, atol=3e-6)
 
 
-@pytest.mark.parametrize(("ours", "theirs", "options"), CASES, ids=lambda v: v if isinstance(v, str) else "")
-def test_as_pytorch_over_ten_steps(device, ours, theirs, options):
-    torch = pytest.importorskip("torch")
-    parameters = [Parameter(value, device) for value in start_values()]
-    optimizer = ours(parameters, **options)
-    tensors = [torch.tensor(value, requires_grad=True) for value in start_values()]
-    reference = getattr(torch.optim, theirs)(tensors, **options)
-    for step in range(10):
-        if step == 6:
-            optimizer.lr = optimizer.lr * 0.5
-            reference.param_groups[0]["lr"] *= 0.5
-        take_alike_steps(optimizer, parameters, reference, tensors, step)
-
-
-def test_sgd_follows_its_formula(device):
-    parameters = [Parameter(value, device) for value in start_values()]
-    optimizer = SGD(parameters, 0.1, momentum=0.5, nesterov=True, weight_decay=0.01)
-    exact, velocity = [v.astype(np.float64) for v in start_values()], [0.0] * len(SHAPES)
-    for step in range(4):
-        take_step(optimizer, parameters, step)
-        for i, gradient in enumerate(step_gradients(step)):
-            d = gradient + 0.01 * exact[i]
-            velocity[i] = 0.5 * velocity[i] + d
-            exact[i] -= 0.1 * (d + 0.5 * velocity[i])
-    for parameter, value in zip(parameters, exact, strict=True):
-        np.testing.assert_allclose(parameter.numpy(), value, rtol=1e-5, atol=1e-6)
-
-
 def test_a_model_gets_its_flat_space_and_padding_stays_zero(device):
     model = Sequential(Linear(3, 5, device=device), Linear(5, 2, device=device))
     optimizer = Adam(model, lr=0.1)
@@ -141,21 +113,6 @@ def test_a_parameter_without_a_gradient_is_left_alone_and_no_gradient_is_no_step
     assert np.allclose(first.numpy(), [0.5 - 0.45, 0.0 - 0.9])
 
 
-def test_averaged_gradients_are_used_after_a_synchronisation(device):
-    parameter = Parameter(np.ones(4), device)
-    space = FlatSpace([("0", parameter)])
-    arrays = [np.zeros(space.layout.span + 4096, np.uint8) for _ in range(3)]
-    space.rebind(*[a[(-a.ctypes.data) % 4096 :][: space.layout.span] for a in arrays])
-    optimizer = SGD([parameter], 1.0)
-    parameter.grad = Tensor(np.full(4, 100.0), device)
-    space.moves.pull(0, space.layout.span)
-    reduced = arrays[2][(-arrays[2].ctypes.data) % 4096 :][: space.layout.span]
-    space.layout.view(reduced, "0")[:] = 0.25
-    space.moves.push(0, space.layout.span)
-    optimizer.step()
-    assert parameter.numpy().tolist() == [0.75] * 4
-
-
 def test_nan_in_a_gradient_shows_in_its_parameter_alone(device):
     for make in (SGD, Adam, AdamW, RAdam, RMSProp, Adadelta, Adagrad):
         a, b = Parameter([1.0, 1.0], device), Parameter([1.0], device)
@@ -163,25 +120,6 @@ def test_nan_in_a_gradient_shows_in_its_parameter_alone(device):
         a.grad, b.grad = Tensor([np.nan, 1.0], device), Tensor([1.0], device)
         optimizer.step()
         assert np.isnan(a.numpy()).tolist() == [True, False] and np.isfinite(b.item())
-
-
-@pytest.mark.parametrize(("ours", "theirs", "options"), CASES, ids=lambda v: v if isinstance(v, str) else "")
-def test_resumed_state_gives_the_same_bits(device, ours, theirs, options):
-    parameters = [Parameter(value, device) for value in start_values()]
-    optimizer = ours(parameters, **options)
-    for step in range(3):
-        take_step(optimizer, parameters, step)
-    saved, values = optimizer.state_dict(), [p.numpy() for p in parameters]
-    assert all(isinstance(entry, np.ndarray) for entry in saved.values())
-    resumed_parameters = [Parameter(value, device) for value in values]
-    resumed = ours(resumed_parameters, **{**options, "lr": 0.9})
-    resumed.load_state_dict(saved)
-    assert resumed.lr == optimizer.lr and resumed.steps == 3
-    for step in (3, 4):
-        take_step(optimizer, parameters, step)
-        take_step(resumed, resumed_parameters, step)
-    for a, b in zip(parameters, resumed_parameters, strict=True):
-        assert a.numpy().tobytes() == b.numpy().tobytes()
 
 
 def test_state_of_another_optimizer_or_model(device):

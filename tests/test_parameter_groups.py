@@ -49,35 +49,6 @@ def take_step(optimizers, given, step: int) -> None:
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_a_group_is_an_optimizer_of_its_own(kind):
-    """The same bits, also of a group that joins later, and with rates that change."""
-    make, defaults, own = CASES[kind]
-    ours, theirs = parameters(), parameters()
-    optimizer = make([{"params": ours[0::3], **own[0]}, {"params": ours[1::3], **own[1]}], **defaults)
-    alone = [make(theirs[at::3], **{**defaults, **own[at]}) for at in range(3)]
-    for step in range(6):
-        if step == 2:
-            optimizer.add_param_group({"params": ours[2::3], **own[2]})
-        if step == 4:
-            for group, each in zip(optimizer.param_groups, alone, strict=True):
-                group["lr"] *= 0.5
-                each.lr *= 0.5
-            optimizer.param_groups[1]["weight_decay"] = alone[1].param_groups[0]["weight_decay"] = 0.25
-        for place, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
-            if place % 3 < 2 or step >= 2:
-                mine.grad = Tensor(gradients(step)[place], mine.device)
-                other.grad = Tensor(gradients(step)[place], other.device)
-        optimizer.step()
-        for each in alone:
-            each.step()
-        optimizer.zero_grad()
-        for each in alone:
-            each.zero_grad()
-        for place, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
-            assert mine.numpy().tobytes() == other.numpy().tobytes(), (step, place)
-
-
-@pytest.mark.parametrize("kind", CASES)
 def test_as_pytorch(kind):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     make, defaults, own = CASES[kind]

@@ -196,22 +196,6 @@ def test_no_sync_ends_with_an_exception_in_its_block(comm):
     assert model["w1"].grad.tobytes() == expected.tobytes()
 
 
-def test_micro_batches_add_up_before_they_are_averaged(comm):
-    """Three micro-batches, one synchronisation: the mean over ranks of each rank's own sum."""
-    sync, model = Synchronizer(comm), Model([("w", np.zeros(50, np.float32))])
-    own_sums = [sum(values(seed, rank, (50,)) for seed in range(3)) for rank in range(comm.size)]
-    model["w"].grad = np.zeros(50, np.float32)
-    for seed in range(3):
-        model["w"].grad += values(seed, comm.rank, (50,))
-        if seed < 2:
-            with sync.no_sync():
-                sync.sync_gradients(model)
-        else:
-            sync.sync_gradients(model)
-    assert model["w"].grad.tobytes() == folded(own_sums, "mean").tobytes()
-    assert sync.get_communication_stats()["total_allreduce_calls"] == 1
-
-
 # --- counts ---
 
 

@@ -9,7 +9,6 @@ from clcomm import Communicator, Synchronizer
 from clcomm.base.errors import ArgumentError, MismatchError
 from clcomm.base.flat_space.layout import FlatLayout
 from clcomm.engine import Generator, Linear, Module, Parameter, Tensor
-from clcomm.engine import functional as F
 from clcomm.optim import SGD
 from clcomm.sync.adapters import adapter_of
 from clcomm.sync.adapters.adapter import FlatArrays
@@ -126,33 +125,6 @@ def test_another_modules_layout_is_refused():
 def test_a_module_without_parameters_is_refused():
     with pytest.raises(ArgumentError, match="at least one"):
         adapter_of(Module())
-
-
-@pytest.mark.mpi(min_size=1)
-@pytest.mark.parametrize("bucket_size", ["64", "1MiB", None])
-def test_gradients_and_steps_are_those_of_the_whole_batch(bucket_size):
-    comm = Communicator()
-    module = Net(seed=comm.rank)
-    sync = Synchronizer(comm, use_bucketing=bucket_size is not None, bucket_size=bucket_size)
-    sync.broadcast_parameters(module)
-    whole, everything = Net(seed=0), np.concatenate([batch(3, start=rank) for rank in range(comm.size)])
-    optimizers = [SGD(module, 0.1, momentum=0.9), SGD(whole, 0.1, momentum=0.9)]
-    for step in range(3):
-        both = step != 1  # in the second step nobody has gradients for the second layer
-        F.mse_loss(module(Tensor(batch(3, start=comm.rank)), both), Tensor(np.ones((3, 2 if both else 3)))).backward()
-        sync.sync_gradients(module)
-        F.mse_loss(whole(Tensor(everything), both), Tensor(np.ones((3 * comm.size, 2 if both else 3)))).backward()
-        for (name, ours), theirs in zip(module.named_parameters(), whole.parameters(), strict=True):
-            assert (ours.grad is None) == (theirs.grad is None), name
-            if ours.grad is not None:
-                np.testing.assert_allclose(ours.grad.numpy(), theirs.grad.numpy(), rtol=1e-5, atol=1e-6, err_msg=name)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    for name, value in whole.state_dict().items():
-        np.testing.assert_allclose(module.state_dict()[name], value, rtol=1e-5, atol=1e-6)
-        gathered = comm.all_gather(module.state_dict()[name])
-        assert all(row.tobytes() == gathered[0].tobytes() for row in gathered), name
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["frozen", "unfrozen"])

@@ -11,12 +11,10 @@ import pytest
 
 pytest.importorskip("netcl", reason="netcl is not installed")
 
-from clcomm import Communicator, Synchronizer
 from clcomm.base.errors import ArgumentError
 from clcomm.engine import no_grad
 from clcomm.sync.adapters import adapter_of
 from clcomm.sync.adapters.netcl import NetclAdapter, NetclModel, NetclTensor, cross_entropy, prepare
-from clcomm.sync.adapters.netcl_optim import NetclOptimizer
 from clcomm.sync.adapters.netcl_runtime import _signal_handlers_kept
 from tests.adapters.netcl_models import CLASSES, batch, make_model, reference
 
@@ -120,17 +118,6 @@ def test_parameters_and_gradients_go_through_the_flat_space(attach):
     assert_gradients(model, [3 * gradient for gradient in expected])
     cross_entropy(model(x), y).backward()
     assert_gradients(model, [4 * gradient for gradient in expected])
-
-
-def test_a_missing_gradient_is_zero_when_pulled_and_there_when_pushed(attach):
-    model = make_model()
-    space = attach(adapter_of(model))
-    for bucket in space.buckets:
-        space.adapter.pull_gradients(bucket)
-        assert not any(space.layout.view(space.arrays.grads, place.name).any() for place in bucket.ranges)
-        space.arrays.reduced.view(np.float32)[:] = 1
-        space.adapter.push_gradients(bucket)
-    assert_gradients(model, [np.ones(parameter.shape) for parameter in model.parameters()])
 
 
 def test_a_bare_netcl_module_is_a_model_too():
@@ -238,36 +225,3 @@ def test_programs_of_the_loss_are_built_once(monkeypatch):
         cross_entropy(model(x), y).backward()
     monkeypatch.setattr(pyopencl, "Program", None)  # building anything more would fail
     cross_entropy(model(x), y).backward()
-
-
-@pytest.mark.mpi(min_size=1)
-@pytest.mark.parametrize("bucket_size", ["64", None])
-def test_ranks_train_as_one_does_on_the_whole_batch(bucket_size):
-    comm = Communicator()
-    model, whole = make_model(seed=comm.rank), make_model(seed=0)
-    sync = Synchronizer(comm, use_bucketing=bucket_size is not None, bucket_size=bucket_size)
-    sync.broadcast_parameters(model)
-    optimizers = [NetclOptimizer(each, "sgd", 0.1, momentum=0.9) for each in (model, whole)]
-    for step in range(3):
-        shards = [batch(rows=4, seed=10 * step + rank) for rank in range(comm.size)]
-        images, labels = (np.concatenate(part) for part in zip(*shards, strict=True))
-        for each, (x, y) in ((model, shards[comm.rank]), (whole, (images, labels))):
-            cross_entropy(each(x), y).backward()
-        sync.sync_gradients(model)
-        assert_gradients(model, [parameter.grad.numpy() for parameter in whole.parameters()])
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    for name, value in model.state_dict().items():
-        np.testing.assert_allclose(value, whole.state_dict()[name], rtol=1e-4, atol=1e-5)
-        gathered = comm.all_gather(value)
-        assert all(row.tobytes() == gathered[0].tobytes() for row in gathered), name
-
-
-def test_unfreezing_after_the_first_synchronisation_is_noticed():
-    model, sync = make_model(), Synchronizer(Communicator(transport="solo"))
-    model.module.layers[0].freeze()
-    sync.sync_gradients(model)
-    model.module.layers[0].unfreeze()
-    with pytest.raises(ArgumentError, match=r"^parameter 'layers\.0\.bias': expected requires_grad to stay"):
-        sync.sync_gradients(model)

@@ -48,24 +48,6 @@ def test_pulled_parameters_lie_in_the_flat_space_and_come_back(attach):
     np.testing.assert_array_equal(kept, np.full((2, 3), 7, np.float32))
 
 
-def test_a_missing_gradient_is_zero_when_pulled_and_there_when_pushed(attach):
-    model = small_model()
-    model.b.grad = np.array([1.0, 2.0, 3.0])
-    space = attach(NumpyAdapter(model))
-    for bucket in space.buckets:
-        space.adapter.pull_gradients(bucket)
-    np.testing.assert_array_equal(space.layout.view(space.arrays.grads, "w"), np.zeros((2, 3)))
-    np.testing.assert_array_equal(space.layout.view(space.arrays.grads, "b"), [1, 2, 3])
-    space.layout.view(space.arrays.reduced, "w")[...] = 0.5
-    kept = model.b.grad
-    for bucket in space.buckets:
-        space.adapter.push_gradients(bucket)
-    np.testing.assert_array_equal(model.w.grad, np.full((2, 3), 0.5, np.float32))
-    assert model.b.grad is kept and not kept.any()
-    space.layout.view(space.arrays.reduced, "w")[...] = 9
-    assert model.w.grad[0, 0] == 0.5, "a gradient that was missing has memory of its own"
-
-
 def test_strided_arrays_keep_their_order_of_elements(attach):
     model = Model(w=Parameter(np.arange(6, dtype=np.float32).reshape(2, 3).T))
     model.w.grad = np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2]

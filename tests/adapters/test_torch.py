@@ -96,19 +96,6 @@ def test_gradients_of_every_dtype_are_pulled_and_pushed(attach):
         assert bits(parameter.grad) == bits(expected[name]), name
 
 
-def test_a_missing_gradient_is_zero_when_pulled_and_there_when_pushed(attach):
-    model = small_net()
-    model[3](torch.ones(1, 8)).sum().backward()
-    kept = model[3].weight.grad
-    space = attach(TorchAdapter(model))
-    pull_all(space)
-    assert not space.layout.view(space.arrays.grads, "0.weight").any()
-    np.testing.assert_array_equal(space.layout.view(space.arrays.grads, "3.weight"), np.ones((3, 8)))
-    push_all(space)
-    assert model[3].weight.grad is kept and not kept.any()
-    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
-
-
 def test_transposed_expanded_and_sparse_gradients_are_read_in_order(attach):
     model = torch.nn.ParameterDict({name: torch.zeros(2, 3) for name in ("transposed", "expanded", "sparse")})
     model["transposed"].grad = torch.arange(6.0).reshape(3, 2).T
@@ -181,39 +168,6 @@ def test_modules_that_cannot_be_averaged_are_refused_in_one_line(build, message)
     with pytest.raises(ArgumentError, match=message) as error:
         adapter_of(build())
     assert "\n" not in str(error.value)
-
-
-def test_unfreezing_after_the_first_synchronisation_is_noticed():
-    model = small_net()
-    model[0].requires_grad_(False)
-    sync = Synchronizer(Communicator())
-    sync.sync_gradients(model)
-    model[0].requires_grad_(True)
-    with pytest.raises(ArgumentError, match=r"'0\.bias': expected requires_grad to stay"):
-        sync.sync_gradients(model)
-
-
-@pytest.mark.mpi(min_size=1)
-@pytest.mark.parametrize("bucket_size", ["16", "1MiB", None])
-def test_every_dtype_is_averaged_over_ranks(bucket_size):
-    comm = Communicator()
-    model = Mixed()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(comm.rank)
-    sync = Synchronizer(comm, use_bucketing=bucket_size is not None, bucket_size=bucket_size)
-    sync.broadcast_parameters(model, root=comm.size - 1)
-    for (name, got), wanted in zip(model.named_parameters(), Mixed().parameters(), strict=True):
-        assert bits(got) == bits(wanted.detach() * (comm.size - 1)), name
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, comm.rank) if comm.rank != 1 else None
-    sync.sync_gradients(model)
-    mean = sum(rank for rank in range(comm.size) if rank != 1) / comm.size
-    for name, parameter in model.named_parameters():
-        expected = torch.full_like(parameter, 1).double().mul(mean) if not parameter.is_complex() else mean
-        torch.testing.assert_close(parameter.grad, torch.as_tensor(expected).expand_as(parameter).to(parameter.dtype))
-        gathered = comm.all_gather(np.frombuffer(bits(parameter.grad), np.uint8))
-        assert (gathered == gathered[0]).all(), name
 
 
 @pytest.mark.mpi(min_size=1)

@@ -14,22 +14,12 @@ def test_what_cannot_be_reduced(comm):
     floats = np.zeros((2, 3), np.float32)
     read_only = np.zeros(3)
     read_only.flags.writeable = False
+    ops = "op: expected one of sum, mean, min, max, prod, land, lor, lxor, band, bor, bxor, got"
+    like = "out: expected shape (2, 3) and dtype float32 as array has, got"
     cases = [
-        (
-            (floats, "avg"),
-            {},
-            "op: expected one of sum, mean, min, max, prod, land, lor, lxor, band, bor, bxor, got 'avg'",
-        ),
-        (
-            (floats, None),
-            {},
-            "op: expected one of sum, mean, min, max, prod, land, lor, lxor, band, bor, bxor, got None",
-        ),
-        (
-            (floats, ["sum"]),
-            {},
-            "op: expected one of sum, mean, min, max, prod, land, lor, lxor, band, bor, bxor, got ['sum']",
-        ),
+        ((floats, "avg"), {}, f"{ops} 'avg'"),
+        ((floats, None), {}, f"{ops} None"),
+        ((floats, ["sum"]), {}, f"{ops} ['sum']"),
         (([1.0],), {}, "array: expected a NumPy array, got list"),
         ((3.0,), {}, "array: expected a NumPy array, got float"),
         ((np.array(["a"]),), {}, "array: expected numbers to reduce, got dtype <U1"),
@@ -39,16 +29,8 @@ def test_what_cannot_be_reduced(comm):
         ((read_only,), {}, "array: expected a writable array, got a read-only one"),
         ((np.zeros(3),), {"out": read_only}, "out: expected a writable array, got a read-only one"),
         ((floats,), {"out": [0]}, "out: expected a NumPy array, got list"),
-        (
-            (floats,),
-            {"out": np.zeros((3, 2), np.float32)},
-            "out: expected shape (2, 3) and dtype float32 as array has, got (3, 2) and float32",
-        ),
-        (
-            (floats,),
-            {"out": np.zeros((2, 3))},
-            "out: expected shape (2, 3) and dtype float32 as array has, got (2, 3) and float64",
-        ),
+        ((floats,), {"out": np.zeros((3, 2), np.float32)}, f"{like} (3, 2) and float32"),
+        ((floats,), {"out": np.zeros((2, 3))}, f"{like} (2, 3) and float64"),
     ]
     for reduce in (comm.all_reduce, comm.all_reduce_async):
         for args, kwargs, message in cases:

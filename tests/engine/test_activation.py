@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm.base.errors import ArgumentError
@@ -19,13 +18,6 @@ REFERENCES = {
 
 
 SIZES = st.one_of(st.integers(1, 70), st.sampled_from([8191, 8197, 16384, 16411]))
-
-
-@given(size=SIZES, name=st.sampled_from(sorted(REFERENCES)))
-def test_agrees_with_numpy(check_op, size, name):
-    x = np.random.default_rng(size).uniform(-4, 4, size).astype(np.float32)
-    x[np.abs(x) < 1e-3] = 0.5  # where ReLU has no derivative, differences say nothing
-    check_op(getattr(F, name), REFERENCES[name], x)
 
 
 def test_extremes(device):

@@ -9,7 +9,14 @@ from clcomm.engine import Tensor, nn
 from clcomm.engine import functional as F
 from tests.engine.values import assert_close, drawn
 
-ROWS, IMAGES = (3, 4, 19), (2, 4, 11, 10)
+ROWS, IMAGES, VOLUMES = (3, 4, 19), (2, 4, 11, 10), (2, 4, 5, 6, 7)
+
+
+def padded(*layers: str) -> tuple[str, ...]:
+    """Return layers that pad by each mode other than zeros, of texts without the end."""
+    return tuple(f"{each}, padding_mode={mode!r})" for each in layers for mode in ("reflect", "replicate", "circular"))
+
+
 #: Shapes of inputs, and what is written of layers and functions of x.
 LAYERS = {
     ROWS: (
@@ -21,6 +28,7 @@ LAYERS = {
         "nn.AvgPool1d(4, 3)", "nn.AvgPool1d(3, 2, 1, True, False)", "nn.AdaptiveAvgPool1d(5)", "nn.BatchNorm1d(4)",
         "nn.InstanceNorm1d(4)", "nn.Upsample(scale_factor=2)", "nn.Upsample(30, mode='linear')",
         "nn.Upsample(scale_factor=1.7, mode='nearest')", "nn.Softmax()", "nn.LogSoftmax()",
+        *padded("nn.Conv1d(4, 3, 3, 2, 2", "nn.Conv1d(4, 3, 2, 1, 'same', 3"),
     ),
     IMAGES: (
         "nn.Conv2d(4, 6, 3, padding='same')", "nn.Conv2d(4, 6, (2, 3), padding='same', dilation=(3, 2))",
@@ -38,9 +46,30 @@ LAYERS = {
         "nn.Upsample(scale_factor=(1.5, 2.3), mode='bilinear')",
         "nn.Upsample(scale_factor=2, mode='bilinear', align_corners=True)",
         "nn.Upsample(scale_factor=1.5, recompute_scale_factor=True)", "nn.Upsample((5, 17), mode='nearest-exact')",
-        "nn.Softmax()",
+        "nn.Softmax()", *(f"nn.AdaptiveAvgPool2d({size})" for size in (1, (None, None), (2, None), (9, 4), (12, 3))),
+        *padded("nn.Conv2d(4, 3, (3, 4), 1, (1, 2)", "nn.Conv2d(4, 3, (3, 4), 1, 'same'",
+                "nn.Conv2d(4, 3, 3, (2, 1), 'valid'"),
     ),
     (2, 3, 6, 8): ("nn.PixelUnshuffle(2)",),
+    (4, 7, 5, 31): (
+        *(f"nn.LayerNorm((5, 31), {more})" for more in ("", "elementwise_affine=False", "bias=False")),
+        *(f"nn.{name}" for name in (
+            "Identity(3, a=4)", "ELU(0.5)", "Softplus(2.0)", "Mish()", "Hardtanh(-2.0, 0.5)", "ReLU6()",
+            "Hardsigmoid()", "Hardswish()", "PReLU()", "PReLU(7, 0.1)", "RMSNorm(31)", "RMSNorm((5, 31), 1e-3)",
+            "RMSNorm(31, elementwise_affine=False)",
+        )),
+    ),
+    VOLUMES: tuple(f"nn.{name}" for name in (
+        "Conv3d(4, 6, 3)", "Conv3d(4, 6, (2, 3, 1), (2, 1, 2), (1, 0, 1))", "Conv3d(4, 6, 2, 1, 1, (2, 1, 2), 2)",
+        "Conv3d(4, 4, 3, padding='same', groups=4)", "ConvTranspose3d(4, 6, 3)",
+        "ConvTranspose3d(4, 6, (2, 3, 3), (3, 2, 2), (1, 1, 0), (2, 1, 1), 2)",
+        "ConvTranspose3d(4, 6, 2, 1, 1, 0, 1, False, 2)", "BatchNorm3d(4)", "InstanceNorm3d(4, affine=True)",
+        "MaxPool3d(2)", "MaxPool3d((2, 3, 2), (1, 2, 2), 1)", "MaxPool3d(3, 2, 1, ceil_mode=True)", "AvgPool3d(2)",
+        "AvgPool3d(3, 2, 1, True)", "AvgPool3d(3, 2, 1, False, False)", "AvgPool3d(3, 2, 1, True, False)",
+        "AvgPool3d(2, divisor_override=3)", "AdaptiveAvgPool3d((2, None, 3))", "AdaptiveMaxPool3d((2, 4, 3))",
+        "ZeroPad3d(1)", "ConstantPad3d(1, 2.0)", "ReflectionPad3d(2)", "ReplicationPad3d((1, 2, 0, 1, 2, 0))",
+        "Dropout3d(0.5).eval()",
+    )) + padded("nn.Conv3d(4, 3, 3, 1, (1, 0, 2)", "nn.Conv3d(4, 3, 2, 1, 'same'"),
 }  # fmt: skip
 
 
@@ -50,6 +79,8 @@ def test_a_layer_of_the_same_text_is_pytorchs(torch, shape, text):
     theirs = eval(text, {"nn": torch.nn})
     ours = eval(text, {"nn": nn})
     compare(torch, ours, theirs, [drawn(1, *shape)])
+    if "Pool" in text:  # of equal ones the first has the gradient
+        compare(torch, ours, theirs, [np.round(drawn(1, *shape))])
 
 
 def compare(torch, ours, theirs, arrays):

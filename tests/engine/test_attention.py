@@ -1,4 +1,4 @@
-"""Attention against NumPy in float64, PyTorch, and itself on other numbers of cores and lanes."""
+"""Attention: masks, special numbers, bits on other numbers of cores and lanes, and the layer beside PyTorch's."""
 
 from __future__ import annotations
 
@@ -6,68 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine import Generator, MultiheadAttention, Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.tuning import Tuning
-from tests.engine.slopes import assert_gradients_are_slopes
 from tests.engine.values import drawn
 from tests.families.attentions import SEEN, Case, check, mask_of, reference
-
-#: Around a vector, a block of queries, and one of keys.
-COUNTS = st.one_of(st.integers(1, 40), st.sampled_from([47, 48, 49, 63, 64, 65, 95, 96, 97, 129]))
-#: Of tests/families, as each is a build.
-LENGTHS = st.sampled_from([(8, 8), (5, 3), (20, 40), (32, 32)])
-
-
-@given(
-    groups=st.tuples(st.integers(1, 2), st.integers(1, 3)), queries=COUNTS, keys=COUNTS, lengths=LENGTHS,
-    seen=st.sampled_from(SEEN), packed=st.booleans(), seed=st.integers(0, 99),
-)  # fmt: skip
-@example(groups=(1, 1), queries=1, keys=1, lengths=(8, 8), seen="all", packed=False, seed=0)
-@example(groups=(2, 2), queries=100, keys=30, lengths=(8, 8), seen="causal", packed=False, seed=0)
-@example(groups=(2, 2), queries=30, keys=100, lengths=(8, 8), seen="causal", packed=False, seed=0)
-def test_agrees_with_numpy(device, groups, queries, keys, lengths, seen, packed, seed):
-    packed = packed and lengths[0] == lengths[1]
-    if packed:
-        keys = queries
-    check(device, Case(groups, queries, keys, *lengths, seen, packed, seed))
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_gradients_are_slopes(device, causal):
-    hosts = [drawn(1, 3, 4), drawn(2, 5, 4), drawn(3, 5, 2)]
-    # The scores are scaled, so that slopes between neighbours are close to the gradients.
-    assert_gradients_are_slopes(
-        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.2), hosts, device, 2e-3
-    )
-
-
-@pytest.mark.parametrize("seen", SEEN)
-@pytest.mark.parametrize("sizes", [(256, 256, 32, 32), (20, 75, 16, 24), (75, 20, 16, 24)])
-def test_agrees_with_pytorch(device, seen, sizes):
-    torch = pytest.importorskip("torch")
-    case = Case((2, 3), *sizes, seen, False, 5)
-    queries, keys, head, value = sizes
-    hosts = [drawn(n, 2, 3, *size) for n, size in enumerate([(queries, head), (keys, head), (keys, value)])]
-    mask, upstream = mask_of(case, np.random.default_rng(5)), drawn(9, 2, 3, queries, value)
-    if seen == "added to keys":
-        mask[..., 0] = 0  # PyTorch's own gradients of a query that sees no key differ between its kernels
-    ours = [Tensor(host, device, requires_grad=True) for host in hosts]
-    theirs = [torch.tensor(host, requires_grad=True) for host in hosts]
-    result = F.scaled_dot_product_attention(*ours, mask, is_causal=seen == "causal")
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        *theirs, None if mask is None else torch.tensor(mask), is_causal=seen == "causal"
-    )
-    np.testing.assert_allclose(result.numpy(), expected.detach().numpy(), rtol=1e-4, atol=1e-5)
-    result.backward(Tensor(upstream, device))
-    expected.backward(torch.tensor(upstream))
-    for our, their in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(our.grad.numpy(), their.grad.numpy(), rtol=1e-3, atol=2e-5)
 
 
 def test_the_longest_keys(device):

@@ -36,33 +36,6 @@ def test_a_part_and_its_gradient_as_numpy(device, data, shape):
     assert_same_bits(x.grad, gradient)
 
 
-@given(data=st.data(), shape=SHAPES, count=st.integers(1, 5))
-def test_concat_and_split_as_numpy(device, data, shape, count):
-    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
-    sizes = data.draw(st.lists(st.integers(1, 6), min_size=count, max_size=count))
-    hosts = []
-    for number, size in enumerate(sizes):
-        own = list(shape)
-        own[axis] = size
-        hosts.append(values(own, number))
-    inputs = [Tensor(host, device, requires_grad=number % 3 != 1) for number, host in enumerate(hosts)]
-    joined = F.concat(inputs, axis)
-    expected = np.concatenate(hosts, axis)
-    assert_same_bits(joined, expected)
-    upstream = values(expected.shape, 99)
-    pieces = np.split(upstream, np.cumsum(sizes)[:-1], axis)
-    joined.backward(Tensor(upstream, device))
-    for x, piece in zip(inputs, pieces, strict=True):
-        assert x.grad is None if not x.requires_grad else np.array_equal(x.grad.numpy(), piece)
-    whole = Tensor(expected, device, requires_grad=True)
-    parts = F.split(whole, sizes, axis)
-    for part, host in zip(parts, hosts, strict=True):
-        assert_same_bits(part, host)
-    for part, piece in zip(parts, pieces, strict=True):
-        part.backward(Tensor(np.ascontiguousarray(piece), device))
-    assert_same_bits(whole.grad, upstream)
-
-
 @given(data=st.data(), shape=array_shapes(min_dims=0, max_dims=3, max_side=5), count=st.integers(1, 4))
 def test_stack_as_numpy(device, data, shape, count):
     axis = data.draw(st.integers(-len(shape) - 1, len(shape)))
@@ -74,20 +47,6 @@ def test_stack_as_numpy(device, data, shape, count):
     stacked.backward(Tensor(upstream, device))
     for number, x in enumerate(inputs):
         assert_same_bits(x.grad, np.asarray(upstream.take(number, axis)))
-
-
-@given(data=st.data(), shape=SHAPES, value=st.sampled_from([0.0, -1.5, np.inf, np.nan]))
-def test_pad_as_numpy(device, data, shape, value):
-    widths = [(data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))) for _ in shape]
-    host = values(shape)
-    x = Tensor(host, device, requires_grad=True)
-    padded = F.pad(x, widths, value)
-    expected = np.pad(host, widths, constant_values=value)
-    assert padded.shape == expected.shape and np.array_equal(padded.numpy(), expected, equal_nan=True)
-    upstream = values(expected.shape, 3)
-    padded.backward(Tensor(upstream, device))
-    inside = tuple(slice(before, before + n) for n, (before, _) in zip(shape, widths, strict=True))
-    assert_same_bits(x.grad, upstream[inside])
 
 
 def test_uneven_parts_of_one_size(device):

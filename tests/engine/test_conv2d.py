@@ -1,15 +1,12 @@
-"""Convolution against float64 NumPy, central differences and PyTorch, on the CPU's and the GPU's kernels."""
+"""Convolution at the edges of float32, its bits and what it refuses; tests/families has its values and gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine import tuning
@@ -17,123 +14,18 @@ from clcomm.engine.device import Device
 from clcomm.engine.ops import convolution, convolution_products, convolution_winograd
 from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool
 from clcomm.engine.tensor import Tensor
-from tests.engine.slopes import assert_gradients_are_slopes
 from tests.engine.values import assert_close, drawn
+from tests.families.convolutions import Axis, Case, Reference
 from tests.helpers import cpus_own
 from tests.sampling import some
 
 Pair = tuple[int, int]
 
 
-class Reference:
-    """conv2d of float64 arrays and its gradients, tap by tap."""
-
-    def __init__(self, x: np.ndarray, weight: np.ndarray, stride: int, padding: Pair):
-        self.x_shape, self.stride, self.padding = x.shape, stride, padding
-        self.weight = weight.astype(np.float64)
-        pads = [(0, 0), (0, 0), (padding[0], padding[0]), (padding[1], padding[1])]
-        self.x = np.pad(x.astype(np.float64), pads)
-        rows, columns = self.x.shape[2] - weight.shape[2], self.x.shape[3] - weight.shape[3]
-        self.out_shape = (x.shape[0], weight.shape[0], rows // stride + 1, columns // stride + 1)
-
-    def _window(self, array: np.ndarray, i: int, j: int) -> np.ndarray:
-        s, (_, _, rows, columns) = self.stride, self.out_shape
-        return array[:, :, i : i + s * (rows - 1) + 1 : s, j : j + s * (columns - 1) + 1 : s]
-
-    def _taps(self) -> np.ndindex:
-        return np.ndindex(self.weight.shape[2:])
-
-    def forward(self) -> np.ndarray:
-        y = np.zeros(self.out_shape)
-        for i, j in self._taps():
-            y += np.einsum("nchw,oc->nohw", self._window(self.x, i, j), self.weight[:, :, i, j])
-        return y
-
-    def data_gradient(self, grad: np.ndarray) -> np.ndarray:
-        dx = np.zeros_like(self.x)
-        for i, j in self._taps():
-            self._window(dx, i, j)[...] += np.einsum("nohw,oc->nchw", grad, self.weight[:, :, i, j])
-        (top, left), (_, _, height, width) = self.padding, self.x_shape
-        return dx[:, :, top : top + height, left : left + width]
-
-    def weight_gradient(self, grad: np.ndarray) -> np.ndarray:
-        dw = np.zeros_like(self.weight)
-        for i, j in self._taps():
-            dw[:, :, i, j] = np.einsum("nohw,nchw->oc", grad, self._window(self.x, i, j))
-        return dw
-
-
-def check(device: Device, x_shape: tuple[int, ...], outputs: int, kernel: Pair, stride: int, padding: Pair) -> None:
-    """Compare the result and all three gradients with the reference."""
-    x_host, w_host, b_host = drawn(1, *x_shape), drawn(2, outputs, x_shape[1], *kernel), drawn(3, outputs)
-    x, w, b = (Tensor(host, device, requires_grad=True) for host in (x_host, w_host, b_host))
-    y = conv2d(x, w, b, stride, padding)
-    reference = Reference(x_host, w_host, stride, padding)
-    assert_close(y.numpy(), reference.forward() + b_host[:, None, None])
-    g_host = drawn(4, *y.shape)
-    y.backward(Tensor(g_host, device))
-    assert_close(x.grad.numpy(), reference.data_gradient(g_host))
-    assert_close(w.grad.numpy(), reference.weight_gradient(g_host))
-    assert_close(b.grad.numpy(), g_host.sum((0, 2, 3), dtype=np.float64))
-
-
-@given(data=st.data())
-def test_result_and_gradients(device: Device, data: st.DataObject) -> None:
-    kernel = data.draw(st.tuples(st.integers(1, 5), st.integers(1, 5)), "kernel")
-    padding = data.draw(st.tuples(st.integers(0, 3), st.integers(0, 3)), "padding")
-    height, width = (
-        data.draw(st.integers(max(1, k - 2 * p), 19), name)
-        for k, p, name in zip(kernel, padding, ("height", "width"), strict=True)
-    )
-    images = data.draw(st.sampled_from([1, 2, 3, 7, 8, 9, 17]), "images")
-    channels, outputs = data.draw(st.integers(1, 9), "channels"), data.draw(st.integers(1, 11), "outputs")
-    stride = data.draw(st.integers(1, 3), "stride")
-    check(device, (images, channels, height, width), outputs, kernel, stride, padding)
-
-
-@pytest.mark.parametrize(
-    ("x_shape", "outputs", "kernel", "stride", "padding"),
-    [
-        ((16, 1, 28, 28), 16, (3, 3), 1, (1, 1)),
-        ((16, 16, 14, 14), 32, (3, 3), 1, (1, 1)),
-        ((67, 3, 9, 5), 5, (3, 3), 1, (1, 1)),  # two chunks of images, the second not full
-        ((131, 1, 4, 4), 2, (2, 3), 2, (1, 0)),
-        ((3, 2, 1, 1), 3, (1, 1), 1, (3, 3)),  # padding beyond the kernel: whole rows see no pixel
-        ((2, 1, 2, 90), 1, (1, 5), 3, (0, 3)),  # rows longer than the buffer of waiting results
-    ],
-)
-def test_chosen_shapes(device: Device, x_shape, outputs: int, kernel: Pair, stride: int, padding: Pair) -> None:
-    check(device, x_shape, outputs, kernel, stride, padding)
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-def test_by_central_differences(device: Device, stride: int) -> None:
-    hosts = [drawn(1, 2, 2, 5, 4), drawn(2, 3, 2, 3, 2), drawn(3, 3)]
-    assert_gradients_are_slopes(partial(conv2d, stride=stride, padding=1), hosts, device, tolerance=2e-3)
-
-
-@given(
-    images=st.integers(1, 10), channels=st.integers(1, 6), outputs=st.integers(1, 6), size=st.integers(5, 12),
-    kernel=st.integers(1, 5), stride=st.integers(1, 3), padding=st.integers(0, 3),
-)  # fmt: skip
-@example(images=16, channels=1, outputs=16, size=28, kernel=3, stride=1, padding=1)
-@example(images=16, channels=16, outputs=32, size=14, kernel=3, stride=1, padding=1)
-def test_agrees_with_pytorch(
-    device: Device, images: int, channels: int, outputs: int, size: int, kernel: int, stride: int, padding: int
-) -> None:
-    torch = pytest.importorskip("torch")
-    torch.set_num_threads(1)
-    hosts = drawn(1, images, channels, size, size + 1), drawn(2, outputs, channels, kernel, kernel), drawn(3, outputs)
-    theirs = [torch.tensor(host, requires_grad=True) for host in hosts]
-    ours = [Tensor(host, device, requires_grad=True) for host in hosts]
-    expected = torch.nn.functional.conv2d(*theirs, stride=stride, padding=padding)
-    result = conv2d(*ours, stride=stride, padding=padding)
-    assert_close(result.numpy(), expected.detach().numpy())
-    g_host = drawn(4, *result.shape)
-    expected.backward(torch.tensor(g_host))
-    result.backward(Tensor(g_host, device))
-    for our, their in zip(ours, theirs, strict=True):
-        assert_close(our.grad.numpy(), their.grad.numpy())
+def reference_of(x: np.ndarray, weight: np.ndarray, padding: Pair) -> Reference:
+    """Return the family's reference of a convolution with stride 1."""
+    rows, columns = (Axis(weight.shape[n], padding[n - 2], x.shape[n]) for n in (2, 3))
+    return Reference(x, weight, Case(*x.shape[:2], len(weight), 1, rows, columns, 0))
 
 
 def test_a_nan_pixel_reaches_its_windows_and_nothing_else(device: Device) -> None:
@@ -200,7 +92,7 @@ def test_winograds_algorithm_adds_no_overflow(pads: Pair) -> None:
     x[1, 5, 5:7, 5:7], w[3, 5] = large, large
     leaves = [Tensor(host, device, requires_grad=True) for host in (x, w)]
     y = conv2d(*leaves, padding=pads)
-    reference = Reference(x, w, 1, pads)
+    reference = reference_of(x, w, pads)
     np.testing.assert_allclose(y.numpy(), reference.forward(), rtol=1e-6)
     grad = np.zeros(y.shape, np.float32)
     grad[1, 3, 5:7, 5:7] = large
@@ -221,7 +113,7 @@ def test_winograds_algorithm_is_as_exact_as_products(x_shape, outputs, padding) 
     hosts = drawn(1, *x_shape), drawn(2, outputs, x_shape[1], 3, 3), drawn(3, outputs)
     leaves = [Tensor(host, device, requires_grad=True) for host in hosts]
     y = conv2d(*leaves, padding=padding)
-    reference = Reference(*hosts[:2], 1, (padding, padding))
+    reference = reference_of(*hosts[:2], (padding, padding))
     grad = drawn(4, *y.shape)
     y.backward(Tensor(grad, device))
     for mine, exact in (
@@ -363,5 +255,5 @@ def test_the_build_for_one_width_gives_the_same_bits(
         y.backward(Tensor(drawn(4, *y.shape), device))
         bits.append((y.numpy().tobytes(), x.grad.numpy().tobytes()))
     assert bits[0] == bits[1]
-    reference = Reference(hosts[0], hosts[1], 1, padding)
+    reference = reference_of(hosts[0], hosts[1], padding)
     assert_close(y.numpy(), reference.forward() + hosts[2][:, None, None])

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine import Embedding, Generator, Tensor
 from clcomm.engine import functional as F
-
-
-@given(
-    entries=st.integers(1, 40), columns=st.integers(1, 70), shape=st.lists(st.integers(1, 9), min_size=0, max_size=3)
-)
-def test_agrees_with_numpy(check_op, entries, columns, shape):
-    rng = np.random.default_rng(entries)
-    indices = rng.integers(0, entries, tuple(shape))
-    table = rng.uniform(-3, 3, (entries, columns)).astype(np.float32)
-    check_op(lambda t: F.embedding(indices, t), lambda t: t[indices], table)
 
 
 @pytest.mark.parametrize("padding", [None, 0, 3, -1])

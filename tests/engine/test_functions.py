@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clcomm.base.errors import ArgumentError
-from clcomm.engine import MultiheadAttention, Replay, Tensor, nn, no_grad
+from clcomm.engine import Replay, Tensor, nn, no_grad
 from clcomm.engine import functional as F
 
 torch = pytest.importorskip("torch")
@@ -107,22 +107,6 @@ def test_is_pytorchs(name):
     np.testing.assert_allclose(grad.numpy(), its.numpy(), rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["maximum", "minimum", "max", "min"])
-@pytest.mark.parametrize("shapes", [((3, 4), (3, 4)), ((3, 4), (4,)), ((2, 1), (1, 3))])
-def test_of_two_tensors_is_pytorchs(name, shapes):
-    a, b = (RNG.integers(-2, 3, shape).astype(np.float32) for shape in shapes)
-    a.flat[0] = np.nan
-    ours, theirs = ([make(x) for x in (a, b)] for make in (lambda x: Tensor(x, requires_grad=True), torch.tensor))
-    for x in theirs:
-        x.requires_grad_()
-    result, expected = getattr(F, name)(*ours), getattr(torch, name)(*theirs)
-    np.testing.assert_array_equal(result.numpy(), expected.detach().numpy())
-    result.sum().backward()
-    expected.sum().backward()
-    for x, y in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(x.grad.numpy(), y.grad.numpy())
-
-
 def test_order_with_nan_is_pytorchs():
     values = np.float32([[3, np.nan, 1, np.inf, 1], [np.nan, 2, np.nan, -np.inf, 2]])
     ours, theirs = Tensor(values), torch.tensor(values)
@@ -152,60 +136,6 @@ def test_extremes_of_long_rows_are_pytorchs(length):
         np.testing.assert_array_equal(found.values.numpy(), expected.values.numpy())
     order = theirs.sort(dim=1, stable=True).indices
     np.testing.assert_array_equal(ours.sort(1).indices.numpy(), order.numpy())
-
-
-COMPARED = [
-    lambda x, y: x == y, lambda x, y: x != y, lambda x, y: x < y, lambda x, y: x <= y, lambda x, y: x > y,
-    lambda x, y: x >= y, lambda x, y: x == 2, lambda x, y: x > 1.5, lambda x, y: (x > 0) & (y > 0),
-    lambda x, y: (x > 0) | ~(y > 0), lambda x, y: (x > 0) ^ (y > 0), lambda x, y: (x > y).any(),
-    lambda x, y: (x > y).all(), lambda x, y: (x >= y).all(dim=1), lambda x, y: (x > y).any(1),
-    lambda x, y: (x == y).sum(), lambda x, y: (x == y).float().mean(), lambda x, y: (x > y).sum(dim=0),
-    lambda x, y: x == None,  # noqa: E711 - as a mistake in a script
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["floats", "integers", "mixed"])
-@pytest.mark.parametrize("number", range(len(COMPARED)))
-def test_comparisons_are_pytorchs(number, kind):
-    a, b = RNG.integers(-2, 4, (4, 6)), RNG.integers(-2, 4, (4, 6))
-    if kind != "integers":
-        a = a.astype(np.float32)
-        a[0, 0] = np.nan
-    if kind == "floats":
-        b = b.astype(np.float32)
-    result, expected = COMPARED[number](Tensor(a), Tensor(b)), COMPARED[number](torch.tensor(a), torch.tensor(b))
-    if isinstance(expected, bool):
-        assert result is expected
-        return
-    np.testing.assert_allclose(result.numpy(), expected.numpy(), rtol=3e-7)
-    assert result.numpy().dtype.kind == expected.numpy().dtype.kind
-    assert type(result.reshape(-1)[0].item()) is type(expected.reshape(-1)[0].item())
-
-
-@pytest.mark.parametrize("parts", [(True, True), (True, False), (False, True)])
-def test_where_is_pytorchs(parts):
-    flags, a, b = RNG.integers(0, 2, (3, 1)).astype(bool), X[0, :3, :1], X[1, 0, :5]
-    ours = [Tensor(x, requires_grad=True) if is_tensor else 2.5 for x, is_tensor in zip((a, b), parts, strict=True)]
-    theirs = [torch.tensor(x, requires_grad=True) if each else 2.5 for x, each in zip((a, b), parts, strict=True)]
-    result, expected = F.where(Tensor(flags), *ours), torch.where(torch.tensor(flags), *theirs)
-    np.testing.assert_array_equal(result.numpy(), expected.detach().numpy())
-    result.sum().backward()
-    expected.sum().backward()
-    for own, other in zip(ours, theirs, strict=True):
-        if isinstance(own, Tensor):
-            np.testing.assert_array_equal(own.grad.numpy(), other.grad.numpy())
-
-
-def test_booleans_as_masks_of_attention_are_pytorchs():
-    q = RNG.standard_normal((1, 2, 4, 8)).astype(np.float32)
-    seen = np.tri(4, dtype=bool)
-    ours = F.scaled_dot_product_attention(Tensor(q), Tensor(q), Tensor(q), Tensor(seen)).numpy()
-    theirs = torch.nn.functional.scaled_dot_product_attention(*[torch.tensor(q)] * 3, torch.tensor(seen)).numpy()
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
-    layer, x = MultiheadAttention(8, 2, batch_first=True), Tensor(q[0])
-    hidden = ~seen
-    as_tensor = layer(x, x, x, attn_mask=Tensor(hidden), need_weights=False)[0].numpy()
-    np.testing.assert_array_equal(as_tensor, layer(x, x, x, attn_mask=hidden, need_weights=False)[0].numpy())
 
 
 @pytest.mark.parametrize("equation", [

@@ -1,14 +1,12 @@
-"""Cross-entropy and squared error: references, stability, bad targets, PyTorch."""
+"""Cross-entropy and squared error: stability, bad targets, PyTorch; tests/families has their values."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from clcomm.base.errors import ArgumentError
-from clcomm.engine import CrossEntropyLoss, Linear, MSELoss, Replay, Tensor
+from clcomm.engine import Linear, Replay, Tensor
 from clcomm.engine import functional as F
 from clcomm.optim import SGD
 
@@ -23,23 +21,6 @@ def cross_entropy(logits: np.ndarray, targets: np.ndarray, reduction: str) -> np
     shifted = logits - logits.max(1, keepdims=True)
     losses = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(targets)), targets]
     return reduced(losses, reduction)
-
-
-@given(rows=st.integers(1, 70), classes=st.integers(1, 70), reduction=st.sampled_from(REDUCTIONS))
-def test_cross_entropy_agrees_with_numpy(check_op, rows, classes, reduction):
-    rng = np.random.default_rng(1)
-    logits, targets = rng.uniform(-4, 4, (rows, classes)).astype(np.float32), rng.integers(0, classes, rows)
-    check_op(
-        lambda t: F.cross_entropy(t, targets, reduction=reduction),
-        lambda a: cross_entropy(a, targets, reduction),
-        logits,
-    )
-
-
-def test_cross_entropy_of_many_rows(check_op):
-    rng = np.random.default_rng(2)
-    logits, targets = rng.uniform(-4, 4, (5001, 10)).astype(np.float32), rng.integers(0, 10, 5001)
-    check_op(lambda t: CrossEntropyLoss()(t, targets), lambda a: cross_entropy(a, targets, "mean"), logits)
 
 
 def test_targets_on_the_device_are_the_same(device):
@@ -143,18 +124,6 @@ def test_other_bad_arguments(device):
         F.cross_entropy(logits, np.array([0, 1, 2]), "max")
     with pytest.raises(ArgumentError, match=r"one shape, got \(3, 4\) and \(4,\)"):
         F.mse_loss(logits, Tensor(np.zeros(4), device))
-
-
-@given(size=st.one_of(st.integers(1, 70), st.sampled_from([4096, 4097, 9001])), reduction=st.sampled_from(REDUCTIONS))
-def test_mse_agrees_with_numpy(check_op, size, reduction):
-    a, b = np.random.default_rng(5).standard_normal((2, size)).astype(np.float32)
-    check_op(
-        lambda x, y: MSELoss(reduction=reduction)(x, y),
-        lambda x, y: reduced((x - y) ** 2, reduction),
-        a,
-        b,
-        tolerance=1e-5,
-    )
 
 
 def test_mse_of_one_tensor_with_itself(device):

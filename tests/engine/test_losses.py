@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm.base.errors import ArgumentError
-from clcomm.engine import BCEWithLogitsLoss, CrossEntropyLoss, NLLLoss, SmoothL1Loss, Tensor
+from clcomm.engine import CrossEntropyLoss, Tensor
 from clcomm.engine import functional as F
 from tests.engine.values import drawn
 
@@ -64,48 +64,6 @@ def test_cross_entropy_as_pytorch(device, reduction, weighed, smoothing, ignored
         None if weight is None else torch.tensor(weight), reduction=reduction, label_smoothing=smoothing, **more
     )
     pair(torch, device, values, targets, ours, theirs)
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("weighed", [False, True])
-@pytest.mark.parametrize("ignored", [None, 3, -100])
-def test_nll_loss_as_pytorch(device, reduction, weighed, ignored):
-    torch = pytest.importorskip("torch")
-    rng = np.random.default_rng(5)
-    values, targets = rng.normal(0, 2, (29, 7)).astype(np.float32), rng.integers(0, 7, 29)
-    weight = rng.uniform(0, 2, 7).astype(np.float32) if weighed else None
-    more = {} if ignored is None else {"ignore_index": ignored}
-    ours = NLLLoss(reduction=reduction, weight=None if weight is None else Tensor(weight, device), **more)
-    theirs = torch.nn.NLLLoss(None if weight is None else torch.tensor(weight), reduction=reduction, **more)
-    pair(torch, device, values, targets, ours, theirs)
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("weighed", [False, True])
-@pytest.mark.parametrize("positive", [False, True])
-def test_bce_with_logits_as_pytorch(device, reduction, weighed, positive):
-    torch = pytest.importorskip("torch")
-    rng = np.random.default_rng(6)
-    values, target = rng.normal(0, 30, (13, 5)).astype(np.float32), rng.random((13, 5)).astype(np.float32)
-    target[0], target[1] = 0, 1
-    given_arrays = {"weight": rng.random((13, 1)).astype(np.float32), "pos_weight": rng.random(5).astype(np.float32)}
-    chosen = {name: array for name, array in given_arrays.items() if (weighed if name == "weight" else positive)}
-    ours = BCEWithLogitsLoss(reduction=reduction, **{name: Tensor(array, device) for name, array in chosen.items()})
-    theirs = torch.nn.BCEWithLogitsLoss(
-        reduction=reduction, **{name: torch.tensor(array) for name, array in chosen.items()}
-    )
-    pair(torch, device, values, target, lambda x, y: ours(x, Tensor(y, device)), theirs)
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0, 4.0])
-def test_smooth_l1_as_pytorch(device, reduction, beta):
-    torch = pytest.importorskip("torch")
-    rng = np.random.default_rng(7)
-    values, target = rng.normal(0, 2, (2, 13, 5)).astype(np.float32)
-    values[0, 0] = target[0, 0]
-    ours, theirs = SmoothL1Loss(reduction=reduction, beta=beta), torch.nn.SmoothL1Loss(reduction=reduction, beta=beta)
-    pair(torch, device, values, target, lambda x, y: ours(x, Tensor(y, device)), theirs)
 
 
 def test_a_mean_over_no_rows_is_nan_and_ignored_rows_have_no_gradient(device):

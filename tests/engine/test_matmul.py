@@ -1,4 +1,4 @@
-"""Matrix products against float64 NumPy, central differences and PyTorch, on the CPU's and the GPU's kernels."""
+"""Matrix products: NaN and Inf, bits, and wrong arguments; tests/families has their values and gradients."""
 
 from __future__ import annotations
 
@@ -16,81 +16,9 @@ from clcomm.engine.ops.convolution_products import chosen_block
 from clcomm.engine.ops.matmul import linear, multiply, transposed_copy
 from clcomm.engine.tensor import Tensor, empty
 from clcomm.engine.tuning import Tuning, choices
-from tests.engine.slopes import assert_gradients_are_slopes
 from tests.engine.values import drawn
 
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([47, 48, 49, 64, 67, 97, 128, 203]))
-DEPTHS = st.one_of(SIZES, st.sampled_from([511, 512, 513, 1031]))
-
-
-def assert_product(actual: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
-    """The error of a float32 sum is bounded by the sum of the terms' sizes."""
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    bound = 1e-6 * (np.abs(a) @ np.abs(b)) + 1e-30
-    assert actual.shape == bound.shape
-    assert (np.abs(actual - a @ b) <= 4 * bound).all()
-
-
-@given(rows=SIZES, columns=SIZES, depth=DEPTHS)
-@example(rows=1, columns=1, depth=1)
-@example(rows=8, columns=17, depth=1025)
-@example(rows=16, columns=128, depth=10)
-@example(rows=8, columns=32, depth=512)
-@example(rows=257, columns=48, depth=5)
-def test_matmul_and_its_gradients(device: Device, rows: int, columns: int, depth: int) -> None:
-    a_host, b_host, g_host = drawn(1, rows, depth), drawn(2, depth, columns), drawn(3, rows, columns)
-    a, b = Tensor(a_host, device, requires_grad=True), Tensor(b_host, device, requires_grad=True)
-    product = matmul(a, b)
-    product.backward(Tensor(g_host, device))
-    assert_product(product.numpy(), a_host, b_host)
-    assert_product(a.grad.numpy(), g_host, b_host.T)
-    assert_product(b.grad.numpy(), a_host.T, g_host)
-
-
-@given(rows=SIZES, outputs=SIZES, inputs=DEPTHS, has_bias=st.booleans(), relu=st.booleans())
-@example(rows=64, outputs=128, inputs=784, has_bias=True, relu=True)
-@example(rows=33, outputs=10, inputs=128, has_bias=True, relu=True)
-@example(rows=1, outputs=1, inputs=64, has_bias=False, relu=False)
-@example(rows=16, outputs=7, inputs=1031, has_bias=True, relu=False)
-@example(rows=18, outputs=6, inputs=72, has_bias=True, relu=True)
-def test_linear_and_its_gradients(
-    device: Device, rows: int, outputs: int, inputs: int, has_bias: bool, relu: bool
-) -> None:
-    x_host, w_host, b_host, g_host = (
-        drawn(1, rows, inputs), drawn(2, outputs, inputs), drawn(3, outputs), drawn(4, rows, outputs)
-    )  # fmt: skip
-    x, w, b = (Tensor(host, device, requires_grad=True) for host in (x_host, w_host, b_host))
-    y = linear(x, w, b if has_bias else None, relu=relu)
-    expected = x_host.astype(np.float64) @ w_host.T.astype(np.float64) + (b_host if has_bias else 0)
-    result = y.numpy()
-    np.testing.assert_allclose(result, np.maximum(expected, 0) if relu else expected, rtol=1e-5, atol=2e-6 * inputs)
-    y.backward(Tensor(g_host, device))
-    grad = np.where(result > 0, g_host, 0) if relu else g_host
-    assert_product(x.grad.numpy(), grad, w_host)
-    assert_product(w.grad.numpy(), grad.T, x_host)
-    if has_bias:
-        assert_product(b.grad.numpy()[None], np.ones((1, rows)), grad)
-    else:
-        assert b.grad is None
-
-
-def test_linear_by_central_differences(device: Device) -> None:
-    hosts = [drawn(seed, *shape) for seed, shape in enumerate([(5, 7), (3, 7), (3,)])]
-    assert_gradients_are_slopes(linear, hosts, device, tolerance=1e-3)
-
-
-def test_agrees_with_pytorch(device: Device) -> None:
-    torch = pytest.importorskip("torch")
-    torch.set_num_threads(1)
-    hosts = [drawn(seed, *shape) for seed, shape in enumerate([(64, 784), (128, 784), (128,), (64, 128)])]
-    theirs = [torch.tensor(host, requires_grad=True) for host in hosts[:3]]
-    ours = [Tensor(host, device, requires_grad=True) for host in hosts[:3]]
-    expected, result = torch.relu(torch.nn.functional.linear(*theirs)), linear(*ours, relu=True)
-    expected.backward(torch.tensor(hosts[3]))
-    result.backward(Tensor(hosts[3], device))
-    np.testing.assert_allclose(result.numpy(), expected.detach().numpy(), rtol=1e-4, atol=1e-4)
-    for our, their in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(our.grad.numpy(), their.grad.numpy(), rtol=1e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

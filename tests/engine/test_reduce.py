@@ -1,4 +1,4 @@
-"""sum, mean and argmax over drawn shapes and axes."""
+"""Reductions: bits, NaN, the first of equals, variances; tests/families has sums and means."""
 
 from __future__ import annotations
 
@@ -13,26 +13,6 @@ from hypothesis.extra.numpy import array_shapes
 from clcomm.base.errors import ArgumentError
 from clcomm.engine import Tensor
 from clcomm.engine import functional as F
-
-
-@given(data=st.data(), keepdims=st.booleans(), name=st.sampled_from(["sum", "mean"]))
-def test_agrees_with_numpy_over_any_axes(check_op, data, keepdims, name):
-    shape = data.draw(array_shapes(min_dims=1, max_dims=5, max_side=6))
-    axis = data.draw(st.none() | st.sets(st.integers(0, len(shape) - 1)).map(sorted).map(tuple))
-    x = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
-    op, reference = getattr(F, name), getattr(np, name)
-    over = axis or None  # () is all dimensions, as in PyTorch
-    check_op(lambda t: op(t, axis, keepdims), lambda a: reference(a, axis=over, keepdims=keepdims), x)
-
-
-@pytest.mark.parametrize(("shape", "axis"), [
-    ((70001,), None), ((3, 9001), 1), ((4097,), 0), ((601, 33), 0), ((257, 7), 0), ((2, 513, 40), 1), ((1, 1), None),
-])  # fmt: skip
-def test_long_sums_take_several_passes(check_op, shape, axis):
-    x = np.random.default_rng(6).standard_normal(shape).astype(np.float32)
-    check_op(lambda t: t.sum(axis), lambda a: a.sum(axis=axis), x, tolerance=1e-5)
-    check_op(lambda t: t.mean(axis), lambda a: a.mean(axis=axis), x)
-
 
 LONG = {
     "cumsum": (lambda x, device: F.cumsum(Tensor(x, device), 0).numpy()[-1], (1_000_000,)),

@@ -26,13 +26,6 @@ def test_agrees_with_numpy(check_op, data, shape):
     check_op(lambda t: F.log_softmax(t, axis), lambda a: log_softmax(a, axis), x)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 1000), (1000, 10), (3, 65), (64, 64)])
-def test_row_lengths_around_a_group(check_op, shape):
-    x = np.random.default_rng(2).uniform(-3, 3, shape).astype(np.float32)
-    check_op(F.softmax, lambda a: np.exp(log_softmax(a, -1)), x)
-    check_op(F.log_softmax, lambda a: log_softmax(a, -1), x)
-
-
 def test_large_logits_stay_finite(device):
     x = np.float32([[1e4, 0, -1e4], [-3e38, -3e38, -3e38], [3e38, 1, 2], [-np.inf, 0, 0]])
     softmax = F.softmax(Tensor(x, device)).numpy()
@@ -46,18 +39,6 @@ def test_nan_fills_its_row_alone(device):
     for op in (F.softmax, F.log_softmax):
         result = op(Tensor(x, device)).numpy()
         assert np.isnan(result[0]).all() and np.isfinite(result[1]).all() and np.isnan(result[2]).any()
-
-
-@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
-def test_gradients_as_pytorch(device, name):
-    torch = pytest.importorskip("torch")
-    rng = np.random.default_rng(3)
-    values, upstream = rng.normal(0, 20, (2, 17, 31)).astype(np.float32)
-    x = Tensor(values, device, requires_grad=True)
-    getattr(F, name)(x).backward(Tensor(upstream, device))
-    theirs = torch.tensor(values, requires_grad=True)
-    getattr(torch, name)(theirs, -1).backward(torch.tensor(upstream))
-    np.testing.assert_allclose(x.grad.numpy(), theirs.grad.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_wrong_axis(device):

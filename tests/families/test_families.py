@@ -24,6 +24,7 @@ from tests.families.every import ALSO_WIDE, FAMILIES, WIDE, WIDE_FAMILIES
 from tests.families.family import Family, leaf, whole_numbers
 from tests.families.memory import GuardedMemory, guarded
 from tests.helpers import cpu_device, cpus_own
+from tests.sampling import is_whole_suite
 
 CASES = int(os.environ.get("CLCOMM_FAMILY_CASES", 16))
 LONGEST = 34
@@ -65,11 +66,12 @@ def check(device: Device, family: Family, count: int) -> None:
         raise AssertionError(f"{family.name}: {case}: {error}") from None
 
 
+@pytest.mark.sampled(None)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_agrees_with_float64(device: Device, name: str) -> None:
+def test_a_family_agrees_with_float64(device: Device, name: str, request: pytest.FixtureRequest) -> None:
     if not FAMILIES[name].suits(device):
         pytest.skip("the family is for other devices")
-    check(device, FAMILIES[name], CASES)
+    check(device, FAMILIES[name], min(CASES, 6) if is_whole_suite(request.config) else CASES)
 
 
 def test_the_families_of_the_host_agree_in_the_calling_thread(device: Device) -> None:

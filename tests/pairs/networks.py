@@ -31,8 +31,7 @@ from models import GPT, ConvNet, ResNet
 from models.gpt import next_token_loss
 from tests.helpers import cpu_device
 from tests.pairs.factors import Setting
-from tests.parallel.pipeline.cases import CLASSES, CONTEXT, VOCABULARY, images, text
-from tests.parallel.pipeline.test_divided_stages import PLANS
+from tests.parallel.pipeline.cases import CLASSES, CONTEXT, GPT_PLAN, VOCABULARY, images, text
 
 TOKENS, WIDTH, HIDDEN = 4, 8, 16
 _kind = "cpu"
@@ -195,10 +194,6 @@ def token_features(rng: np.random.Generator, samples: int) -> tuple[np.ndarray, 
     return x, rng.integers(0, CLASSES, (samples, TOKENS)).astype(np.int32)
 
 
-def class_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(logits, labels)
-
-
 _SEQUENCE = {
     "0": SequenceParallel(split_input=True),
     "1": ColumnParallel(sequence_axis=-2),
@@ -243,10 +238,10 @@ NETWORKS = {
         lambda setting, _: GPT(VOCABULARY, CONTEXT, 2, 12, 2, tied=setting["tied"] == "on", device=device(), seed=3),
         text,
         next_token_loss,
-        PLANS["gpt"],
+        GPT_PLAN,
         {
             "transformer.h": SequenceParallel(split_input=True),
-            "transformer.h.*.attn": PLANS["gpt"]["transformer.h.*.attn"],
+            "transformer.h.*.attn": GPT_PLAN["transformer.h.*.attn"],
             "transformer.h.*.attn.c_attn": ColumnParallel(sections=3, sequence_axis=-2),
             "transformer.h.*.mlp.c_fc": ColumnParallel(sequence_axis=-2),
             "transformer.h.*.*.c_proj": RowParallel(sequence_axis=-2),

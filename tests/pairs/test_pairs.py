@@ -67,7 +67,7 @@ def test_settings_cover_every_pair_that_may_stand():
     assert len(wanted) > 3500 and 40 < count < 150
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(None)
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("levels", LEVELS, ids=lambda levels: "-".join(levels.values()).replace(" ", "_"))

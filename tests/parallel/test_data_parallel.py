@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 
 import numpy as np
 import pytest
 
-from clcomm import Communicator, DistributedDataParallel, Mesh, Synchronizer
+from clcomm import DistributedDataParallel, Mesh, Synchronizer
 from clcomm.base.errors import ArgumentError, MismatchError
 from clcomm.engine import Linear, Tensor
-from clcomm.engine.nn import Module
-from clcomm.optim import SGD
-from clcomm.sync.distributed_optimizer import DistributedOptimizer
-from tests.helpers import cpu_device, one_line, try_sizes_at_once
+from tests.helpers import cpu_device, one_line
 from tests.numpy_models import Model
 from tests.parallel.small_networks import (
     CLASSES,
@@ -23,116 +19,16 @@ from tests.parallel.small_networks import (
     STEPS,
     backward,
     batch_of,
-    freeze,
     joined,
     network,
     require_alike,
     require_close,
-    trained_alone,
 )  # fmt: skip
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
 
-@pytest.fixture(autouse=True)
-def sizes(monkeypatch):
-    from clcomm.sync import auto_buckets
-    from clcomm.sync import auto_buckets as bucket_tuning
-
-    for module, name in ((bucket_tuning, "WARM_UP_STEPS"), (bucket_tuning, "TURN_STEPS"), (auto_buckets, "_BUDGET_S")):
-        monkeypatch.setattr(module, name, getattr(module, name))
-    for name in ("_FIRST_ROUND_TURNS", "_LAST_ROUND_TURNS"):
-        monkeypatch.setattr(bucket_tuning, name, getattr(bucket_tuning, name))
-    try_sizes_at_once()
-
-
-@pytest.mark.sampled(15)
-@pytest.mark.parametrize(("micro", "frozen"), [(1, False), (3, False), (1, True)])
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("overlap", [False, True, "auto"])
-@pytest.mark.parametrize("bucketing", [{}, {"bucket_size": 600}, {"bucket_size": "auto"}, {"use_bucketing": False}],
-                         ids=str)  # fmt: skip
-def test_ranks_equal_one_rank_on_the_same_samples(auto, bucketing, overlap, sharded, micro, frozen):
-    model = network(seed=auto.rank)  # every rank gets rank 0's
-    freeze(model, frozen)
-    ddp = DistributedDataParallel(
-        model, auto, overlap_grad_reduce=overlap, use_distributed_optimizer=sharded, check_finite=True, **bucketing
-    )
-    optimizer = SGD(ddp.parameters(), 0.1, momentum=0.9)
-    if sharded:
-        optimizer = DistributedOptimizer(optimizer, ddp.synchronizer)
-    for step in range(STEPS):
-        for part in range(micro):
-            with ddp.no_sync() if part < micro - 1 else contextlib.nullcontext():
-                backward(ddp, *batch_of(auto.rank, step * micro + part), 1 / micro)
-                ddp.finish_grad_sync()
-        optimizer.step()
-        optimizer.zero_grad()
-    require_close(ddp.state_dict(), trained_alone(auto.size, STEPS, micro, frozen))
-    require_alike(auto, ddp.state_dict())
-
-
-@pytest.mark.parametrize("transport", ["auto", "mpi"])
-def test_a_mesh_trains_along_its_data_parallel_axis(transport):
-    comm = Communicator(transport=transport)
-    tensor_parallel = 2 if comm.size % 2 == 0 else 1
-    mesh = Mesh(comm, tp=tensor_parallel, dp=-1)
-    for given in (mesh, mesh["dp"]):
-        ddp = DistributedDataParallel(network(seed=comm.rank), given)
-        assert ddp.comm is mesh["dp"]
-        optimizer = SGD(ddp.parameters(), 0.1, momentum=0.9)
-        for step in range(STEPS):
-            backward(ddp, *batch_of(ddp.comm.rank, step))
-            ddp.finish_grad_sync()
-            optimizer.step()
-            optimizer.zero_grad()
-        if mesh.coordinates["tp"] == 0:  # the others began with another rank's parameters
-            require_close(ddp.state_dict(), trained_alone(mesh.shape["dp"]))
-        require_alike(mesh["dp"], ddp.state_dict())
-    assert comm.stats.total("all_reduce", "gradients")["calls"] == 2 * STEPS
-
-
 # --- control flow ---
-
-
-class Branching(Module):
-    """Layers of which each forward uses those that it is told."""
-
-    def __init__(self, layers: int):
-        device = cpu_device("cpu")
-        self.names = [f"layer{number}" for number in range(layers)]
-        for name in self.names:
-            setattr(self, name, Linear(3, 2, device=device))
-
-    def forward(self, x, used):
-        results = [getattr(self, self.names[number])(x) for number in used]
-        total = results[0]
-        for result in results[1:]:
-            total = total + result
-        return total.sum()
-
-
-@pytest.mark.parametrize("overlap", [False, True, "auto"])
-@pytest.mark.parametrize("bucket_size", [1, 70, "1MiB"])
-def test_control_flow_may_differ_by_rank_and_leave_parameters_out(auto, overlap, bucket_size):
-    layers = 4
-    ddp = DistributedDataParallel(Branching(layers), auto, overlap_grad_reduce=overlap, bucket_size=bucket_size)
-
-    def used(rank: int, step: int) -> list[int]:
-        return [number for number in range(layers - 1) if (rank + step + number) % 3 == 0] or [step % (layers - 1)]
-
-    for step in range(6):
-        x = np.full((1, 3), 1.0 + auto.rank, np.float32)
-        ddp(Tensor(x, cpu_device("cpu")), used(auto.rank, step)).backward()
-        ddp.finish_grad_sync()
-        for number, name in enumerate(ddp.names):
-            share = sum((1.0 + rank) * (number in used(rank, step)) for rank in range(auto.size)) / auto.size
-            gradient = getattr(ddp.module, name).weight.grad
-            if share:
-                assert np.allclose(gradient.numpy(), share, rtol=1e-6)
-            else:
-                assert gradient is None
-        ddp.zero_grad()
 
 
 # --- hooks, clipping, other libraries ---

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 
@@ -16,16 +14,12 @@ from clcomm.engine import (
     CrossEntropyLoss,
     Linear,
     ReLU,
-    Replay,
     Sequential,
     Tensor,
     manual_seed,
 )
 from clcomm.engine.nn import Module
-from clcomm.optim import SGD
-from clcomm.parallel import DistributedDataParallel, Mesh, SyncBatchNorm
-from clcomm.sync.distributed_optimizer import DistributedOptimizer
-from models import ResNet
+from clcomm.parallel import DistributedDataParallel, SyncBatchNorm
 from tests.helpers import one_line
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -125,112 +119,6 @@ class Flat(Module):
         return x.reshape(x.shape[0], -1)
 
 
-def trained(model, batches, comm=None, replayed=False):
-    """Return the losses of steps on these batches, of this rank's parts with `comm`, and the final state."""
-    ddp = model if comm is None else DistributedDataParallel(model, comm, broadcast_buffers=False)
-    optimizer, loss_fn, losses = SGD(model, 0.05, momentum=0.9), CrossEntropyLoss(), []
-
-    def forward_backward(x, y):
-        loss = loss_fn(model(x), y)
-        loss.backward()
-        return loss
-
-    step = Replay(forward_backward) if replayed else forward_backward
-    for x, y in batches:
-        part = slice(None)
-        if comm is not None:
-            each = len(x) // comm.size
-            part = slice(comm.rank * each, (comm.rank + 1) * each)
-        losses.append(step(Tensor(x[part]), Tensor(y[part])).item())
-        if comm is not None:
-            ddp.finish_grad_sync()
-        optimizer.step()
-        optimizer.zero_grad()
-    if replayed and comm is not None:
-        assert step.refusal is None and step.replayed > len(batches) // 2
-    return losses, model.state_dict()
-
-
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("replayed", [False, True])
-@pytest.mark.parametrize("make", [network, lambda: ResNet((2, 6, 6), 5, (1, 1), 4, seed=2)], ids=["layers", "resnet"])
-def test_a_converted_model_trains_as_one_rank_with_the_whole_batch(ranks, make, replayed):
-    model = make()
-    alone = copy.deepcopy(model)
-    before = model.state_dict()
-    converted = SyncBatchNorm.convert_sync_batchnorm(model, ranks)
-    assert converted is model and list(model.state_dict()) == list(before)
-    kinds = [type(each) for _, each in model.named_modules()]
-    assert SyncBatchNorm in kinds and BatchNorm2d not in kinds and BatchNorm1d not in kinds
-    rng = np.random.default_rng(8)
-    batches = [(drawn([9, n], (12, 2, 6, 6)), rng.integers(0, 5, 12).astype(np.int32)) for n in range(24)]
-    expected, state = trained(alone, batches)
-    losses, found = trained(model, batches, ranks, replayed)
-    mean = ranks.all_reduce(np.array(losses), "mean")
-    np.testing.assert_allclose(mean, expected, rtol=2e-3)
-    for name, value in found.items():
-        np.testing.assert_allclose(value, state[name], rtol=5e-3, atol=2e-3, err_msg=name)
-    everyone = ranks.all_gather_object({name: value.tobytes() for name, value in found.items()})
-    assert everyone == everyone[:1] * ranks.size
-
-
-def uneven(ranks: int, step: int) -> list[int]:
-    """Return each rank's samples of a step; rank 0's are as many in all, so that its recordings serve all."""
-    return [
-        3 if rank == 0 else 1 + (3 * rank + step + rank * step) % 5 + 4 * (rank == ranks - 1) for rank in range(ranks)
-    ]
-
-
-def clipped_alone(model, largest: float) -> float:
-    """Clip one rank's gradients; return their norm before."""
-    gradients = [each.grad for each in model.parameters()]
-    norm = np.sqrt(sum((each.numpy().astype(np.float64) ** 2).sum() for each in gradients))
-    for each in gradients:
-        each.copy_from((each.numpy() * min(1.0, largest / (norm + 1e-6))).astype(np.float32))
-    return norm
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("way", ["plain", "replayed", "zero", "accumulated", "clipped"])
-def test_batches_of_other_sizes_weigh_the_ranks_as_one_rank_with_all_samples(ranks, way):
-    model, steps, parts = network(), 20, 2 if way == "accumulated" else 1
-    alone, rng = copy.deepcopy(model), np.random.default_rng(11)
-    model = SyncBatchNorm.convert_sync_batchnorm(model, ranks)
-    ddp = DistributedDataParallel(model, ranks, broadcast_buffers=False, zero=int(way == "zero"))
-    optimizers = [SGD(each, 0.05, momentum=0.9) for each in (alone, model)]
-    if way == "zero":
-        optimizers[1] = DistributedOptimizer(optimizers[1], ddp.synchronizer)
-    loss_fn = CrossEntropyLoss()
-
-    def forward_backward(x, y):
-        loss_fn(model(x), y).backward(1 / parts)
-
-    run = Replay(forward_backward) if way == "replayed" else forward_backward
-    for step in range(steps):
-        counts = uneven(ranks.size, step % 4)
-        if step > 3 and step % 3:
-            ddp.expect_samples(counts[ranks.rank])
-        else:  # what was expected is one step's
-            counts = [3] * ranks.size
-        for part in range(parts):
-            x, y = drawn([12, step, part], (sum(counts), 2, 6, 6)), rng.integers(0, 5, sum(counts)).astype(np.int32)
-            loss_fn(alone(Tensor(x)), Tensor(y)).backward(1 / parts)
-            own = slice(sum(counts[: ranks.rank]), sum(counts[: ranks.rank + 1]))
-            run(Tensor(x[own]), Tensor(y[own]))
-        ddp.finish_grad_sync()
-        if way == "clipped":
-            assert ddp.clip_grad_norm(0.5) == pytest.approx(clipped_alone(alone, 0.5), rel=1e-3)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    expected, found = alone.state_dict(), model.state_dict()
-    for name, value in found.items():
-        apart = np.linalg.norm(value.astype(np.float64) - expected[name])
-        assert apart <= 1e-4 * max(np.linalg.norm(expected[name]), 0.1), (name, apart)  # biases before batch norm are 0
-    everyone = ranks.all_gather_object({name: value.tobytes() for name, value in found.items()})
-    assert everyone == everyone[:1] * ranks.size
-
-
 @pytest.mark.mpi(min_size=2)
 def test_samples_that_come_after_backward_are_refused_on_every_rank_where_they_differ(ranks):
     model = SyncBatchNorm.convert_sync_batchnorm(network(), ranks)
@@ -260,20 +148,6 @@ def test_samples_that_come_after_backward_are_refused_on_every_rank_where_they_d
     model.eval()  # nothing is mixed
     ddp.finish_grad_sync()
     assert step(ddp, sizes[ranks.rank], sizes[ranks.rank]) == ""
-
-
-@pytest.mark.mpi(min_size=4)
-def test_a_mesh_normalises_along_its_data_parallel_axis():
-    with Communicator() as comm:
-        mesh = Mesh(comm, dp=-1, tp=2)
-        layer = SyncBatchNorm(3, comm=mesh["dp"])
-        group = mesh.coordinates["tp"]
-        parts = [drawn([group, rank], (2, 3, 4)) for rank in range(mesh.shape["dp"])]
-        y = layer(Tensor(parts[mesh.coordinates["dp"]]))
-        x = np.concatenate(parts).astype(np.float64)
-        normal = (x - x.mean((0, 2), keepdims=True)) / np.sqrt(x.var((0, 2), keepdims=True) + 1e-5)
-        own = slice(2 * mesh.coordinates["dp"], 2 * mesh.coordinates["dp"] + 2)
-        np.testing.assert_allclose(y.numpy(), normal[own], rtol=1e-4, atol=1e-4)
 
 
 def test_bad_use_is_refused(ranks):

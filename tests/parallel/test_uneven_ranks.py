@@ -7,11 +7,9 @@ import pytest
 
 from clcomm import DistributedDataParallel
 from clcomm.base.errors import ArgumentError
-from clcomm.engine import Linear, Tensor
-from clcomm.optim import SGD
+from clcomm.engine import Tensor
 from tests.helpers import cpu_device
-from tests.numpy_models import Model
-from tests.parallel.small_networks import Counting, network, require_alike
+from tests.parallel.small_networks import Counting, network
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
@@ -44,52 +42,6 @@ def test_each_training_forward_begins_with_the_buffers_of_rank_0(auto, broadcast
 
 
 # --- uneven inputs ---
-
-
-@pytest.mark.parametrize("by", ["all", "active", "samples"])
-@pytest.mark.parametrize("steps_too", [True, False])
-@pytest.mark.parametrize("kind", ["native", "numpy"])
-def test_ranks_may_run_out_of_batches(auto, by, steps_too, kind):
-    """SGD without momentum, so that a reference in float64 is a few lines."""
-    counts = [2 + (3 * rank) % 5 for rank in range(auto.size)]
-    model = Linear(3, 2, bias=False, device=cpu_device("cpu")) if kind == "native" else Model([("w", np.zeros((3, 2)))])
-    ddp = DistributedDataParallel(model, auto)
-    parameter = model.weight if kind == "native" else model["w"]
-    start = (parameter.numpy() if kind == "native" else parameter.data).astype(np.float64)
-    plain = SGD(model, 0.5) if kind == "native" else None
-
-    def gradient(rank: int, step: int) -> np.ndarray:
-        return np.full(start.shape, (rank + 1) * 10.0**-step)
-
-    def update() -> None:
-        if plain is not None:
-            plain.step()
-        else:
-            parameter.data -= 0.5 * parameter.grad
-        clear()
-
-    def clear() -> None:
-        parameter.grad = None
-
-    with ddp.join(divide_by_initial_world_size=by == "all", step=update if steps_too else None):
-        for step in range(counts[auto.rank]):
-            mine = gradient(auto.rank, step)
-            if kind == "native":
-                rows = Tensor(np.ones((1, start.shape[1]), np.float32), cpu_device("cpu"))
-                (model(rows) * float(mine[0, 0])).sum().backward()
-            else:
-                parameter.grad = mine
-            ddp.finish_grad_sync(samples=auto.rank + 1 if by == "samples" else None)
-            update()
-    expected = start.copy()
-    for step in range(max(counts)):
-        active = [rank for rank in range(auto.size) if step < counts[rank]]
-        weights = {rank: rank + 1.0 if by == "samples" else 1.0 for rank in active}
-        total = auto.size if by == "all" else sum(weights.values())
-        expected -= 0.5 * sum(weights[rank] * gradient(rank, step) for rank in active) / total
-    got = parameter.numpy() if kind == "native" else parameter.data
-    assert np.allclose(got, expected, rtol=1e-5, atol=1e-6)
-    require_alike(auto, {"w": np.array(got)})
 
 
 def test_ranks_that_ran_out_get_the_buffers_of_one_that_did_not(auto):

@@ -15,8 +15,7 @@ from clcomm.parallel.loss_scaling import GradScaler
 from clcomm.parallel.pipeline import Pipeline
 from clcomm.sync.distributed_optimizer import DistributedOptimizer
 from tests.helpers import one_line
-from tests.parallel.pipeline.cases import CASES, bits, tensor
-from tests.parallel.pipeline.test_divided_stages import PLANS
+from tests.parallel.pipeline.cases import CASES, GPT_PLAN, bits, tensor
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -38,7 +37,7 @@ class Training:
         self.mesh, self.scaler = Mesh(comm, **axes), None
         model = CASE.make()
         if axes["tp"] > 1:
-            model = parallelize_module(model, self.mesh["tp"], PLANS["gpt"])
+            model = parallelize_module(model, self.mesh["tp"], GPT_PLAN)
         self.pipeline = Pipeline(model, self.mesh["pp"], loss=self._loss, micro_batches=PARTS)
         self.ddp = DistributedDataParallel(self.pipeline.module, self.mesh["dp"], zero=zero)
         optimizer = SGD(self.pipeline.module, 0.1)

@@ -41,32 +41,6 @@ def local_steps(comm, steps, every, momentum):
     return model.state_dict()
 
 
-def simulated(ranks, steps, every, momentum):
-    """Return the parameters of all ranks' mean, computed by one process."""
-    models = [network() for _ in range(ranks)]
-    optimizers = [SGD(model, 0.1, momentum=momentum) for model in models]
-    for step in range(steps):
-        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            backward(model, rank, step)
-            optimizer.step()
-            optimizer.zero_grad()
-        if (step + 1) % every == 0:
-            states = [model.state_dict() for model in models]
-            mean = {name: np.mean([state[name] for state in states], 0, np.float64) for name in states[0]}
-            for model in models:
-                model.load_state_dict(mean)
-    return models[0].state_dict()
-
-
-@pytest.mark.parametrize(("every", "momentum"), [(1, 0.9), (3, 0.0), (4, 0.9)])
-def test_local_sgd_is_that_of_one_process(comm, every, momentum):
-    ours, expected = local_steps(comm, 12, every, momentum), simulated(comm.size, 12, every, momentum)
-    for name, value in expected.items():
-        assert np.abs(ours[name] - value).max() <= 2e-6 * max(1.0, np.abs(value).max()), name
-    everyone = comm.all_gather_object({name: value.tobytes() for name, value in ours.items()})
-    assert all(each == everyone[0] for each in everyone)
-
-
 def test_averages_after_each_step_of_plain_sgd_are_those_of_gradients(comm):
     ours, model, sync = local_steps(comm, 6, 1, 0.0), network(), Synchronizer(comm)
     sync.broadcast_parameters(model)

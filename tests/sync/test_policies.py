@@ -62,12 +62,11 @@ def partners(ranks, seed, turn):
 
 
 class Simulated:
-    """All ranks in one process: local steps of real optimizers, outer steps in float64 from the papers' formulas."""
+    """All ranks of NoLoCo in one process: local steps of real optimizers, outer steps in float64 by its formulas."""
 
-    def __init__(self, ranks, policy):
+    def __init__(self, ranks):
         self.models = [network() for _ in range(ranks)]
         self.optimizers = [Adam(model, 0.01) for model in self.models]
-        self.name, self.given = settings_of(policy)
         self.names = list(self.models[0].state_dict())
         self.anchors = [self.read(rank) for rank in range(ranks)]
         self.velocity = [dict.fromkeys(self.names, 0.0) for _ in range(ranks)]
@@ -85,8 +84,8 @@ class Simulated:
                 backward(model, rank, 2 * step + 1)
                 optimizer.step()
                 optimizer.zero_grad()
-            if (step + 1) % self.given["h"] == 0:
-                getattr(self, self.name)((step + 1) // self.given["h"])
+            if (step + 1) % 2 == 0:
+                self.outer_step((step + 1) // 2)
 
     def gradients(self):
         return [
@@ -94,21 +93,7 @@ class Simulated:
             for rank, own in enumerate(map(self.read, range(len(self.models))))
         ]
 
-    def local(self, turn):
-        values = [self.read(rank) for rank in range(len(self.models))]
-        for rank in range(len(self.models)):
-            self.write(rank, {name: np.mean([each[name] for each in values], 0) for name in self.names})
-
-    def diloco(self, turn):
-        lr, momentum, gradients = self.given.get("lr", 0.7), self.given.get("momentum", 0.9), self.gradients()
-        for rank in range(len(self.models)):
-            for name in self.names:
-                mean = np.mean([each[name] for each in gradients], 0)
-                self.velocity[rank][name] = momentum * self.velocity[rank][name] + mean
-                self.anchors[rank][name] = self.anchors[rank][name] - lr * (mean + momentum * self.velocity[rank][name])
-            self.write(rank, self.anchors[rank])
-
-    def noloco(self, turn):
+    def outer_step(self, turn):
         gradients, before = self.gradients(), [dict(each) for each in self.anchors]
         for rank in range(len(self.models)):
             other = partners(len(self.models), 3, int(turn))[rank]
@@ -186,40 +171,9 @@ def test_sparseloco_sends_the_largest_in_two_bits_and_keeps_the_rest(comm):
     assert np.abs(anchor - flat_of(network())).max() > 0.01
 
 
-def test_streaming_sends_fragments_in_turn_and_mixes_them_later(comm):
-    """Two fragments, at steps 2, 4, 6, ... in turn; each arrives one step later, and a quarter stays a rank's own."""
-    models = [network() for _ in range(comm.size)]
-    optimizers, anchor = [Adam(model, 0.01) for model in models], flat_of(models[0])
-    velocity, sent = np.zeros_like(anchor), {}
-    layout = models[0].flat_space().layout
-    middle = next(place.start for place in layout.ranges if place.start >= layout.span / 2)
-    bounds = 0, middle // 4, layout.span // 4
-    for step in range(1, STEPS + 1):
-        own_step(models, optimizers, step - 1)
-        for number, turn in enumerate((0, 2)):
-            part = slice(bounds[number], bounds[number + 1])
-            if step % 4 == turn:
-                ways = [anchor[part] - flat_of(model)[part] for model in models]
-                total = ways[0]
-                for way in ways[1:]:
-                    total = total + way
-                sent[number] = step + 1, total / np.float32(comm.size)
-            if number in sent and step == sent[number][0]:
-                mean = sent.pop(number)[1]
-                velocity[part] = np.float32(0.9) * velocity[part] + mean
-                anchor[part] -= np.float32(0.7) * (mean + np.float32(0.9) * velocity[part])
-                for model in models:
-                    flat = flat_of(model)
-                    flat[part] = np.float32(0.25) * flat[part] + np.float32(0.75) * anchor[part]
-                    put(model, flat)
-    ours = flat_of(train(comm, "streaming:h=4,fragments=2,delay=1,bits=32,alpha=0.25")[0])
-    assert np.abs(ours - flat_of(models[comm.rank])).max() <= 2e-5
-
-
-@pytest.mark.parametrize("policy", ["local:h=3", "diloco:h=4", "diloco:h=1,lr=1,momentum=0", "noloco:h=2,seed=3"])
-def test_the_course_is_that_of_one_process(comm, policy):
-    model = train(comm, policy)[0]
-    simulated = Simulated(comm.size, policy)
+def test_the_course_of_pairs_is_that_of_one_process(comm):
+    model = train(comm, "noloco:h=2,seed=3")[0]
+    simulated = Simulated(comm.size)
     simulated.run(STEPS)
     expected = simulated.read(comm.rank)
     for name, value in model.state_dict().items():

@@ -60,38 +60,8 @@ def train(comm, batches, clip=None, sharded=False, **options):
     return {name: value.copy() for name, value in model.state_dict().items()}, len(steps)
 
 
-def alone_on_all(ranks: int, clip=None):
-    """Return the parameters of one rank that steps with all ranks' batches joined."""
-    everyone = [batches_of(rank) for rank in range(ranks)]
-    joined = []
-    for number in range(max(map(len, everyone))):
-        parts = [batches[number] for batches in everyone if number < len(batches)]
-        joined.append(tuple(np.concatenate(column) for column in zip(*parts, strict=True)))
-    return train(Communicator(transport="solo"), joined, clip)
-
-
 def bits(state) -> dict:
     return {name: value.tobytes() for name, value in state.items()}
-
-
-@pytest.mark.parametrize("options", [{}, {"use_bucketing": False}, {"bucket_size": "auto"}, {"check_finite": True}])
-def test_ranks_equal_one_rank_with_all_samples(comm, options):
-    ours, steps = train(comm, batches_of(comm.rank), **options)
-    expected, expected_steps = alone_on_all(comm.size)
-    assert steps == expected_steps == 1 + 2 * (comm.size - 1)
-    for name in ours:
-        np.testing.assert_allclose(ours[name], expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
-    assert comm.all_gather_object(bits(ours)) == [bits(ours)] * comm.size
-
-
-@pytest.mark.parametrize("clip", [None, 0.2])
-def test_a_sharded_update_has_the_same_bits(several, clip):
-    plain, _ = train(several, batches_of(several.rank), clip)
-    sharded, _ = train(several, batches_of(several.rank), clip, sharded=True)
-    assert bits(plain) == bits(sharded)
-    expected, _ = alone_on_all(several.size, clip)
-    for name in plain:
-        np.testing.assert_allclose(plain[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
 def test_a_rank_without_any_batch_takes_part(several):

@@ -15,6 +15,7 @@ from clcomm.comm.communicator import Communicator
 from clcomm.engine import BatchNorm1d, Dropout, Generator, Linear, Module, RandomStream
 from clcomm.engine import functional as F
 from clcomm.jobs.checkpoint import Checkpoint, load, save
+from tests.compressed_gradients import FEEDBACK
 from tests.helpers import one_line
 from tests.training.trainers import assert_same_bits, epochs_of, everything_of, make_trainer, solo, train
 from training.checkpoint_series import CheckpointSeries
@@ -23,21 +24,37 @@ from training.snapshot import restore_snapshot, save_snapshot
 from training.trainer_state import load_state, state_of
 
 
+def stage(number: int) -> dict[str, object]:
+    """Return the options of ZeRO's stage; 0: a plain update."""
+    return {"optimizer": "adam", "sharded": number > 0, "zero": number or 1}
+
+
+#: What a run has when it is saved and, where that differs, when it goes on; ZeRO's stages have the plain run's bits.
+RESUMED = [
+    *(({"optimizer": kind}, None) for kind in ("sgd", "adam")),
+    *(({"compression": scheme}, None) for scheme in FEEDBACK),
+    *((stage(before), stage(after)) for before, after in (
+        (1, 1), (1, 0), (0, 1), (2, 3), (3, 2), (3, 0), (0, 3), (1, 2),
+    )),
+]  # fmt: skip
+
+
 @pytest.mark.mpi
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_resumed_runs_have_the_bits_of_uninterrupted_ones(tmp_path: Path, optimizer: str) -> None:
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(("before", "after"), RESUMED)
+def test_resumed_runs_have_the_bits_of_uninterrupted_ones(tmp_path: Path, before: dict, after: dict | None) -> None:
     comm = Communicator()
     path = comm.broadcast_object(str(tmp_path / "run.npz"))
     samples = 60 * comm.size  # 15 steps an epoch at batch 4
-    whole = train(make_trainer(comm, samples, optimizer=optimizer), 40)
+    whole = train(make_trainer(comm, samples, **(before if after is None else stage(0))), 25)
     for stop in (7, 15, 22):  # within the first epoch, at its end, within the second
-        first = make_trainer(comm, samples, optimizer=optimizer)
+        first = make_trainer(comm, samples, **before)
         train(first, stop)
         save_snapshot(CheckpointSeries(comm, path), first, {"seed": 5})
-        resumed = make_trainer(comm, samples, optimizer=optimizer)
+        resumed = make_trainer(comm, samples, **(after or before))
         restore_snapshot(path, resumed, {"seed": 5})
         assert resumed.progress.step == stop
-        assert_same_bits(train(resumed, 40), whole)
+        assert_same_bits(train(resumed, 25), whole)
 
 
 class NormNet(Module):

@@ -14,11 +14,9 @@ from models import MLP
 from tests.helpers import one_line
 from tests.numpy_models import Model
 from tests.sharded_jobs import SHAPE, cpu, discrete, tiny_model
-from tests.training.trainers import assert_same_bits, make_trainer, train
+from tests.training.trainers import assert_same_bits
 from tests.zero.jobs import ZeroJob, require_close
-from training.checkpoint_series import CheckpointSeries
 from training.options import TrainingOptions
-from training.snapshot import restore_snapshot, save_snapshot
 
 SHARDED = pytest.mark.parametrize("stage", [2, 3])
 
@@ -198,19 +196,6 @@ def test_training_goes_on_in_any_stage_on_any_ranks(comm, tmp_path, stage, trans
                 assert_same_bits(each[1], states[0][1])
         if part is not None:
             part.Free()
-
-
-def test_a_run_resumes_with_the_bits_of_an_uninterrupted_one(comm, tmp_path):
-    path = comm.broadcast_object(str(tmp_path / "run.npz"))
-    samples = 60 * comm.size
-    whole = train(make_trainer(comm, samples, optimizer="adam"), 12)
-    for before, after in ((2, 3), (3, 2), (3, 0), (0, 3), (1, 2)):
-        first = make_trainer(comm, samples, optimizer="adam", sharded=before > 0, zero=before or 1)
-        train(first, 5)
-        save_snapshot(CheckpointSeries(comm, path), first, {})
-        resumed = make_trainer(comm, samples, optimizer="adam", sharded=after > 0, zero=after or 1)
-        restore_snapshot(path, resumed, {})
-        assert_same_bits(train(resumed, 12), whole)
 
 
 # --- what is refused ---

@@ -10,6 +10,7 @@ import numpy as np
 
 from clcomm.engine import CrossEntropyLoss, Generator, Linear, Module, ReLU, Sequential, Tanh, Tensor
 from clcomm.optim import SGD
+from clcomm.parallel import ColumnParallel, HeadsParallel, RowParallel
 from models import GPT, ConvNet, ResNet
 from models.gpt import next_token_loss
 from tests.helpers import cpu_device
@@ -18,6 +19,13 @@ STEPS = 50
 #: The bar: relative to the parameters of one rank.
 CLOSE = 1e-4
 VOCABULARY, CONTEXT, CLASSES = 20, 6, 5
+#: How tensor-parallel ranks divide the GPT.
+GPT_PLAN = {
+    "transformer.h.*.attn": HeadsParallel("heads"),
+    "transformer.h.*.attn.c_attn": ColumnParallel(sections=3),
+    "transformer.h.*.mlp.c_fc": ColumnParallel(),
+    "transformer.h.*.*.c_proj": RowParallel(),
+}
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -17,11 +15,9 @@ from clcomm.parallel.pipeline import Pipeline
 from tests.helpers import cpu_device
 from tests.parallel.pipeline.cases import (
     CASES,
-    STEPS,
     Case,
     bits,
     features,
-    perceptron,
     require_close,
     resnet,
     tensor,
@@ -30,8 +26,6 @@ from tests.parallel.pipeline.cases import (
 from tests.transport.references import pretended_host
 
 pytestmark = pytest.mark.mpi(min_size=1)
-
-alone = functools.cache(trained_alone)
 
 
 def chunks_of(schedule: str, ranks: int) -> int:
@@ -55,40 +49,6 @@ def train(pipeline: Pipeline, case: Case, samples: int, steps: int, ddp=None, re
         optimizer.step()
         optimizer.zero_grad()
     return losses
-
-
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", CASES)
-def test_stages_equal_one_rank_on_the_same_samples(several, name, schedule):
-    comm = several
-    case, micro_batches = CASES[name], 2 * comm.size
-    pipeline = piped(case, comm, schedule, micro_batches)
-    losses = train(pipeline, case, 2 * micro_batches, STEPS)
-    expected, expected_losses = alone(case, 2 * micro_batches)
-    require_close(pipeline.state_dict(), expected)
-    assert losses == pytest.approx(expected_losses, rel=1e-4)
-    assert len({*comm.all_gather_object(losses[-1])}) == 1
-    own = {name for part in comm.all_gather_object(list(pipeline.module.state_dict())) for name in part}
-    model = case.make()
-    assert own == dict([*model.named_parameters(), *model.named_buffers()]).keys()  # a shared one by its first name
-    if comm.size > 1:
-        assert pipeline.module.parameter_count() < model.parameter_count()
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", CASES)
-def test_data_parallel_pipelines_equal_one_rank_on_all_samples(auto, name, schedule):
-    replicas = 2 if auto.size % 2 == 0 else 1
-    mesh, case = Mesh(auto, dp=replicas, pp=-1), CASES[name]
-    micro_batches = 2 * mesh["pp"].size
-    pipeline = piped(case, mesh, schedule, micro_batches)
-    ddp = DistributedDataParallel(pipeline.module, mesh["dp"], bucket_size=2000)
-    train(pipeline, case, micro_batches, STEPS, ddp, mesh["dp"].rank)
-    state = pipeline.state_dict()
-    require_close(state, alone(case, micro_batches, replicas)[0])
-    assert all(theirs == bits(state) for theirs in auto.all_gather_object(bits(state)))
 
 
 @pytest.mark.sampled(4)
@@ -170,22 +130,6 @@ def test_one_f_one_b_keeps_fewer_bytes_of_activations(auto):
     assert max(each["1f1b"] for each in all_peaks) < max(each["gpipe"] for each in all_peaks) / 2
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_clipping_is_by_the_norm_of_all_stages(auto, schedule):
-    case, micro_batches = CASES["gpt"], 2 * auto.size
-    pipeline, model = piped(case, auto, schedule, micro_batches), case.make()
-    x, y = case.batch_of(0, micro_batches)
-    pipeline.step(x, y)
-    for part in range(micro_batches):
-        case.loss(model(tensor(x[part : part + 1])), tensor(y[part : part + 1])).backward(1 / micro_batches)
-    norm = np.sqrt(sum(float((each.grad.numpy().astype(np.float64) ** 2).sum()) for each in model.parameters()))
-    assert pipeline.clip_grad_norm(norm / 2) == pytest.approx(norm, rel=1e-5)
-    assert pipeline.clip_grad_norm(1e9) == pytest.approx(norm / 2, rel=1e-4)
-    names = dict(model.named_parameters())
-    for name, parameter in pipeline.module.named_parameters():
-        np.testing.assert_allclose(parameter.grad.numpy(), names[name].grad.numpy() / 2, rtol=1e-3, atol=1e-6)
-
-
 def test_results_losses_and_state_are_those_of_the_model(comm):
     case = CASES["gpt"]
     pipeline, model = piped(case, comm, "1f1b", 2), case.make()
@@ -252,32 +196,6 @@ def test_tensors_are_batches_too(auto):
     x, y = case.batch_of(0, 4)
     losses = [piped(case, auto, "gpipe", micro_batches).step(*batch) for batch in ((x, y), (tensor(x), tensor(y)))]
     assert losses[0] == losses[1]
-
-
-@pytest.mark.parametrize("frozen", ["first", "last", "all but one"])
-def test_frozen_layers_stay_and_pass_gradients_on(auto, frozen):
-    def make():
-        model = perceptron()
-        parameters = list(model.parameters())
-        chosen = {"first": parameters[:2], "last": parameters[-2:], "all but one": parameters[:6] + parameters[7:]}
-        for parameter in chosen[frozen]:
-            parameter.requires_grad = False
-        return model
-
-    case = Case(make, features, CASES["mlp"].loss, {})
-    pipeline = Pipeline(make(), auto, loss=case.loss, micro_batches=2)
-    expected = make()
-    before = expected.state_dict()
-    x, y = case.batch_of(0, 4)
-    pipeline.step(x, y)
-
-    case.loss(expected(tensor(x)), tensor(y)).backward()
-    gradients = {name: each.grad for name, each in expected.named_parameters()}
-    for name, parameter in pipeline.module.named_parameters():
-        assert (parameter.grad is None) == (gradients[name] is None), name
-        if parameter.grad is not None:
-            np.testing.assert_allclose(parameter.grad.numpy(), gradients[name].numpy(), rtol=1e-4, atol=1e-6)
-    assert bits(pipeline.state_dict()) == bits(before)
 
 
 def test_devices_with_memory_of_their_own_give_the_same_bits(auto):
