@@ -175,39 +175,3 @@ def test_what_belongs_to_a_process_says_so(make):
             make(cpu_device("cpu"))
     else:
         assert make(cpu_device("cpu")) is cpu_device("cpu")
-
-
-@pytest.mark.mpi(min_size=1)
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_an_average_of_weights_beside_a_training(comm, kind):
-    device = cpu_device(kind)
-    model, alone = Net(device), Net(device)
-    sync, optimizer = Synchronizer(comm), SGD(model, 0.1, momentum=0.9)
-    sync.broadcast_parameters(model)
-    alone.load_state_dict(model.state_dict())
-    plain = SGD(alone, 0.1, momentum=0.9)
-    averaged = expected = None
-    for step in range(6):
-        losses = [F.mse_loss(each(batch(device, step)), batch(device, step + 50)) for each in (model, alone)]
-        for loss in losses:
-            loss.backward()
-        for parameter in model.parameters():  # the mean over the ranks is that of a single rank
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad * (2 * (comm.rank + 1) / (comm.size + 1))
-        sync.sync_gradients(model)
-        for each in (optimizer, plain):
-            each.step(), each.zero_grad()
-        values = {name: value.astype(np.float64) for name, value in alone.state_dict().items()}
-        if averaged is None:
-            averaged, expected = copy.deepcopy(model), values
-        else:
-            for mean, parameter in zip(averaged.parameters(), model.parameters(), strict=True):
-                mean.copy_from(0.75 * mean.numpy() + 0.25 * parameter.numpy())
-            expected = {name: 0.75 * expected[name] + 0.25 * values[name] for name in values}
-        for name, value in averaged.state_dict().items():
-            np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5)
-        for name, value in model.state_dict().items():
-            np.testing.assert_allclose(value, values[name], rtol=1e-4, atol=1e-5)
-    sync.check_replicas(model)
-    rows = comm.all_gather_object({name: value.tobytes() for name, value in averaged.state_dict().items()})
-    assert rows == [rows[0]] * comm.size

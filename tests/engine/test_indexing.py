@@ -31,13 +31,6 @@ def test_they_are_pytorchs(device, data, shape, each):
     np.testing.assert_allclose(x.grad.numpy(), theirs.grad.numpy(), rtol=1e-5, atol=1e-5)
 
 
-def test_gradients_are_slopes(check_op):
-    x = np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32)
-    index = np.array([[0, 4, 4], [1, 1, 1]])
-    check_op(lambda t: F.gather(t, 1, index), lambda a: np.take_along_axis(a[:2], index, 1), x)
-    check_op(lambda t: F.index_select(t, 0, [3, 3, 0]), lambda a: a[[3, 3, 0]], x)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from clcomm import GradScaler
@@ -21,19 +20,6 @@ def made(comm, precision="bf16", scaling=None, **options):
     if scaling is not None:
         trainer.scaler = GradScaler(trainer.sync, **scaling)
     return trainer
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("model", ["mlp", "convnet"])
-def test_50_steps_end_near_float32(comm, model, precision):
-    losses = []
-    for each in ("float32", precision):
-        trainer = made(comm, each, model=model)
-        train(trainer, 50)
-        losses.append([record.loss for record in trainer.callbacks[0].records])
-    plain, rounded = np.array(losses)
-    assert plain[-10:].mean() < 0.7 * plain[:5].mean()
-    assert abs(rounded[-10:].mean() - plain[-10:].mean()) < 0.03 * plain[:5].mean()
 
 
 @pytest.mark.sampled(6)
