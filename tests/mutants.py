@@ -86,7 +86,8 @@ def changes_of(path: str) -> Iterator[Change]:
     names, left_out = [""] * (len(lines) + 2), set[int]()
     for node in ast.walk(tree):  # inner ones come later
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names[node.lineno : node.end_lineno + 1] = [node.name] * (node.end_lineno - node.lineno + 1)
+            within = f"{names[node.lineno]}.{node.name}".lstrip(".")
+            names[node.lineno : node.end_lineno + 1] = [within] * (node.end_lineno - node.lineno + 1)
         elif isinstance(node, (ast.Raise, ast.Import, ast.ImportFrom, ast.AnnAssign)):
             left_out.update(range(node.lineno, node.end_lineno + 1))
 
@@ -113,17 +114,19 @@ def changes_of(path: str) -> Iterator[Change]:
 
 
 def tests_of(change: Change, most: int) -> list[Path]:
-    """Return the files of tests that are tried: those first that name what was changed."""
+    """Return the files of tests that are tried: those first that name what was changed and what few others name."""
     folder = next(folder for folder in TESTS if change.path.startswith(folder))
-    found: dict[Path, int] = {}
+    scores: dict[Path, float] = {}
     for number, place in enumerate(TESTS[folder]):
-        files = (ROOT / place).glob("test_*.py") if "." not in place else ROOT.glob(place)
-        for file in files:
-            text = file.read_text(encoding="utf-8")
-            words = len(re.findall(rf"\b{re.escape(change.within)}\b", text)) if change.within else 0
-            module = len(re.findall(rf"\b{Path(change.path).stem}\b", text + file.stem.removeprefix("test_")))
-            found.setdefault(file, 10 * words + 5 * module - number)
-    return sorted(found, key=lambda file: -found[file])[:most]
+        for file in (ROOT / place).glob("test_*.py") if "." not in place else ROOT.glob(place):
+            scores.setdefault(file, -number)
+    texts = {file: file.stem.replace("_", " ") + file.read_text(encoding="utf-8") for file in scores}
+    stem = Path(change.path).stem
+    for word in {*change.within.split("."), stem, *stem.split("_")} - {"", "__init__", "mpi"}:
+        holding = [file for file, text in texts.items() if re.search(rf"\b{re.escape(word)}s?\b", text)]
+        for file in holding:
+            scores[file] += 10 / len(holding)
+    return sorted(scores, key=lambda file: -scores[file])[:most]
 
 
 class Copy:
