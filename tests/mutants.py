@@ -122,8 +122,9 @@ def tests_of(change: Change, most: int) -> list[Path]:
             scores.setdefault(file, -number)
     texts = {file: file.stem.replace("_", " ") + file.read_text(encoding="utf-8") for file in scores}
     stem = Path(change.path).stem
-    for word in {*change.within.split("."), stem, *stem.split("_")} - {"", "__init__", "mpi"}:
-        holding = [file for file, text in texts.items() if re.search(rf"\b{re.escape(word)}s?\b", text)]
+    parts = {part.lower() for part in re.findall("[A-Za-z][a-z]{3,}", change.within)}
+    for word in {*change.within.split("."), *parts, stem, *stem.split("_")} - {"", "__init__", "init", "mpi"}:
+        holding = [file for file, text in texts.items() if re.search(rf"(\b|_){re.escape(word)}s?(\b|_)", text)]
         for file in holding:
             scores[file] += 10 / len(holding)
     return sorted(scores, key=lambda file: -scores[file])[:most]
