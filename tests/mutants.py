@@ -126,7 +126,7 @@ def tests_of(change: Change, most: int) -> list[Path]:
     for word in {*change.within.split("."), *parts, stem, *stem.split("_")} - {"", "__init__", "init", "mpi"}:
         holding = [file for file, text in texts.items() if re.search(rf"(\b|_){re.escape(word)}s?(\b|_)", text)]
         for file in holding:
-            scores[file] += 10 / len(holding)
+            scores[file] += 10 / len(holding) + 3 * (word in file.stem)
     return sorted(scores, key=lambda file: -scores[file])[:most]
 
 
