@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -11,9 +11,12 @@ import numpy as np
 from clcomm.base.errors import ArgumentError, no_copy
 from clcomm.comm.communicator import Communicator
 from clcomm.parallel.mesh import Mesh, ranks_along
-from clcomm.sync.agreement import CHECKS, require_agreement
+from clcomm.sync.agreement import CHECKS, refused, require_agreement
 from clcomm.sync.clipping import clip_grad_norm
 from clcomm.sync.compression import CommHook
+from clcomm.sync.model_sync import averaging_of
+from clcomm.sync.sampler import ShardBatches
+from clcomm.sync.sharded_steps import ShardedSteps
 from clcomm.sync.synchronizer import Synchronizer
 
 #: The name of a mesh's axis of data-parallel ranks, in any case of letters.
@@ -39,7 +42,8 @@ class DistributedDataParallel:
         use_distributed_optimizer: `DistributedOptimizer(optimizer, ddp.synchronizer)` follows, which reduce-scatters
             the gradients in its step; until there is one, `finish_grad_sync()` all-reduces them.
         broadcast_buffers: give every rank rank 0's buffers before each forward of a training step; not under a policy,
-            where `finish_step()` follows the optimizer's step (docs/policies.md).
+            where `finish_step()` follows the optimizer's step (docs/policies.md). With `shards` it gives all shards
+            those of shard 0 after each step.
 
     Attributes:
         synchronizer: averages the gradients.
@@ -80,9 +84,13 @@ class DistributedDataParallel:
                 f"cannot be divided between ranks, got {zero or True} for {type(model).__name__}"
             )
         sends = broadcast_buffers and self.synchronizer.models.settings.policy is None
-        self._sends_buffers = sends and comm.size > 1 and bool(space.adapter.buffers())
+        self._has_shards = self.synchronizer.shards is not None
+        self._sends_buffers = sends and (comm.size > 1 or self._has_shards) and bool(space.adapter.buffers())
         self._is_paused = False
         self._joining: _Join | None = None
+        self._has_open_step = False
+        if self._has_shards:
+            space.adapter.watch_gradients(self._require_block)
 
     def __getattr__(self, name: str) -> Any:
         if name == "module":  # not there yet: a copy that is being made
@@ -96,12 +104,85 @@ class DistributedDataParallel:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's result, in training with rank 0's buffers."""
-        sends = self._sends_buffers and not self._is_paused and self._joining is None
+        if self._has_shards and getattr(self.module, "training", True):
+            self._require_block("forward")
+        sends = self._sends_buffers and not (self._is_paused or self._has_shards) and self._joining is None
         if sends and getattr(self.module, "training", True):
             self.synchronizer.broadcast_buffers(self.module)
         return self.module(*args, **kwargs)
 
     __call__ = forward
+
+    @refused
+    def shards(self, batch: Any) -> Iterator[Any]:
+        """Yield each of this rank's logical shards of a batch in turn, then average the gradients; collective.
+
+        `for x, y in ddp.shards(batch): loss_fn(ddp(x), y).backward()` has the same bits on any number of ranks. What
+        the parameters had as gradients before the loop is added to the mean.
+
+        Args:
+            batch: tensors or arrays, alone or in tuples, lists and mappings: this rank's shards' samples, in order, of
+                which each shard has as many. See `batches`.
+
+        Raises ArgumentError, on every rank, without the setting `shards`, for samples that its shards do not divide,
+        and after a loop that was left; MismatchError where ranks have other numbers of samples a shard.
+        """
+        self._steps_over_shards()
+        own = self.synchronizer.shards.own  # type: ignore[union-attr]  # there are steps over them
+        if self._has_open_step:
+            raise ArgumentError("shards: expected each loop over them to run to its end, got one that was left before")
+        lengths = sorted({each.shape[0] for each in _leaves(batch)})
+        if len(lengths) != 1 or not lengths[0] or lengths[0] % len(own):
+            raise ArgumentError(
+                f"batch: expected samples for {len(own)} shards of {self.synchronizer.shards} on rank "
+                f"{self.comm.rank}, as many for each, got {' and '.join(map(str, lengths)) or 'no tensor'}; take "
+                "ddp.batches(samples, batch_size) as the loader's batch_sampler"
+            )
+        samples = lengths[0] // len(own)
+        require_agreement(self.comm, "shards", [f"{samples} samples a shard"], "give each shard of all ranks as many")
+        return self._step_over_shards(own, batch, samples)
+
+    def batches(
+        self, length: int, batch_size: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = False
+    ) -> ShardBatches:
+        """Return the indices of this rank's part of each batch, for a PyTorch DataLoader's `batch_sampler`.
+
+        Args:
+            length: of the dataset.
+            batch_size: samples of all ranks together, as many in each logical shard.
+            shuffle, seed, drop_last: as DistributedSampler's, of as many ranks as there are shards.
+        """
+        self._steps_over_shards()
+        return ShardBatches(self.synchronizer.shards, length, batch_size, shuffle, seed, drop_last)  # type: ignore[arg-type]
+
+    def _steps_over_shards(self) -> ShardedSteps:
+        return self.synchronizer.models.of(self.module).steps_of("shards")
+
+    def _step_over_shards(self, own: range, batch: Any, samples: int) -> Iterator[Any]:
+        self._has_open_step = True
+        try:
+            for number, shard in enumerate(own):
+                with self.synchronizer.shard(self.module, shard):
+                    yield _cut(batch, slice(number * samples, (number + 1) * samples))
+        except BaseException:
+            self.synchronizer.models.of(self.module).space.adapter.drop_gradients()  # of some of the shards alone
+            raise
+        self._has_open_step = False
+        self.finish_grad_sync()
+        if self._sends_buffers:
+            self.synchronizer.broadcast_buffers(self.module)
+
+    @refused
+    def _require_block(self, what: str) -> None:
+        """Raise ArgumentError, on every rank, for a forward or a parameter's backward that belongs to no shard."""
+        ours = averaging_of(self.module)
+        if ours is None or ours.sharded_steps is None or ours.sharded_steps.is_active:
+            return
+        raise ArgumentError(
+            f"{what}: expected forward and backward within `for x, y in ddp.shards(batch): loss_fn(ddp(x), "
+            "y).backward()`, as a loss over this rank's whole batch cannot be cut into shards exactly, got it outside; "
+            "to evaluate, call eval()"
+        )
 
     def finish_grad_sync(self, *, samples: float | None = None) -> None:
         """Replace each gradient by its mean over the ranks, after backward; collective. No-op within `no_sync()`.
@@ -176,6 +257,27 @@ class DistributedDataParallel:
             joining.end()
         finally:
             self._joining = None
+
+
+def _leaves(batch: Any) -> Iterator[Any]:
+    """Yield the tensors and arrays of a batch; ArgumentError for anything else."""
+    if isinstance(batch, (tuple, list, Mapping)):
+        for each in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _leaves(each)
+    elif not getattr(batch, "shape", ()):
+        raise ArgumentError(f"batch: expected tensors of samples in tuples, lists and mappings, got {batch!r:.50}")
+    else:
+        yield batch
+
+
+def _cut(batch: Any, part: slice) -> Any:
+    """Return a part of each tensor, a copy: kernels may add up in an order that depends on the address."""
+    if isinstance(batch, Mapping):
+        return {name: _cut(each, part) for name, each in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return [_cut(each, part) for each in batch]
+    cut = batch[part]
+    return (cut.clone if hasattr(cut, "clone") else cut.copy)()
 
 
 class _Join:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from clcomm.base.errors import ArgumentError, CheckpointError
 from clcomm.jobs.checkpoint import whole_number
+
+if TYPE_CHECKING:
+    from clcomm.sync.logical_shards import LogicalShards
 
 #: The least and the largest valid value of each entry of a checkpoint.
 _RANGES = {
@@ -220,6 +223,44 @@ class DistributedSampler(_ShardSampler):
 
     def indices(self) -> np.ndarray:
         return self.global_order()[self.rank :: self.world_size]
+
+
+class ShardBatches:
+    """The samples of a rank's logical shards, batch by batch, as a PyTorch DataLoader's `batch_sampler` takes them.
+
+    A batch has the samples of the rank's shards one after another. Each shard has those of a DistributedSampler's rank
+    of its number, so that the samples of a step are the same on any number of ranks.
+
+    Args:
+        shards: how the ranks share them out.
+        length: of the dataset.
+        batch_size: the samples of a step on all ranks, which the shards divide.
+        shuffle, seed, drop_last: as DistributedSampler's.
+    """
+
+    def __init__(
+        self, shards: LogicalShards, length: int, batch_size: int, shuffle: bool = True, seed: int = 0,
+        drop_last: bool = False,
+    ):  # fmt: skip
+        self._own, self._count = shards.own, shards.count
+        self._sampler = DistributedSampler(length, 0, shards.count, shuffle, seed, drop_last)
+        self._size, rest = divmod(_whole(batch_size, "batch_size", 1, "samples of all ranks together"), shards.count)
+        if rest:
+            raise ArgumentError(f"batch_size: expected a multiple of the {shards} shards, got {batch_size}")
+        self._sampler.check_batch_size(self._size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order is used from now on; call it on every rank."""
+        self._sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return self._sampler.batch_count(self._size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self._sampler.global_order()
+        own = [order[shard :: self._count] for shard in self._own]
+        for start in range(0, len(self._sampler), self._size):
+            yield np.concatenate([indices[start : start + self._size] for indices in own]).tolist()
 
 
 class BalancedSampler(DistributedSampler):

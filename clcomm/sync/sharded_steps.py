@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.comm.communicator import Communicator
-from clcomm.sync.agreement import refused, require_agreement
+from clcomm.sync.agreement import CHECKS, refused, require_agreement
 from clcomm.sync.bucket_plan import GRADIENTS
 from clcomm.sync.logical_shards import LogicalShards, ShardMean
 from clcomm.sync.model_ranks import ModelRanks, refuse_mixing
@@ -41,6 +42,12 @@ class ShardedSteps:
         self._mean = ShardMean(comm, space, shards, check_finite) if shards.is_divided else None
         self._buffers: dict[int, dict[str, np.ndarray]] = {}  # by shard, where this rank has several
         self._next = shards.own.start
+        #: How many steps have begun, which with the seed decides the random numbers of a library without streams.
+        self.steps = 0
+        self._seed = 0
+        self._add_earlier: Callable[[], None] = lambda: None
+        #: Whether a shard's block is open.
+        self.is_active = False
         self._started: dict[int, dict[str, np.ndarray]] = {}  # buffers within a step, where shards take turns
         self._gradients: dict[int, list[tuple[GradSlot, Tensor]]] = {}  # likewise
         self._turns: ShardTurns | None = None  # where layers compute with the batches of all shards
@@ -77,10 +84,31 @@ class ShardedSteps:
     def active(self, shard: int) -> Iterator[None]:
         """Let forward and backward be those of a shard within this block; a rank's follow each other in order."""
         self._require_next(shard)
-        with self._adapter.without_own_averaging():
+        if shard == self.shards.own.start:
+            self._begin()
+        with self._adapter.shard_block(self._seed_of(shard)):
             self._enter(shard)
-            yield
+            self.is_active = True
+            try:
+                yield
+            finally:
+                self.is_active = False
         self._leave(shard)
+
+    @refused
+    def _begin(self) -> None:
+        """Begin a step: all ranks get rank 0's seed, and earlier gradients are set aside."""
+        self._add_earlier = self._adapter.set_aside()
+        if (seed := self._adapter.seed()) is not None:
+            self._seed = int(self.comm.broadcast(np.array([seed], np.uint64), label=CHECKS)[0])
+            self.steps += 1
+        own = self.shards.own
+        if len(own) > 1 and not self._buffers and (buffers := self._adapter.buffers()):
+            self._buffers = dict.fromkeys(own, buffers)
+
+    def _seed_of(self, shard: int) -> int:
+        """Return the seed of a shard's numbers in this step, which those of another model of the program are not."""
+        return zlib.crc32(f"{self._seed} {self._space.layout.span} {self.steps} {shard}".encode())
 
     @refused
     def _require_next(self, shard: int) -> None:
@@ -106,7 +134,11 @@ class ShardedSteps:
             raise ArgumentError("run_shards: expected sync_gradients() after this rank's shards, got them again")
         now = self._adapter.buffers()
         self._started = {shard: self._buffers.get(shard, now) for shard in self.shards.own}
-        self._turns.run(self.shards, compute)
+        self.is_active = True
+        try:
+            self._turns.run(self.shards, compute)
+        finally:
+            self.is_active = False
 
     def average(self) -> None:
         """Replace the model's gradients by the mean over all shards; collective.
@@ -126,6 +158,12 @@ class ShardedSteps:
                 f"sync_gradients: expected each of rank {self.comm.rank}'s shards, {self.shards.own}, in a block "
                 f"`with sync.shard(model, shard)` before it, got none of shard {self._next}"
             )
+        if self._mean is None:  # a plain all-reduce follows
+            self._next = self.shards.own.start
+
+    def add_earlier(self) -> None:
+        """Follow the averaging: add the gradients that the parameters had before the step's first shard."""
+        self._add_earlier()
 
     def _completed(self) -> ShardMean:
         self.require_complete()
@@ -197,7 +235,7 @@ class ShardedSteps:
     def _leave(self, shard: int) -> None:
         if self._mean is not None:
             self._mean.keep(shard)
-            self._next = shard + 1
+        self._next = shard + 1
         own = self.shards.own
         buffers = self._adapter.buffers() if len(own) > 1 else {}
         if buffers:

@@ -218,13 +218,15 @@ class Synchronizer:
             refuse_hook(self.models.hook, ours.space)
         if not ours.has_started:
             replicas.check_start(ours)
+        if ours.sharded_steps is not None:
+            ours.sharded_steps.require_complete()
         if ours.sharded_update is not None:
-            if ours.sharded_steps is not None and ours.shard_mean is not None:
-                ours.sharded_steps.require_complete()
             ours.sharded_update.expect_step(weight)
             return
         replicas.compare_settings(ours)
         ours.average(use_bucketing, weight)
+        if ours.sharded_steps is not None:
+            ours.sharded_steps.add_earlier()
         replicas.count_synchronisation(ours)
 
     def join(self, model: object, step: Callable[[], object]) -> AbstractContextManager[None]:
@@ -332,12 +334,17 @@ class Synchronizer:
     def state_dict(self, model: Any) -> dict[str, np.ndarray]:
         """Return what compression or a policy keeps on this rank from step to step, by name; empty for nothing.
 
+        With `shards` it is the number of steps, from which PyTorch's random numbers follow: the same on all ranks.
+
         Compression between hosts keeps it on the first rank of each. With a policy it is the rank's own parameters and
         what the policy keeps beside them.
         """
         if self._has_policy:
             steps = self.models.of(model).local_steps
             return {} if steps is None else steps.saved_state()
+        if self.shards is not None:
+            done = self.models.of(model).steps_of("state_dict").steps
+            return {"steps": np.array(done)} if done else {}
         return compression_state.state_of(self.models, model)
 
     def load_state_dict(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
@@ -345,7 +352,9 @@ class Synchronizer:
 
         Raises ArgumentError, changing nothing, for another model's.
         """
-        if not self._has_policy:
+        if self.shards is not None:
+            self.models.of(model).steps_of("load_state_dict").steps = int(state.get("steps", 0))
+        elif not self._has_policy:
             compression_state.load_state(self.models, model, state)
         else:
             replicas.load_local_steps(self.models.of(model), state)

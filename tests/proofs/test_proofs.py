@@ -62,15 +62,18 @@ def test_the_bits_of_drawn_models_are_those_of_the_documented_order(ranks):
 def test_drawn_networks_with_logical_shards_have_the_same_bits_on_any_number_of_ranks(words):
     if words:
         pytest.importorskip("torch", reason="PyTorch is not installed")
-    ranks, cases = (18, SHARDED) if SHARDED else (4, 3)
+    ranks, cases = (18, SHARDED) if SHARDED else (4, 5 if words else 3)
     found = json.loads(on_ranks(ranks, "shards", cases, *words))
     assert found["differ"] == []
     assert found["compared"] == {str(count): cases for count in (2, 3, 4, 8) if count <= ranks}
 
 
 @pytest.mark.timeout(LIMIT_S + 30)
-def test_ranks_that_add_their_own_shards_up_first_are_found():
-    found = json.loads(on_ranks(3, "shards", 1, "planted"))
+@pytest.mark.parametrize("words", [(), ("torch",)], ids=str)
+def test_ranks_that_add_their_own_shards_up_first_are_found(words):
+    if words:
+        pytest.importorskip("torch", reason="PyTorch is not installed")
+    found = json.loads(on_ranks(3, "shards", 1, "planted", *words))
     assert found["differ"] and found["compared"] == {"2": 1, "3": 1}
 
 

@@ -131,8 +131,14 @@ class ModelAdapter(GradientMoves, Protocol):
     def new_settings(self) -> dict[object, str]:
         """Return what optimizers have begun to step with, by references to them; who compares it clears it."""
 
-    def without_own_averaging(self) -> AbstractContextManager[None]:
-        """Return a block in which the library itself averages no gradients over ranks in backward."""
+    def seed(self) -> int | None:
+        """Return what the library's random numbers began with; None: see `random_numbers`."""
+
+    def shard_block(self, seed: int) -> AbstractContextManager[None]:
+        """Return a block in which the library draws the numbers of this seed, and itself averages no gradients."""
+
+    def set_aside(self) -> Callable[[], None]:
+        """Let the parameters have no gradients; the function that is returned adds those that they had."""
 
     def pull_written(self) -> tuple[str, ...]:
         """Copy gradients that were written since they were pushed to `arrays.grads`; return their names."""
@@ -212,8 +218,15 @@ class CopyingAdapter:
     def new_settings(self) -> dict[object, str]:
         return {}
 
-    def without_own_averaging(self) -> AbstractContextManager[None]:
+    def seed(self) -> int | None:
+        return None
+
+    def shard_block(self, seed: int) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def set_aside(self) -> Callable[[], None]:
+        """Keep the gradients: the program writes those of its step over them."""
+        return lambda: None
 
     def pull_gradients(self, bucket: Bucket) -> None:
         raise NotImplementedError

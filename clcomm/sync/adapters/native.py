@@ -97,8 +97,19 @@ class NativeAdapter:
     def new_settings(self) -> dict[object, str]:
         return self.flat_space.new_settings
 
-    def without_own_averaging(self) -> AbstractContextManager[None]:
+    def seed(self) -> None:
+        """Return None: the device's stream has each shard's numbers."""
+
+    def shard_block(self, seed: int) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def set_aside(self) -> Callable[[], None]:
+        if self.has_gradients():
+            raise ArgumentError(
+                "shards: expected no gradients before a step's first shard, got those of another backward; call "
+                "optimizer.zero_grad(), and run all of a shard's micro-batches in its block"
+            )
+        return lambda: None
 
     def pull_gradients(self, bucket: Bucket) -> None:
         self.flat_space.moves.pull(bucket.start, bucket.stop)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import zlib
+import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
+from typing import Any
 from weakref import WeakMethod
 
 import numpy as np
@@ -81,9 +82,6 @@ class TorchAdapter(CopyingAdapter):
             for slot in self._slots.values():
                 real(slot.parameter).copy_(slot.value)
 
-    def random_numbers(self) -> TorchNumbers:
-        return _NUMBERS
-
     def decides_bits(self) -> list[str]:
         kinds = ", ".join(sorted({each.device.type for each in self._members.values()}))
         return [f"PyTorch {torch.__version__} with {torch.get_num_threads()} threads on {kinds}"]
@@ -91,16 +89,37 @@ class TorchAdapter(CopyingAdapter):
     def new_settings(self) -> dict[object, str]:
         return self._settings.new
 
-    def without_own_averaging(self) -> AbstractContextManager[None]:
-        if not isinstance(self._model, torch.nn.parallel.DistributedDataParallel):
-            return nullcontext()
-        if self._model.static_graph:
+    def seed(self) -> int:
+        return torch.initial_seed()
+
+    @contextmanager
+    def shard_block(self, seed: int) -> Iterator[None]:
+        model: Any = self._model
+        is_wrapped = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        if is_wrapped and model.static_graph:
             raise ArgumentError(
                 "shard: expected a DistributedDataParallel without static_graph=True, whose first backward has to "
                 "average, got one with it; leave it out"
             )
-        block: AbstractContextManager[None] = self._model.no_sync()
-        return block
+        with _NUMBERS.seeded(seed), model.no_sync() if is_wrapped else nullcontext():
+            yield
+
+    def set_aside(self) -> Callable[[], None]:
+        earlier = {
+            slot: gradient.clone() if gradient is slot.own else gradient
+            for slot in self._slots.values()
+            if (gradient := slot.parameter.grad) is not None
+        }
+        self.drop_gradients()
+
+        @torch.no_grad()
+        def add() -> None:
+            for slot, gradient in earlier.items():
+                if slot.parameter.grad is not None:
+                    gradient = gradient + slot.parameter.grad
+                slot.parameter.grad = gradient
+
+        return add
 
     def pull_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's gradients into the flat space, except those that lie there."""
@@ -207,52 +226,32 @@ class TorchAdapter(CopyingAdapter):
         yield from self._model.named_buffers()
 
 
-class TorchNumbers:
-    """PyTorch's random numbers on the CPU; `torch.manual_seed` lets all logical shards begin anew."""
+class _ProcessNumbers:
+    """The random numbers of PyTorch, NumPy and Python."""
 
     def __init__(self) -> None:
-        self._shard: int | None = None
-        self._seeds: dict[int, int] = {}  # by shard, as PyTorch keeps a generator's seed in its state
-        self._states: dict[int, torch.Tensor] = {}
-        self._first = 0
+        self._is_seeded = False
 
-    @property
-    def _begins_anew(self) -> bool:
-        return self._shard is None or torch.initial_seed() != self._seeds[self._shard]
-
-    def of_shard(self, shard: int) -> np.ndarray | None:
-        if self._begins_anew:
-            return None
-        state = torch.get_rng_state() if shard == self._shard else self._states.get(shard)
-        return None if state is None else state.numpy()
-
-    def load_shard(self, shard: int, state: np.ndarray) -> None:
-        if shard == self._shard:
-            torch.set_rng_state(torch.from_numpy(state))
-        else:
-            self._seeds[shard], self._states[shard] = self._seed_of(shard), torch.from_numpy(state)
-
-    def _seed_of(self, shard: int) -> int:
-        return zlib.crc32(f"{self._first} {shard}".encode())
-
-    def turn_to(self, shard: int) -> None:
-        if self._begins_anew:
-            self._first = torch.initial_seed()
-            self._seeds, self._states = {}, {}
-        elif shard == self._shard:
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Draw those of a seed in this block, and then go on as before; a block within draws of the same."""
+        if self._is_seeded:
+            yield
             return
-        else:
-            self._states[self._shard] = torch.get_rng_state()  # type: ignore[index]  # as it does not begin anew
-        state = self._states.get(shard)
-        if state is None:
-            self._seeds[shard] = self._seed_of(shard)
-            state = torch.Generator().manual_seed(self._seeds[shard]).get_state()
-        torch.set_rng_state(state)
-        self._shard = shard
+        states, self._is_seeded = (torch.get_rng_state(), np.random.get_state(), random.getstate()), True
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            self._is_seeded = False
+            torch.set_rng_state(states[0])
+            np.random.set_state(states[1])
+            random.setstate(states[2])
 
 
-#: Those of the process, which all models share.
-_NUMBERS = TorchNumbers()
+_NUMBERS = _ProcessNumbers()
 
 
 def _trainable(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
