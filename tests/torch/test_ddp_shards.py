@@ -220,7 +220,7 @@ def products(comm, shards):
     torch.manual_seed(2)
     ddp, samples = DistributedDataParallel(nn.Linear(9, 2), comm, shards=shards), torch.randn(3 * shards, 9, 17)
     own = ddp.synchronizer.shards.own
-    for (part,) in ddp.shards((samples[3 * own.start : 3 * own.stop],)):
+    for (part,) in ddp.shards((samples[3 * own.start : 3 * own.stop].clone(),)):
         ddp(part @ part.transpose(1, 2)).square().sum().backward()
     return ddp.module.weight.grad
 
