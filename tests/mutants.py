@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
     "clcomm/comm/transport": ("tests/transport", "tests/collectives", "tests/test_communicator.py"),
     "clcomm/comm/collectives": ("tests/collectives", "tests/transport", "tests/test_communicator.py", "tests/job"),
-    "clcomm/comm/costs": ("tests/costs", "tests/measure"),
+    "clcomm/comm/costs": ("tests/costs", "tests/schedules", "tests/measure"),
     "clcomm/comm/stats": ("tests/stats", "tests/collectives"),
     "clcomm/comm/tensors": ("tests/tensors", "tests/torch", "tests/collectives"),
     "clcomm/comm/watch": ("tests/job", "tests/faults"),
