@@ -298,6 +298,21 @@ def test_clipping_takes_what_was_written(comm, kind):
         assert bits == [bits[0]] * comm.size
 
 
+@pytest.mark.parametrize("kind", [EngineCase, NumpyCase, TorchCase], ids=lambda kind: kind.__name__)
+def test_a_parameter_without_a_gradient_hides_no_write_to_another(comm, kind):
+    for missing in SHAPES:
+        case, sync = kind("cpu"), Synchronizer(comm)
+        sync.broadcast_parameters(case.model)
+        case.backward(comm.rank + 1)
+        case.parameters[missing].grad = None
+        sync.sync_gradients(case.model)
+        halved = [name for name in SHAPES if name != missing]
+        for name in halved:
+            WAYS[kind]["assigned"](case.parameters[name], None)
+        norm = np.sqrt(sum(np.square(mean_of(name, comm.size) / 2, dtype=np.float64).sum() for name in halved))
+        assert clip_grad_norm(sync, case.model, 1e9) == pytest.approx(norm, rel=1e-6), missing
+
+
 #: How to forget a case's gradients: way(optimizer, case).
 FORGETTING: dict[str, Callable[[SGD, EngineCase], Any]] = {
     "optimizer.zero_grad": lambda optimizer, case: optimizer.zero_grad(),
