@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import zlib
 from collections.abc import Sequence
@@ -11,13 +10,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import DistStoreError
 
-from clcomm.base.errors import ArgumentError, LaunchError, name_ranks
+from clcomm.base.errors import ArgumentError, LaunchError
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.tensors import sharing
 from clcomm.torch import launch
-from clcomm.torch.interruptions import GroupTimeoutError
 from clcomm.torch.process_group import ClcommProcessGroup
 
 
@@ -94,21 +91,14 @@ def group_of_store(
     Raises:
         ArgumentError: a number is out of range.
         GroupTimeoutError: not all ranks have met in time.
-        LaunchError: they were not all started by one mpiexec, whose ranks alone MPI connects; on every rank.
+        LaunchError: they were not all started by one mpiexec, whose ranks alone MPI connects, or without MPI on one
+            host; on every rank.
     """
     if not 0 <= rank < world_size:
         raise ArgumentError(f"rank: expected one from 0 up to world_size, which is {world_size}, got {rank}")
-    keys = [f"clcomm/{other}" for other in range(world_size)]
-    store.set(keys[rank], json.dumps(launch.own_place()))
-    try:
-        store.wait(keys, timeout)
-    except DistStoreError:
-        missing = [other for other, key in enumerate(keys) if not store.check([key])]
-        raise GroupTimeoutError(
-            f"group: expected {world_size} ranks at the store within {timeout.total_seconds():g} s, "
-            f"{name_ranks(missing)} did not come"
-        ) from None
-    places = [json.loads(store.get(key)) for key in keys]
+    if launch.meets_at_store(world_size):
+        return ClcommProcessGroup.at_store(store, rank, world_size, name, timeout, is_default=False)
+    places = launch.Meeting(store, rank, world_size, timeout).allgather(launch.own_place())
     members = [in_world for *_, in_world in places]
     launches = len({(host, launch) for host, launch, _ in places}) - len({host for host, *_ in places}) + 1
     if launches > 1 or len(set(members)) < world_size:

@@ -17,7 +17,7 @@ from clcomm.comm.communicator import Communicator
 from clcomm.comm.stats.events import Collective, Phase
 from clcomm.comm.tensors.arrays import HostCopies, bytes_of, described
 from clcomm.comm.transport.mpi_messages import DescribedMessages, Received, Sent
-from clcomm.comm.transport.pending import wait_until
+from clcomm.comm.transport.pending import advance_with_others, wait_until
 from clcomm.torch.interruptions import Interruptions
 from clcomm.torch.work import OwnWork, untraced
 
@@ -53,10 +53,12 @@ class GroupMessages:
         peer: int | None,
     ) -> MessageWork:  # fmt: skip
         comm, nbytes = self._comm, sum(each.nbytes for each in outputs)
-        begun = Collective(name.split()[0], "", nbytes, 0.0, "mpi", comm.sequence, began_s=time.perf_counter(),
-                           wait_s=None)  # fmt: skip
+        begun = Collective(name.split()[0], "", nbytes, 0.0, comm.world.base.name, comm.sequence,
+                           began_s=time.perf_counter(), wait_s=None)  # fmt: skip
         waiting = partial(comm.runner.waiting_for, name, peer=peer)
         handle = MessageHandle(message, finish, waiting, self._add, begun)
+        if not handle.done():  # two ranks may each wait for a long one that they send before one that they receive
+            advance_with_others(handle.done)
         return MessageWork(handle, outputs, name, self._wait)
 
     def _open(self) -> DescribedMessages:

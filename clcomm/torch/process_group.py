@@ -25,7 +25,7 @@ from clcomm.comm.tensors.collectives import TensorCollectives
 from clcomm.comm.tensors.private_torch import current_backward, register_device, set_default_backend
 from clcomm.comm.transport import mpi_communicators
 from clcomm.torch.interruptions import Interruptions
-from clcomm.torch.launch import require_same_world
+from clcomm.torch.launch import meets_at_store, require_same_world, world_at_store
 from clcomm.torch.messages import GroupMessages
 from clcomm.torch.work import (
     COMPARES,
@@ -80,7 +80,8 @@ class ClcommProcessGroup(ProcessGroup):
 
         Raises:
             ArgumentError: `pg_options` of another backend.
-            LaunchError: the process was not started by MPI, or PyTorch's rank is not MPI's.
+            GroupTimeoutError: not all ranks have met at the store in time.
+            LaunchError: PyTorch's rank is not MPI's, or without MPI the ranks are on several hosts.
         """
         if backend_options is not None:
             raise ArgumentError(
@@ -88,8 +89,12 @@ class ClcommProcessGroup(ProcessGroup):
             )
         ranks, limit_s = options.global_ranks_in_group, options.timeout.total_seconds()
         if not ranks:
-            require_same_world(options.group_rank, options.group_size)
-            group = cls(Communicator(timeout_s=limit_s), options.store, options.group_id)
+            rank, size = options.group_rank, options.group_size
+            if meets_at_store(size):
+                group = cls.at_store(options.store, rank, size, options.group_id, options.timeout)
+            else:
+                require_same_world(rank, size)
+                group = cls(Communicator(timeout_s=limit_s), options.store, options.group_id)
             from clcomm.torch.recording import JobRecording  # here, as it loads the report and the timeline
 
             group._recording = JobRecording.wanted(group.communicator)
@@ -110,6 +115,16 @@ class ClcommProcessGroup(ProcessGroup):
             comm = Communicator(members, timeout_s=limit_s)
             members.Free()
         return cls(comm, store, name)
+
+    @classmethod
+    def at_store(
+        cls, store: Any, rank: int, size: int, name: str, timeout: timedelta, is_default: bool = True
+    ) -> ClcommProcessGroup:
+        """Return a group of the ranks that meet at a store, without MPI; collective. Raises as `world_at_store`."""
+        if size == 1:
+            return cls(Communicator(transport="solo"), store, name)
+        comm: Any = world_at_store(store, rank, size, timeout, is_default)
+        return cls(Communicator(comm, timeout_s=timeout.total_seconds()), store, name)
 
     @property
     def communicator(self) -> Communicator:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from clcomm.comm.watch.job import common_memory
+from clcomm.comm.transport.common_memory import common_memory
 
 ALONE = SimpleNamespace(Get_rank=lambda: 0, bcast=lambda value, root: value, allgather=lambda value: [value])
 

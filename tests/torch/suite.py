@@ -1,12 +1,13 @@
-"""PyTorch's own tests of distributed backends, under mpiexec on backend clcomm and on gloo, as a table.
+"""PyTorch's own tests of distributed backends, under mpiexec or torchrun on backend clcomm and on gloo, as a table.
 
     python -m tests.torch.suite --ranks 2 3 4 --table tests/proofs/torch-suite.md
     python -m tests.torch.suite --ranks 3 --backends clcomm --tests test_all_reduce_sum test_barrier
+    python -m tests.torch.suite --ranks 2 --launcher torchrun
     python -m tests.torch.suite --ranks 4 --keep outcomes.json  # again: goes on with the tests that have no outcome
 
-PyTorch's spawner is replaced: mpiexec starts the ranks, which run one test after another. A test that fails, hangs or
-ends its process ends the job, and the next job goes on after it. Tests that are gated by `BACKEND == "gloo"` run on
-clcomm too: the module is imported as for gloo, then its BACKEND is set.
+PyTorch's spawner is replaced: mpiexec or torchrun starts the ranks, which run one test after another. A test that
+fails, hangs or ends its process ends the job, and the next job goes on after it. Tests that are gated by
+`BACKEND == "gloo"` run on clcomm too: the module is imported as for gloo, then its BACKEND is set.
 """
 
 from __future__ import annotations
@@ -74,11 +75,8 @@ class InPlaceOfGloo(str):
 
 def run_tests(backend: str, names: list[str], results: str) -> None:
     """Run these tests in this rank, and append outcomes to the file."""
-    os.environ.update(BACKEND="gloo", TEMP_DIR="", WORLD_SIZE="0", MASTER_ADDR="127.0.0.1")
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
-    os.environ["WORLD_SIZE"] = str(world.Get_size())
+    world = all_ranks()
+    os.environ.update(BACKEND="gloo", TEMP_DIR="", WORLD_SIZE=str(world.Get_size()), MASTER_ADDR="127.0.0.1")
     import torch
     import torch.testing._internal.common_utils as common
 
@@ -99,9 +97,24 @@ def run_tests(backend: str, names: list[str], results: str) -> None:
         if everyone is None or any(theirs[0] == "fail" for theirs in everyone):
             note(results, world.Get_rank(), name, outcome if outcome == "fail" else "fail", reason)
             time.sleep(1)  # for the others' notes
-            world.Abort(1)
+            getattr(world, "Abort", os._exit)(1)
             time.sleep(MEET_S)  # which ends this process meanwhile
         note(results, world.Get_rank(), name, outcome, reason)
+
+
+def all_ranks():
+    """Return a communicator: MPI's, or under torchrun one of clcomm's own, by which the driver's ranks meet."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        from mpi4py import MPI
+
+        return MPI.COMM_WORLD
+    import torch.distributed as dist
+
+    from clcomm.comm.transport.memory_comm import MemoryComm
+    from clcomm.torch.launch import Meeting
+
+    store, rank, size = next(dist.rendezvous("env://"))
+    return MemoryComm.of(Meeting(dist.PrefixStore("suite", store), rank, size, timedelta(seconds=MEET_S)))
 
 
 def run_test(suite, module, backend: str, name: str, world) -> tuple[str, str]:
@@ -116,7 +129,7 @@ def run_test(suite, module, backend: str, name: str, world) -> tuple[str, str]:
         os.makedirs(os.path.join(folder, each), exist_ok=True)
     os.environ["INIT_METHOD"] = module.INIT_METHOD = f"file://{folder}/init_dir/shared_init_file"
     module.Barrier.barrier_id = 0
-    world.barrier()
+    world.Barrier()
     test = suite(name)
     test.rank, test.file_name = world.Get_rank(), f"{folder}/init"
     skips = {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}
@@ -205,7 +218,11 @@ def find_outcomes(backend: str, ranks: int, names: list[str], launcher: list[str
 
 def run_job(backend: str, ranks: int, names: list[str], launcher: list[str], results: Path, log: Path) -> None:
     """Run one job until it ends, or has been silent for too long."""
-    command = [*launcher, "-n", str(ranks), sys.executable, "-m", "tests.torch.suite", "--in-rank", backend]
+    if launcher == ["torchrun"]:
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "-m"]
+    else:
+        command = [*launcher, "-n", str(ranks), sys.executable, "-m"]
+    command += ["tests.torch.suite", "--in-rank", backend]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("CLCOMM_TIMEOUT_S", None)  # it would stand in place of the time-outs that tests set
     with open(log, "a") as output:

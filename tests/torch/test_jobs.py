@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 import socket
-import subprocess
-import sys
 
 import pytest
 
-from tests.faults.launch import HUNG_S, clean_environment, job
+from tests.faults.launch import job
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -287,14 +285,3 @@ def test_a_launcher_of_another_mpi(tmp_path, ranks):
     foreign = {"OMPI_COMM_WORLD_SIZE": str(ranks), "OMPI_COMM_WORLD_RANK": "0"}
     ended = job(tmp_path, "print('runs')", preamble=PREAMBLE, launcher=False, **foreign)
     assert ended.code != 0 and len(ended.err.splitlines()) == 1 and "mpiexec" in ended.err, ended.err
-
-
-@pytest.mark.parametrize("ranks", [2])
-def test_torchrun_itself(tmp_path, ranks):
-    """Every process that it starts ends with the line that says what to use."""
-    (tmp_path / "train.py").write_text(PREAMBLE)
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "train.py"]
-    ended = subprocess.run(command, cwd=tmp_path, env=clean_environment(OMP_NUM_THREADS="1"), capture_output=True,
-                           text=True, timeout=HUNG_S, check=False)  # fmt: skip
-    assert ended.returncode != 0
-    assert "torchrun: expected ranks of MPI for backend 'clcomm'" in ended.stderr and "clcomm run -n N" in ended.stderr

@@ -13,6 +13,7 @@ import pytest
 from clcomm.comm.transport.base import Transport
 from clcomm.comm.transport.hierarchical import HierarchicalTransport
 from clcomm.comm.transport.hosts import Hosts
+from clcomm.comm.transport.memory_comm import MemoryComm
 from clcomm.comm.transport.mpi_communicators import host_of
 from clcomm.comm.transport.mpi_runtime import world
 from clcomm.comm.transport.mpi_transport import MpiTransport
@@ -101,6 +102,9 @@ def make_bench(name: str, comm, pending: deque[Pending] | None = None) -> Bench:
     """Return a transport by name, with its memory, on all ranks of `comm`."""
     if name == "solo":
         return Bench(SoloTransport())
+    if name.startswith("without MPI"):
+        comm = MemoryComm.of(comm)
+        name = name.removeprefix("without MPI, ")
     if name.startswith("mpi"):
         made = MpiTransport(comm, pending)
         if name == "mpi, in pieces":
@@ -121,6 +125,8 @@ def every_transport():
         pytest.param("mpi", marks=pytest.mark.mpi(min_size=1)),
         pytest.param("mpi, in pieces", marks=pytest.mark.mpi(min_size=2)),
         pytest.param("shared", marks=pytest.mark.mpi(min_size=1)),
+        pytest.param("without MPI, mpi", marks=pytest.mark.mpi(min_size=1)),
+        pytest.param("without MPI, shared", marks=pytest.mark.mpi(min_size=1)),
         pytest.param("shared, folded by the device", marks=pytest.mark.mpi(min_size=1)),
         *(pytest.param(layout, marks=pytest.mark.mpi(min_size=1)) for layout in LAYOUTS),
     ]

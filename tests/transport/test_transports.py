@@ -184,4 +184,4 @@ def test_an_all_to_all_gives_each_pair_its_own_array(bench, length):
 def test_a_barrier_and_who_is_who(bench):
     bench.transport.barrier()
     assert 0 <= bench.rank < bench.size
-    assert bench.transport.name in ("solo", "mpi", "shared", "hierarchical")
+    assert bench.transport.name in ("solo", "mpi", "memory", "shared", "hierarchical")

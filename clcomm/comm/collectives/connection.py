@@ -85,7 +85,7 @@ def _connect_ranks(world: World, comm: Any, transport: str, limits: Limits, argu
         _log.info("mpi4py found no MPI library: a world of one")
         return
     world.comm = comm = mpi_communicators.duplicate(parent)
-    world.address = mpi_communicators.address_function()
+    world.address = mpi_communicators.address_function(comm)
     world.created.append(comm)
     try:
         require_same_start(comm, {"transport": transport, **arguments}, limits)

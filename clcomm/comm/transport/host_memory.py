@@ -109,7 +109,7 @@ class HostMemory:
     def __init__(self, comm: Intracomm, scratch_bytes: int = 0):
         self.comm = comm
         self.rank, self.ranks = comm.Get_rank(), comm.Get_size()
-        self._address = address_function()
+        self._address = address_function(comm)
         self._members = world_ranks(comm)
         self.regions: list[_Region] = process_mpi().windows_in_use.pop(self._members, [])
         self._used_bytes = 0  # at the last garbage collection
@@ -313,7 +313,7 @@ class HostMemory:
 def _pages(window: Win, rank: int, nbytes: int) -> np.ndarray:
     """Return the bytes of a rank's part from the first page on that starts in it: the same ones in all processes."""
     memory: Any = window.Shared_query(rank)[0]
-    return np.frombuffer(memory, np.uint8, nbytes, -memory.address % _PAGE)
+    return np.frombuffer(memory, np.uint8, nbytes, -np.frombuffer(memory, np.uint8).ctypes.data % _PAGE)
 
 
 def _free_shared_memory() -> int:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar, cast
 
 import numpy as np
 
 from clcomm.base.errors import ArgumentError, ResourceError
 from clcomm.comm.transport.mpi_failures import is_lost_peer, tolerates_failures
-from clcomm.comm.transport.mpi_runtime import Datatype, Intracomm, Request, Win, require_not_finalized
+from clcomm.comm.transport.mpi_runtime import Datatype, Intracomm, Request, Win, process_mpi, require_not_finalized
 from clcomm.comm.transport.mpi_runtime import host_of as host_of
 from clcomm.comm.transport.pending import advance_started, complete
+
+if TYPE_CHECKING:
+    from clcomm.comm.transport.memory_comm import MemoryComm
 
 T = TypeVar("T")
 
@@ -25,8 +29,15 @@ _NOT_SERVED = ("MINLOC", "MAXLOC", "REPLACE", "NO_OP", "OP_NULL")
 _REDUCTIONS = ("SUM", "MIN", "MAX", "PROD", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", *_NOT_SERVED)
 
 
+def _is_in_memory(comm: object) -> TypeGuard[MemoryComm]:
+    """Return whether a communicator is one without MPI, whose file few programs load."""
+    return hasattr(comm, "mail")
+
+
 def checked(comm: object) -> Intracomm:
     """Return the user's communicator; ArgumentError unless it is an mpi4py intracommunicator."""
+    if _is_in_memory(comm):
+        return cast("Intracomm", comm)
     from mpi4py import MPI
 
     require_not_finalized()
@@ -38,10 +49,10 @@ def checked(comm: object) -> Intracomm:
 
 def pickled(obj: object) -> bytes:
     """Return an object as mpi4py sends it; ArgumentError for one that cannot be pickled."""
-    from mpi4py import MPI
-
+    mpi = sys.modules.get("mpi4py.MPI")
     try:
-        return MPI.pickle.dumps(obj)
+        data: bytes = mpi.pickle.dumps(obj) if mpi else pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
+        return data
     except Exception as error:  # an object's own code may raise anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ArgumentError(f"object: expected one that can be pickled, got {type(obj).__name__}: {reason}") from None
@@ -49,16 +60,28 @@ def pickled(obj: object) -> bytes:
 
 def unpickled(data: bytes) -> Any:
     """Return the object that `pickled` was given."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi.pickle.loads(data) if mpi else pickle.loads(data)
+
+
+class Names(NamedTuple):
+    """What a communicator's messages need besides it."""
+
+    #: The datatype in which all arrays are sent.
+    byte: Datatype
+    #: The source of a message from any rank.
+    any_rank: Any
+    new_status: Callable[[], Any]
+    most_tag: int
+
+
+def names_of(comm: Intracomm) -> Names:
+    """Return the names of a communicator's library."""
+    if _is_in_memory(comm):
+        return Names(cast("Datatype", None), None, comm.new_status, comm.most_tag)
     from mpi4py import MPI
 
-    return MPI.pickle.loads(data)
-
-
-def byte() -> Datatype:
-    """Return the MPI datatype in which all arrays are sent."""
-    from mpi4py import MPI
-
-    return MPI.BYTE
+    return Names(MPI.BYTE, MPI.ANY_SOURCE, MPI.Status, comm.Get_attr(MPI.TAG_UB) or 32767)
 
 
 def duplicate(comm: Intracomm) -> Intracomm:
@@ -95,6 +118,9 @@ def taking_communicators() -> Iterator[None]:
 
 def world_ranks(comm: Intracomm) -> tuple[int, ...]:
     """Return the ranks in COMM_WORLD of a communicator's ranks; empty if some belong to another world."""
+    if _is_in_memory(comm):
+        own = process_mpi().stand_in
+        return comm.members if own is not None and own.mail is comm.mail else ()
     from mpi4py import MPI
 
     group, world_group = comm.Get_group(), MPI.COMM_WORLD.Get_group()
@@ -109,6 +135,8 @@ def of_ranks(ranks: Sequence[int], tag: int) -> Intracomm:
 
     Like MPI_Comm_create_group (MPI 4.1, section 7.4.2). tag: sets apart communicators that threads make at one time.
     """
+    if (own := process_mpi().stand_in) is not None:
+        return cast("Intracomm", own.of_ranks(ranks, tag))
     from mpi4py import MPI
 
     world_group = MPI.COMM_WORLD.Get_group()
@@ -158,6 +186,8 @@ def lane_of(comm: Intracomm, lane: int | None, position: int) -> Intracomm | Non
         lane: this rank's lane; None: the rank is in none, and gets None.
         position: this rank's place in its lane.
     """
+    if _is_in_memory(comm):
+        return comm.Split(lane, position)
     from mpi4py import MPI
 
     made = comm.Split(MPI.UNDEFINED if lane is None else lane, position)
@@ -166,6 +196,8 @@ def lane_of(comm: Intracomm, lane: int | None, position: int) -> Intracomm | Non
 
 def shared_window(comm: Intracomm, nbytes: int) -> Win:
     """Return a window with `nbytes` of this rank, readable by all ranks of the host; collective."""
+    if _is_in_memory(comm):
+        return cast("Win", comm.window(nbytes))
     from mpi4py import MPI
 
     comm.Dup().Free()  # MPICH 5 crashes instead of raising where it has no communicator left for the window
@@ -177,6 +209,8 @@ def shared_window(comm: Intracomm, nbytes: int) -> Win:
 
 def shares_memory(host: Intracomm) -> bool:
     """Return whether MPI supports shared-memory windows, with the same result on the host's ranks; collective."""
+    if _is_in_memory(host):
+        return True
     from mpi4py import MPI
 
     try:
@@ -189,8 +223,10 @@ def shares_memory(host: Intracomm) -> bool:
     return on_all_ranks
 
 
-def address_function() -> Callable[[np.ndarray], int]:
-    """Return a function that returns an array's address, eight times faster than NumPy's."""
+def address_function(comm: Intracomm) -> Callable[[np.ndarray], int]:
+    """Return a function that returns an array's address: MPI's, eight times faster than NumPy's, where MPI runs."""
+    if _is_in_memory(comm):
+        return lambda array: int(array.__array_interface__["data"][0])
     from mpi4py import MPI
 
     return MPI.Get_address

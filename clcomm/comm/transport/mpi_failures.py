@@ -146,10 +146,12 @@ def live_world() -> Intracomm:
 
 def _job() -> Intracomm:
     """Return a communicator of the job's live ranks, used only for the end of the job."""
+    process = process_mpi()
+    if process.stand_in is not None:
+        return cast("Intracomm", process.stand_in)
     from mpi4py import MPI
 
-    alive = process_mpi().survivors
-    return MPI.COMM_WORLD if alive is None else alive
+    return MPI.COMM_WORLD if process.survivors is None else process.survivors
 
 
 def call_before_finalize(function: Callable[[], None]) -> None:
@@ -157,6 +159,8 @@ def call_before_finalize(function: Callable[[], None]) -> None:
 
     MPI_Finalize begins by freeing COMM_SELF, which deletes its attributes (MPI 4.1, section 11.2.4).
     """
+    if not is_running():  # the ranks have met without MPI
+        return
     from mpi4py import MPI
 
     keyval = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, value: function())
@@ -168,8 +172,10 @@ def take_over_finalize() -> None:
 
     No-op if mpi4py has already loaded MPI or the program has set mpi4py.rc.
     """
-    import mpi4py
-
+    try:
+        import mpi4py
+    except ImportError:  # ranks may meet without it
+        return
     if "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is None and mpi4py.rc.initialize:
         mpi4py.rc.finalize = False
         process_mpi().is_ours_to_end = True
@@ -196,6 +202,8 @@ def place_in_world() -> tuple[int, int]:
 
     Both refer to COMM_WORLD, or after losses to the surviving ranks.
     """
+    if process_mpi().stand_in is not None:
+        return _job().Get_rank(), _job().Get_size()
     if is_finalized():
         return launched_rank() or 0, launched_ranks()
     if not is_running() and launched_ranks() == 1:

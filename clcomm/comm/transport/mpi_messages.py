@@ -12,7 +12,7 @@ from numbers import Integral
 import numpy as np
 
 from clcomm.base.errors import ArgumentError, MismatchError
-from clcomm.comm.transport.mpi_communicators import byte
+from clcomm.comm.transport.mpi_communicators import names_of
 from clcomm.comm.transport.mpi_failures import is_lost_peer
 from clcomm.comm.transport.mpi_runtime import Intracomm, Request
 from clcomm.comm.transport.pending import advance_started
@@ -31,10 +31,8 @@ class Messages:
     """
 
     def __init__(self, comm: Intracomm):
-        from mpi4py import MPI
-
-        self._comm, self._byte, self._any, self._new_status = comm, byte(), MPI.ANY_SOURCE, MPI.Status
-        self.most_tag = (comm.Get_attr(MPI.TAG_UB) or 32767) - FIRST_TAG
+        self._comm, (self._byte, self._any, self._new_status, most_tag) = comm, names_of(comm)
+        self.most_tag = most_tag - FIRST_TAG
 
     def send(self, array: np.ndarray, rank: int, tag: int) -> Message:
         """Start to send a contiguous array; it may not be written before the message is complete."""

@@ -35,6 +35,9 @@ def world() -> Intracomm:
             that mpi4py loaded belong to different MPIs, there is no library, or torchrun started the job.
         ImportError: without a launcher, no library was found.
     """
+    own: Intracomm | None = process_mpi().stand_in
+    if own is not None:
+        return own
     promised = launched_ranks()
     require_no_torchrun()
     mpi = load_mpi()
@@ -52,21 +55,27 @@ def world() -> Intracomm:
 
 def host_of(comm: Intracomm) -> Intracomm:
     """Return a communicator of the ranks that can share memory with this one; collective."""
+    if hasattr(comm, "of_host"):  # one without MPI
+        return cast("Intracomm", comm.of_host())
     from mpi4py import MPI
 
     return cast("Intracomm", comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank()))
 
 
 def library() -> str:
-    """Return the name and version of the MPI library that mpi4py loaded."""
+    """Return the name and version of the MPI library that mpi4py loaded; "none" where ranks have met without MPI."""
+    if not is_running() and (process_mpi().stand_in is not None or "TORCHELASTIC_RUN_ID" in os.environ):
+        return "none"
     vendor, version = load_mpi().get_vendor()
     return f"{vendor} {'.'.join(map(str, version))}"
 
 
 def bindings_version() -> str:
-    """Return mpi4py's version."""
-    import mpi4py
-
+    """Return mpi4py's version; "none" where it is not installed, as ranks may meet without MPI."""
+    try:
+        import mpi4py
+    except ImportError:
+        return "none"
     return mpi4py.__version__
 
 
@@ -76,6 +85,7 @@ class ProcessMpi:
     Attributes:
         is_ours_to_end: whether clcomm calls MPI_Finalize: mpi4py leaves that to it, or left MPI_Init to it.
         survivors: the job's live ranks after losses, or all of them under `clcomm.guard`; None: all of COMM_WORLD.
+        stand_in: the world of ranks that meet without MPI (`memory_comm.py`), in place of COMM_WORLD; None: MPI's.
         windows_in_use: windows that arrays still used when their Communicator was closed, by the ranks in COMM_WORLD
             that share them (`host_memory.py`).
     """
@@ -83,6 +93,7 @@ class ProcessMpi:
     def __init__(self) -> None:
         self.is_ours_to_end = False
         self.survivors: Intracomm | None = None
+        self.stand_in: Any = None
         self.windows_in_use: dict[tuple[int, ...], list[Any]] = {}
 
 

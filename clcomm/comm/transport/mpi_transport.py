@@ -61,7 +61,9 @@ class MpiTransport(Transport):
         pending: deque[Pending] | None = None,
         prepare_fold: Callable[[list[np.ndarray], np.ndarray, str], Callable[[], None]] = prepared_reduction,
     ):
-        self.byte = mpi_communicators.byte()
+        self.byte = mpi_communicators.names_of(comm).byte
+        if self.byte is None:
+            self.name = "memory"
         self.comm, self.prepare_fold = comm, prepare_fold
         self.rank, self.world_size = comm.Get_rank(), comm.Get_size()
         # Later phases of pending operations start in another order than calls on `comm`, so they need their own.

@@ -277,8 +277,8 @@ def abort(code: int) -> None:
         with contextlib.suppress(OSError):  # no descriptor is free
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     finally:
-        if mpi_failures.tolerates_failures():
-            # MPI_Abort would end this rank alone, and MPI would let the other ranks continue.
+        if mpi_failures.tolerates_failures() or mpi_runtime.process_mpi().stand_in is not None:
+            # MPI_Abort would end this rank alone, and MPI would let the other ranks continue; or there is no MPI.
             mpi_failures.prepare_abort()
             job.record.end_siblings()
             os._exit(shell_code(code))

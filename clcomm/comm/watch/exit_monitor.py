@@ -16,11 +16,12 @@ from contextlib import ExitStack, suppress
 from clcomm.base.host import variables
 from clcomm.base.host.launcher import JOB_VARIABLE, launched_rank_in_words
 from clcomm.base.host.rank_process import ancestors
-from clcomm.comm.transport.mpi_runtime import Intracomm, launched_ranks
+from clcomm.comm.transport.common_memory import common_memory
+from clcomm.comm.transport.mpi_failures import place_in_world
+from clcomm.comm.transport.mpi_runtime import Intracomm
 from clcomm.comm.watch import exit_monitor_process
 from clcomm.comm.watch.exit_monitor_process import LEAVING, RECORD_BYTES
 from clcomm.comm.watch.forced_end import start_helper
-from clcomm.comm.watch.job import common_memory
 from clcomm.comm.watch.rank_record import RankRecord
 
 
@@ -77,7 +78,7 @@ def watch_host(record: RankRecord, host: Intracomm, rank: int) -> None:
             os.close(writing)
         else:
             record.join(memory.cast("q"), host.Get_rank(), rank)
-            if launched_ranks() < 2 or not wants_hooks():
+            if place_in_world()[1] < 2 or not wants_hooks():
                 record.note(LEAVING)  # its exit needs no report: no rank waits for it, or no hook notes how it exits
         ends = None
         if descriptor >= 0:

@@ -105,7 +105,13 @@ class ExitHooks:
         if threading.excepthook is threading.__excepthook__:
             threading.excepthook = self._fail_in_thread
         mpi_failures.take_over_finalize()
-        atexit.register(self._at_exit)
+        processes = sys.modules.get("multiprocessing.process")
+        if processes is None or processes.parent_process() is None:
+            atexit.register(self._at_exit)
+        else:  # one of multiprocessing's, which end without Python's exit handlers
+            from multiprocessing.util import Finalize
+
+            Finalize(None, self._at_exit_of_child, exitpriority=-1)
         exit_monitor.watch_start(self._job.record)
 
     def _mpi_finalized(self) -> None:
@@ -142,6 +148,14 @@ class ExitHooks:
             self._threading_excepthook(arguments)
             return
         os._exit(endings.fail(error))  # the main thread may be waiting for this thread's work
+
+    def _at_exit_of_child(self) -> None:
+        """End as at Python's end, but leave a failure to the program that has started this process.
+
+        If that does not end the other ranks, the exit monitor does.
+        """
+        if sys.exc_info()[1] is None:
+            self._at_exit()
 
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import mmap
-import os
 import time
 import weakref
 from dataclasses import dataclass
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from clcomm.base.storage.scratch import WriterLocks
     from clcomm.comm.stats.events import Call
     from clcomm.comm.transport.mpi_resources import AllResources
-    from clcomm.comm.transport.mpi_runtime import Intracomm
 
 
 class Averaging(Protocol):
@@ -146,48 +143,6 @@ class Job:
 def this_job() -> Job:
     """Return the job of this process, made by the first call."""
     return Job()
-
-
-# --- Anonymous memory shared by the processes of a host. ---
-# Unlike an MPI window it exists for as long as any process uses it, independently of MPI.
-
-
-def common_memory(host: Intracomm, name: str, nbytes: int) -> tuple[memoryview | None, int]:
-    """Return `nbytes` zeroed bytes shared by all ranks of `host`, and their descriptor on rank 0, else -1; collective.
-
-    The memory is None on every rank if any rank cannot map it. The caller closes the descriptor.
-
-    Args:
-        host: a communicator of ranks of one host.
-        name: the file's name in /proc, for debugging (memfd_create(2)).
-        nbytes: the same on all ranks.
-    """
-    descriptor = _make(name, nbytes) if host.Get_rank() == 0 else -1
-    path = host.bcast(f"/proc/{os.getpid()}/fd/{descriptor}" if descriptor >= 0 else "", 0)
-    memory = _open(path, nbytes) if path else None
-    all_mapped = all(host.allgather(memory is not None))
-    return (memory if all_mapped else None), descriptor
-
-
-def _make(name: str, nbytes: int) -> int:
-    try:
-        descriptor = os.memfd_create(name)
-    except (OSError, AttributeError):
-        return -1
-    try:
-        os.ftruncate(descriptor, nbytes)
-    except OSError:
-        os.close(descriptor)
-        return -1
-    return descriptor
-
-
-def _open(path: str, nbytes: int) -> memoryview | None:
-    try:
-        with open(path, "r+b") as file:
-            return memoryview(mmap.mmap(file.fileno(), nbytes))
-    except OSError:
-        return None
 
 
 # --- How long a collective may take before the missing ranks are reported, and before the job ends. ---

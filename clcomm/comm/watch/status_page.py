@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clcomm.base.host.host_processes import stat_fields
 from clcomm.base.host.rank_process import start_time
-from clcomm.comm.watch.job import common_memory
+from clcomm.comm.transport.common_memory import common_memory
 
 if TYPE_CHECKING:
     from clcomm.comm.transport.mpi_runtime import Intracomm
