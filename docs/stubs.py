@@ -33,6 +33,10 @@ def methods() -> str:
             result = "AnyTensor" if given == "Tensor" else "Any"
             names = [each.name, f"{each.name}_"] if each.has_in_place else [each.name]
             lines += [f"    {name}: Callable[..., {result}]" for name in names]
+    for name, method in registry.operators(vars(functional)).items():
+        given = "index: object" if name == "__getitem__" else "other: AnyTensor | float"
+        is_of_two = len(inspect.signature(method).parameters) > 1
+        lines.append(f"    def {name}(self{f', {given}' if is_of_two else ''}) -> AnyTensor: ...")
     return _HEAD + "\n".join(lines) + "\n"
 
 

@@ -74,6 +74,17 @@ softmax: .log_softmax .logsumexp .softmax
 three_dimensions: adaptive_avg_pool3d adaptive_max_pool3d avg_pool3d conv3d conv_transpose3d max_pool3d
 types: to_float
 """
+#: Operators between two, each with a form in place; those that a number on the left calls; and all others.
+_BETWEEN = {
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder",
+    "pow": "pow", "and": "bits &", "or": "bits |", "xor": "bits ^", "lshift": "shifted <<",
+    "rshift": "shifted >>",
+}  # fmt: skip
+_OF_NUMBERS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+_OTHERS = {
+    "matmul": "matmul", "lt": "less_than", "le": "less_or_equal", "gt": "greater_than", "ge": "greater_or_equal",
+    "neg": "neg", "abs": "abs", "invert": "inverted", "getitem": "take",
+}  # fmt: skip
 #: What operators and methods of Tensor call besides; the functions of images take one without its batch, too.
 _OF_METHODS = {
     "ops.comparisons": ("bits", "inverted"), "ops.in_place": ("write",), "ops.shape": ("contiguous", "taken_again"),
@@ -122,9 +133,29 @@ def functions() -> dict[str, Callable[..., Any]]:
             own[f"{each.name}_"] = _in_place(own[each.name])
         found |= own
         methods.update(own if each.is_method else ())
-    for name in sorted(methods):
-        setattr(Tensor, name, found[name])
+    for name, method in {**{each: found[each] for each in sorted(methods)}, **operators(found)}.items():
+        setattr(Tensor, name, method)
     return found
+
+
+def operators(found: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """Return the operators of Tensor by their methods' names, of the functions that were found."""
+    own = {f"__{name}__": found[function] for name, function in _OTHERS.items()}
+    for name, function in _BETWEEN.items():
+        called, _, sign = function.partition(" ")
+        operation = _signed(found[called], sign) if sign else found[called]
+        own |= {f"__{name}__": operation, f"__i{name}__": _in_place(operation)}
+        if name in _OF_NUMBERS:
+            own[f"__r{name}__"] = operation if name in ("add", "mul") else _turned(operation)
+    return own
+
+
+def _signed(function: Callable[..., Tensor], sign: str) -> Callable[..., Tensor]:
+    return lambda a, b: function(sign, a, b)
+
+
+def _turned(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda own, other: function(other, own)
 
 
 def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

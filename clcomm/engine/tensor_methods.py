@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import math
-import operator as op
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -104,7 +103,7 @@ class TensorMethods(InPlaceMethods[AnyTensor], FunctionMethods[AnyTensor]):
         return self._functional.less_than(self._functional.abs(self), math.inf)
 
 
-# --- A tensor's operators, as NumPy's and PyTorch's; each calls a function of `functional`. ---
+# --- A tensor's operators, as NumPy's and PyTorch's, but for those that are functions: see registry.py. ---
 
 
 class _Comparing(threading.local):
@@ -114,10 +113,6 @@ class _Comparing(threading.local):
 
 
 comparing = _Comparing()
-
-
-def _in_place(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda x, other: x._functional.overwrite(x, lambda old: operation(old, other))
 
 
 class TensorOperators(TensorMethods[AnyTensor]):
@@ -143,54 +138,6 @@ class TensorOperators(TensorMethods[AnyTensor]):
     def __format__(self, text: str) -> str:
         return format(self.item(), text) if not self.shape else object.__format__(self, text)
 
-    def __add__(self, other: AnyTensor | float) -> AnyTensor:
-        return self._functional.add(self, other)
-
-    def __sub__(self, other: AnyTensor | float) -> AnyTensor:
-        return self._functional.sub(self, other)
-
-    def __mul__(self, other: AnyTensor | float) -> AnyTensor:
-        return self._functional.mul(self, other)
-
-    def __truediv__(self, other: AnyTensor | float) -> AnyTensor:
-        return self._functional.div(self, other)
-
-    __radd__ = __add__
-    __rmul__ = __mul__
-
-    def __rsub__(self, other: float) -> AnyTensor:
-        return self._functional.sub(other, self)
-
-    def __rtruediv__(self, other: float) -> AnyTensor:
-        return self._functional.div(other, self)
-
-    # In place: all names and views of the tensor see it, as in PyTorch.
-    __iadd__, __isub__, __imul__, __itruediv__, __ifloordiv__, __imod__, __ipow__ = map(
-        _in_place, (op.add, op.sub, op.mul, op.truediv, op.floordiv, op.mod, op.pow)
-    )
-    __iand__, __ior__, __ixor__, __ilshift__, __irshift__ = map(
-        _in_place, (op.and_, op.or_, op.xor, op.lshift, op.rshift)
-    )
-
-    def __neg__(self) -> AnyTensor:
-        return self._functional.mul(self, -1)
-
-    def __floordiv__(self, other: AnyTensor | float) -> AnyTensor:
-        return self._functional.floor_divide(self, other)
-
-    def __rfloordiv__(self, other: float) -> AnyTensor:
-        return self._functional.floor_divide(other, self)
-
-    def __rmod__(self, other: float) -> AnyTensor:
-        return self._functional.remainder(other, self)
-
-    def __mod__(self, other: AnyTensor | float) -> AnyTensor:
-        """Return the rest of a division, with the divisor's sign. See `functional.remainder`."""
-        return self._functional.remainder(self, other)
-
-    def __matmul__(self, other: AnyTensor) -> AnyTensor:
-        return self._functional.matmul(self, other)
-
     def __eq__(self, other: object) -> Any:
         """Return whether each element is equal, as booleans; False for None. Raises ArgumentError for other types."""
         if other is None or comparing.by_identity:
@@ -202,50 +149,7 @@ class TensorOperators(TensorMethods[AnyTensor]):
             return self is not other
         return self._functional.not_equal_to(self, other)
 
-    def __lt__(self, other: AnyTensor | float) -> AnyTensor:
-        return self._functional.less_than(self, other)
-
-    def __le__(self, other: AnyTensor | float) -> AnyTensor:
-        return self._functional.less_or_equal(self, other)
-
-    def __gt__(self, other: AnyTensor | float) -> AnyTensor:
-        return self._functional.greater_than(self, other)
-
-    def __ge__(self, other: AnyTensor | float) -> AnyTensor:
-        return self._functional.greater_or_equal(self, other)
-
-    def __and__(self, other: AnyTensor) -> AnyTensor:
-        return self._functional.bits("&", self, other)
-
-    def __or__(self, other: AnyTensor) -> AnyTensor:
-        return self._functional.bits("|", self, other)
-
-    def __xor__(self, other: AnyTensor) -> AnyTensor:
-        return self._functional.bits("^", self, other)
-
-    def __lshift__(self, bits: AnyTensor | int) -> AnyTensor:
-        return self._functional.shifted("<<", self, bits)
-
-    def __rshift__(self, bits: AnyTensor | int) -> AnyTensor:
-        return self._functional.shifted(">>", self, bits)
-
-    def __invert__(self) -> AnyTensor:
-        return self._functional.inverted(self)
-
-    def __pow__(self, exponent: AnyTensor | float) -> AnyTensor:
-        return self._functional.pow(self, exponent)
-
-    def __rpow__(self, base: float) -> AnyTensor:
-        return self._functional.pow(base, self)
-
-    def __abs__(self) -> AnyTensor:
-        return self._functional.abs(self)
-
     __hash__ = object.__hash__
-
-    def __getitem__(self, index: object) -> AnyTensor:
-        """Return a part of the tensor as NumPy does, as a copy. See `functional.take`."""
-        return self._functional.take(self, index)
 
     def __reversed__(self) -> AnyTensor:
         return self._functional.flip(self, 0)
