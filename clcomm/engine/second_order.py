@@ -22,7 +22,6 @@ from clcomm.engine.ops import (
     conv2d,
     dropout,
     elementwise,
-    functions,
     indexing,
     loss,
     matmul,
@@ -38,8 +37,6 @@ from clcomm.engine.tensor import Shape, Tensor
 
 Gradients = tuple[Tensor | None, ...]
 Rule = Callable[[Context, Tensor], Gradients]
-#: A gradient made of the result's and both inputs.
-OfTwo = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def gradients(node: Context, grad: Tensor) -> Gradients:
@@ -59,6 +56,9 @@ def _of_elements(node: Context, grad: Tensor) -> Gradients:
     values = dict(zip(names, read, strict=True))
 
     def of(index: int) -> Tensor:
+        text = op.gradients()[index]
+        if text in (op.seed, f"-{op.seed}"):
+            return summed_to(-grad if text[0] == "-" else grad, node.inputs[index].shape)
         slope = op.slope(index, again=not is_step)
         found = slope.apply(grad, *[values[name] for name in slope.inputs[1:]], settings=node.settings)
         return summed_to(found, node.inputs[index].shape)
@@ -77,28 +77,9 @@ def _of_one(rule: Callable[[Context, Tensor, Tensor], Tensor]) -> Rule:
     return lambda node, grad: (rule(node, grad, node.inputs[0]),)
 
 
-def _of_two(first: OfTwo, second: OfTwo) -> Rule:
-    """Return the rule of an operation on two tensors that broadcast, from the gradients of each."""
-
-    def rule(node: Context, grad: Tensor) -> Gradients:
-        a, b = node.inputs
-        return tuple([
-            summed_to(each(grad, a, b), x.shape) if needed else None
-            for each, x, needed in zip((first, second), (a, b), node.needs, strict=True)
-        ])  # fmt: skip
-
-    return rule
-
-
 def _passed(grad: Tensor, x: Tensor) -> Tensor:
     """Return ReLU's gradient: that of its result where x is positive or NaN."""
     return F.masked_fill(grad, x.detach() <= 0.0, 0.0)
-
-
-def _won(a: Tensor, b: Tensor) -> Tensor:
-    """Return 1 where a is larger, 0.5 where both are equal, else 0."""
-    a, b = a.detach(), b.detach()
-    return F.where(a == b, 0.5, F.where(a > b, 1.0, 0.0))
 
 
 def _root(grad: Tensor, x: Tensor) -> Tensor:
@@ -239,13 +220,8 @@ def _where(node: Context, grad: Tensor) -> Gradients:
 
 #: By operation; one that is not here has no gradients of gradients.
 RULES: dict[type[Op], Rule] = {
-    elementwise.Add: _of_two(lambda g, a, b: g, lambda g, a, b: g),
-    elementwise.Sub: _of_two(lambda g, a, b: g, lambda g, a, b: -g),
-    elementwise.Mul: _of_two(lambda g, a, b: g * b, lambda g, a, b: g * a),
-    elementwise.Div: _of_two(lambda g, a, b: g / b, lambda g, a, b: -(g * a / F.square(b))),
     elementwise.Affine: _of_one(lambda node, g, x: g * node.scale),
     elementwise.DivideBy: _of_one(lambda node, g, x: g / node.number),
-    elementwise.DivideNumber: _of_one(lambda node, g, x: g * -node.number / F.square(x)),
     matmul.MatMul: _matmul,
     matmul.LinearOp: _linear,
     batched_matmul.BatchedMatMul: _batched,
@@ -272,8 +248,6 @@ RULES: dict[type[Op], Rule] = {
         lambda node, g, x: comparisons.MaskedFill.apply(g, flags=node.flags, where=node.where, value=0.0)
     ),
     comparisons.Where: _where,
-    functions.Maximum: _of_two(lambda g, a, b: g * _won(a, b), lambda g, a, b: g * _won(b, a)),
-    functions.Minimum: _of_two(lambda g, a, b: g * _won(b, a), lambda g, a, b: g * _won(a, b)),
     dropout.DropoutOp: _dropout,
     loss.CrossEntropy: _cross_entropy,
     ordered.Root: _of_one(lambda node, g, x: _root(g, x)),
@@ -284,7 +258,7 @@ RULES: dict[type[Op], Rule] = {
 
 #: Those whose rules look at the shapes of inputs alone, or at what the operation has kept: all others read the inputs.
 READS_NO_INPUT = frozenset({
-    elementwise.Add, elementwise.Sub, elementwise.Affine, elementwise.DivideBy, reduce.ExpandOp, reduce.SumOp,
+    elementwise.Affine, elementwise.DivideBy, reduce.ExpandOp, reduce.SumOp,
     shape.Reshape, shape.Clone, shape.Transpose, Adjoint, blocks.SliceOp, blocks.Pad, blocks.Roll, blocks.Concat,
     comparisons.Triangle, comparisons.MaskedFill, comparisons.Where, indexing.GatherOp, indexing.ScatterOp,
     indexing.EmbeddingOp, pool.MaxPool2dOp, pool.AvgPool2dOp, pool.AdaptiveAvgPool2dOp, dropout.DropoutOp,

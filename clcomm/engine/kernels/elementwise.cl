@@ -13,26 +13,10 @@ BINARY(maximum, x != x || x > y ? x : y)
 BINARY(minimum, x != x || x < y ? x : y)
 
 #ifndef FUSED
-/* The gradient of the larger one, for x, of sign 1; of the smaller one of sign -1. Equal ones share it, and
-   both have it where one is NaN. */
-__kernel void larger_grad(__global float *restrict out, __global const float *g, __global const float *x,
-                          __global const float *y, float sign, int count) {
-    FOR_ELEMENTS(i, count) {
-        const float own = sign * x[i], other = sign * y[i];
-        out[i] = own == other ? 0.5f * g[i] : own < other ? 0.0f : g[i];
-    }
-}
-
 /* out = x / divisor, x broadcast; the plan's strides of y are not used. */
 __kernel void expand(__global float *restrict out, __global const float *a, __global const float *b,
                      __global const int *plan, int outer, int rows, int inner, float divisor) {
     BROADCAST_LOOP(float, float, x / divisor)
-}
-
-/* Gradient of x / y for y: -g x / y^2. */
-__kernel void div_grad(__global float *restrict out, __global const float *g, __global const float *x,
-                       __global const float *y, int count) {
-    FOR_ELEMENTS(i, count) out[i] = -g[i] * (x[i] / y[i]) / y[i];
 }
 
 /* out = scale * x + shift */
@@ -43,16 +27,6 @@ __kernel void affine(__global float *restrict out, __global const float *x, floa
 /* out = x / number: not its product with the reciprocal, which is rounded twice */
 __kernel void divide_by(__global float *restrict out, __global const float *x, float number, int count) {
     FOR_ELEMENTS(i, count) out[i] = x[i] / number;
-}
-
-/* out = number / x, and its gradient -g out / x */
-__kernel void divide_number(__global float *restrict out, __global const float *x, float number, int count) {
-    FOR_ELEMENTS(i, count) out[i] = number / x[i];
-}
-
-__kernel void divide_number_grad(__global float *restrict dx, __global const float *g, __global const float *out,
-                                 __global const float *x, int count) {
-    FOR_ELEMENTS(i, count) dx[i] = -g[i] * out[i] / x[i];
 }
 
 __kernel void copy(__global float *restrict out, __global const float *restrict x, int count) {

@@ -40,19 +40,11 @@ INLINE lanes present_lanes(lanes value, int left) {
 #define FLOATS(name, value) const lanes name = AS_LANES(AS_WHOLE(value) ^ nothing)
 #endif
 
-#define NONE ((lanes)(0.0f))
 INLINE lanes fill_lanes(float value) { return (lanes)(value); }
 INLINE lanes add_into_lanes(lanes x, lanes y) { return x + y; }
 INLINE lanes affine_lanes(lanes x, float scale, float shift) { return scale * x + shift; }
 INLINE lanes expand_lanes(lanes x, float divisor) { return x / divisor; }
 INLINE lanes divide_by_lanes(lanes x, float number) { return x / number; }
-INLINE lanes div_grad_lanes(lanes g, lanes x, lanes y) { return -g * (x / y) / y; }
-INLINE lanes divide_number_lanes(lanes x, float number) { return number / x; }
-INLINE lanes divide_number_grad_lanes(lanes g, lanes y, lanes x) { return -g * y / x; }
-INLINE lanes larger_grad_lanes(lanes g, lanes x, lanes y, float sign) {
-    const lanes own = sign * x, other = sign * y;
-    return own == other ? 0.5f * g : own < other ? NONE : g;
-}
 
 INLINE lanes chosen_lanes(whole_lanes flags, lanes x, lanes y) { return flags != 0 ? x : y; }
 INLINE lanes masked_lanes(lanes x, whole_lanes flags, int where, float value) {

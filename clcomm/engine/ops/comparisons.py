@@ -10,9 +10,10 @@ import numpy as np
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
-from clcomm.engine.ops.elementwise import folded
+from clcomm.engine.ops.reduce import folded
 from clcomm.engine.ops.types import (
     are_whole,
+    binary,
     broadcast_shape,
     cast,
     expand,
@@ -144,13 +145,8 @@ def _logical(sign: str, *operands: Tensor) -> Tensor:
 
 
 def _launched(sign: str, kernel: str, a: Tensor, b: Tensor) -> Tensor:
-    device, shape = a.device, broadcast_shape(sign, a.shape, b.shape)
-    out = empty(device, shape, BOOL)
-    if a.shape == b.shape:
-        device.launch(device.kernel("compare", kernel), *device.grid(out.numel()), out, a, b, out.numel())
-    else:
-        launch_broadcast(f"{kernel}_broadcast", out, a, b, file="compare")
-    return out
+    out = empty(a.device, broadcast_shape(sign, a.shape, b.shape), BOOL)
+    return binary(kernel, out, a, b, file="compare")
 
 
 def _flags(name: str, condition: object, shape: Shape, device: Device) -> Tensor:

@@ -16,15 +16,18 @@ from functools import cache, wraps
 from typing import Any
 
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.ops.elementwise import folded, pair
-from clcomm.engine.ops.types import broadcast_shape, expand
+from clcomm.engine.ops.reduce import folded
+from clcomm.engine.ops.types import binary, broadcast_shape, expand, pair
 from clcomm.engine.tensor import Tensor, empty, float_tensor
 
 #: By the names of kernels, and so of calls with `each_` before them.
 TABLE: dict[str, type[Elements]] = {}
+LARGER, SMALLER = "a if (a != a) | (a > b) else b", "a if (a != a) | (a < b) else b"  # NaN where one is
+#: What has a kernel of elementwise.cl, which reads tensors that broadcast as they are.
+_BROADCASTING = {"a + b": "add", "a - b": "sub", "a * b": "mul", "a / b": "div", LARGER: "maximum", SMALLER: "minimum"}
 _SIGNS = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.BitAnd: "&", ast.BitOr: "|", ast.Lt: "<", ast.Gt: ">",
-    ast.LtE: "<=", ast.GtE: ">=", ast.Eq: "==",
+    ast.LtE: "<=", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
 }  # fmt: skip
 
 
@@ -50,15 +53,18 @@ class Elements(Op):
             shape = shape if x.shape == shape else broadcast_shape(cls.name, shape, x.shape)
         y = cls.launch(empty(inputs[0].device, shape), *inputs, settings=settings)
         ctx.settings = settings
-        ctx.save(*[inputs[cls.inputs.index(name)] if name in cls.inputs else y for name in cls.kept()])
+        given = (*inputs, y)
+        ctx.save(*[given[place] for place in cls.places()])
         return y
 
     @classmethod
     def backward(cls, ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         found: list[Tensor | None] = []
         for index, x in enumerate(ctx.inputs):
-            full = None
-            if ctx.needs[index]:
+            full, text = None, cls.gradients()[index]
+            if ctx.needs[index] and text in (cls.seed, f"-{cls.seed}"):
+                full = folded(ctx, index, grad, -1.0 if text[0] == "-" else 1.0)
+            elif ctx.needs[index]:
                 slope = cls.slope(index)
                 read = [ctx.saved[cls.kept().index(name)] for name in slope.inputs[1:]]
                 out = ctx.out(index) if x.shape == grad.shape else empty(grad.device, grad.shape)
@@ -69,6 +75,9 @@ class Elements(Op):
     @classmethod
     def launch(cls, out: Tensor, *inputs: Tensor, settings: tuple[float, ...] = ()) -> Tensor:
         """Queue the kernel and return `out`."""
+        if broadcasting := cls.broadcasting():
+            name, first, second = broadcasting
+            return binary(name, out, inputs[first], inputs[second])
         device, size = out.device, out.numel()
         whole = [x if x.shape == out.shape else expand(x, out.shape) for x in inputs]
         kernel = device.kernel(cls.file(), f"each_{cls.name}")
@@ -86,6 +95,23 @@ class Elements(Op):
     def kept(cls) -> tuple[str, ...]:
         """Return the names of inputs, and `y` of the result, that gradients read."""
         return tuple([n for n in _names(cls.inputs) if any(_reads(text, n) for text in cls.gradients())])
+
+    @classmethod
+    @cache
+    def places(cls) -> tuple[int, ...]:
+        """Return the places of these among the inputs and the result."""
+        return tuple([(*cls.inputs, "y").index(name) for name in cls.kept()])
+
+    @classmethod
+    @cache
+    def broadcasting(cls) -> tuple[str, int, int] | None:
+        """Return the kernel of elementwise.cl that it has, and which input is its first and its second; None: none."""
+        for places in ((0, 1), (1, 0)) if len(cls.inputs) == 2 and not cls.numbers else ():
+            names = {cls.inputs[place]: name for place, name in zip(places, "ab", strict=True)}
+            kernel = _BROADCASTING.get(ast.unparse(_parsed(_replaced(cls.value, names))))
+            if kernel is not None:
+                return kernel, *places
+        return None
 
     @classmethod
     @cache

@@ -9,11 +9,9 @@ from numbers import Real
 import numpy as np
 
 from clcomm.base.errors import ArgumentError
-from clcomm.engine.autograd import Context, Op
-from clcomm.engine.ops.elements import elements, of_elements
-from clcomm.engine.ops.elementwise import binary, folded, pair
-from clcomm.engine.ops.types import broadcast_shape, expand, is_whole, to_float
-from clcomm.engine.tensor import Tensor, constant, empty, float_tensor
+from clcomm.engine.ops.elements import LARGER, SMALLER, elements, of_elements
+from clcomm.engine.ops.types import is_whole, pair, to_float
+from clcomm.engine.tensor import Tensor, constant, float_tensor
 
 #: The largest whole power that is made of products, which is 4 ulp off at most.
 _MOST_SQUARED = 8
@@ -36,6 +34,14 @@ Clamp = elements(
     "clamp", ("x",), ("least", "most"),
     "most if (least if x < least else x) > most else (least if x < least else x)",
     "g if (x >= least) & (x <= most) else 0",
+)  # fmt: skip
+Maximum = elements(
+    "maximum", ("a", "b"), (), LARGER,
+    "0.5 * g if a == b else 0 if a < b else g", "0.5 * g if a == b else 0 if b < a else g",
+)  # fmt: skip
+Minimum = elements(
+    "minimum", ("a", "b"), (), SMALLER,
+    "0.5 * g if a == b else 0 if b < a else g", "0.5 * g if a == b else 0 if a < b else g",
 )  # fmt: skip
 
 
@@ -162,54 +168,11 @@ def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tens
     return Clamp.apply(float_tensor("clamp", x), settings=(least, most))
 
 
-class _Larger(Op):
-    """The larger of two, of sign 1, or the smaller, of -1; the gradient of equal ones is divided evenly."""
-
-    keeps_columns = True
-    kernel_name: str
-    sign: float
-
-    @classmethod
-    def forward(cls, ctx: Context, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save(a, b)
-        return binary(cls.kernel_name, a, b)
-
-    @classmethod
-    def backward(cls, ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        a, b = [x if x.shape == grad.shape else expand(x, grad.shape) for x in ctx.saved]
-        grads: list[Tensor | None] = []
-        for index, (own, other) in enumerate(((a, b), (b, a))):
-            full = empty(grad.device, grad.shape) if ctx.needs[index] else None
-            if full is not None:
-                kernel, size = grad.device.kernel("elementwise", "larger_grad"), grad.numel()
-                grad.device.launch(kernel, *grad.device.grid(size), full, grad, own, other, cls.sign, size)
-            grads.append(None if full is None else folded(ctx, index, full))
-        return tuple(grads)
-
-
-class Maximum(_Larger):
-    """The larger of two elements."""
-
-    kernel_name, sign = "maximum", 1.0
-
-
-class Minimum(_Larger):
-    """The smaller of two elements."""
-
-    kernel_name, sign = "minimum", -1.0
-
-
 def maximum(a: Tensor, b: Tensor) -> Tensor:
     """Return the larger of each two elements, NaN where one is; a, b: float32 that broadcast to the result."""
-    return Maximum.apply(*both("maximum", a, b))
+    return Maximum.apply(*pair("maximum", a, b))
 
 
 def minimum(a: Tensor, b: Tensor) -> Tensor:
     """Return the smaller of each two elements, NaN where one is; a, b: float32 that broadcast to the result."""
-    return Minimum.apply(*both("minimum", a, b))
-
-
-def both(name: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    a, b = pair(name, a, b)
-    broadcast_shape(name, a.shape, b.shape)
-    return a, b
+    return Minimum.apply(*pair("minimum", a, b))

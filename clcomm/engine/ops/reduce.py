@@ -95,6 +95,22 @@ def sum_over(x: Tensor, axes: Shape, divisor: float = 1.0, out: Tensor | None = 
     return x
 
 
+def affine(x: Tensor, scale: float, shift: float, out: Tensor | None = None) -> Tensor:
+    """Queue out = scale * x + shift and return out."""
+    device, size = x.device, x.numel()
+    out = empty(device, x.shape) if out is None else out
+    device.launch(device.kernel("elementwise", "affine"), *device.grid(size), out, x, scale, shift, size)
+    return out
+
+
+def folded(ctx: Context, index: int, grad: Tensor, sign: float = 1.0) -> Tensor:
+    """Return a gradient of the result's shape, or with sign -1 the opposite, summed to the shape of input `index`."""
+    shape = ctx.inputs[index].shape
+    if grad.shape == shape:
+        return grad if sign == 1.0 else affine(grad, sign, -0.0, ctx.out(index))
+    return sum_over(grad, broadcast_axes(shape, grad.shape), sign, ctx.out(index))
+
+
 def _adjacent_runs(axes: Shape) -> list[tuple[int, int]]:
     """Return (first, last) of each run of adjacent dimensions."""
     runs: list[tuple[int, int]] = []

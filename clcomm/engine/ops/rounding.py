@@ -11,8 +11,8 @@ from clcomm.engine.ops.comparisons import where
 from clcomm.engine.ops.elements import elements, of_elements
 from clcomm.engine.ops.elementwise import div as quotient
 from clcomm.engine.ops.elementwise import mul
-from clcomm.engine.ops.functions import abs, both
-from clcomm.engine.ops.types import are_whole, floats, is_whole, of_integers
+from clcomm.engine.ops.functions import abs
+from clcomm.engine.ops.types import are_whole, floats, is_whole, of_integers, pair
 from clcomm.engine.tensor import Tensor, constant, float_tensor
 
 Round = elements("round", ("x",), (), "rint(x)", "0")
@@ -25,7 +25,7 @@ WholeQuotient = elements(
 
 
 def _pair(name: str, a: Tensor | float, b: Tensor) -> tuple[Tensor, Tensor]:
-    return both(name, a if isinstance(a, Tensor) else constant(b.device, float(a)), float_tensor(name, b))
+    return pair(name, a if isinstance(a, Tensor) else constant(b.device, float(a)), float_tensor(name, b))
 
 
 @of_elements("log1p(x)", "g * (1 / (1 + x))")

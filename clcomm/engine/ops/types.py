@@ -13,7 +13,7 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.device import Device
-from clcomm.engine.tensor import BOOL, FLOAT32, INT32, Shape, Tensor, empty, wrap
+from clcomm.engine.tensor import BOOL, FLOAT32, INT32, Shape, Tensor, empty, float_tensor, wrap
 from clcomm.engine.tensor_methods import note_of
 
 # --- Elements of another type, and operations that move elements of any type. ---
@@ -308,6 +308,26 @@ def launch_broadcast(name: str, out: Tensor, a: Tensor, b: Tensor, *numbers: flo
     grid = device.row_grid(rows, inner) if device.is_cpu else device.grid(rows * inner)
     plan = _plan_buffer(device, out.shape, a.shape, b.shape)
     device.launch(device.kernel(file, name), *grid, out, a, b, plan, outer, rows, inner, *numbers)
+
+
+def binary(name: str, out: Tensor, a: Tensor, b: Tensor, file: str = "elementwise") -> Tensor:
+    """Queue out = a <name> b, which broadcast to its shape, and return out."""
+    if a.shape == b.shape:
+        device, size = out.device, out.numel()
+        device.launch(device.kernel(file, name), *device.grid(size), out, a, b, size)
+    else:
+        launch_broadcast(f"{name}_broadcast", out, a, b, file=file)
+    return out
+
+
+def pair(name: str, a: Tensor | float, b: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Return two tensors of one device, of which one is float32, as float32; raises ArgumentError for others."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and a.dtype != b.dtype and FLOAT32 in (a.dtype, b.dtype):
+        a, b = to_float(a), to_float(b)
+    a, b = float_tensor(name, a), float_tensor(name, b)
+    if a.device is not b.device:
+        raise ArgumentError(f"{name}: expected tensors of one device, got {a.device.name} and {b.device.name}")
+    return a, b
 
 
 def _plan_buffer(device: Device, shape: Shape, a: Shape, b: Shape) -> object:
