@@ -9,7 +9,7 @@ import numpy as np
 from clcomm.base.errors import ArgumentError
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
-from clcomm.engine.nn.activations import Activation
+from clcomm.engine.nn.activations import Activation, FunctionLayer
 from clcomm.engine.nn.init import Generator, layer_parameters, normal_values
 from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.dropout import check_probability
@@ -190,15 +190,13 @@ class Dropout(Activation):
     Raises ArgumentError unless p is from 0 to 1.
     """
 
+    _function, _settings = staticmethod(F.dropout), ("p", "training", "stream")
     stream: RandomStream | None = None
 
     def __init__(self, p: float = 0.5, inplace: bool = False):
         super().__init__(inplace)
         check_probability("Dropout", p)
         self.p = p
-
-    def of(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.p, self.training, stream=self.stream)
 
 
 class Dropout2d(Dropout):
@@ -216,11 +214,10 @@ class Dropout3d(Dropout2d):
     """x [N, C, D, H, W] with each channel set to 0 with probability p, else divided by 1 - p; x itself in `eval()`."""
 
 
-class Flatten(Module):
+class Flatten(FunctionLayer):
     """x [N, ...] -> [N, rest], the dimensions from `start_dim` on merged into one."""
+
+    _function, _settings = staticmethod(F.flatten), ("start_dim",)
 
     def __init__(self, start_dim: int = 1):
         self.start_dim = start_dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.flatten(x, self.start_dim)

@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine import functional as F
+from clcomm.engine.nn.activations import FunctionLayer
 from clcomm.engine.nn.module import Module
 from clcomm.engine.tensor import Tensor
 
 Size = int | tuple[int, ...]
 
 
-class _Pool(Module):
-    """The arguments of a function, which forward calls."""
-
-    _function: Any
-    _more: tuple[str, ...] = ()
-    kernel_size: Size
-    stride: Size | None
-    padding: Size
-
-    def forward(self, x: Tensor) -> Tensor:
-        named = {name: getattr(self, name) for name in self._more}
-        result: Tensor = type(self)._function(x, self.kernel_size, self.stride, self.padding, **named)
-        return result
-
-
-class MaxPool2d(_Pool):
+class MaxPool2d(FunctionLayer):
     """x [N, C, H, W] -> the largest value of each window; `stride` is `kernel_size` unless given. See F.max_pool2d.
 
     Raises ArgumentError for `return_indices`.
     """
 
-    _function: Any = staticmethod(F.max_pool2d)
-    _more: tuple[str, ...] = ("dilation", "ceil_mode")
+    _function = staticmethod(F.max_pool2d)
+    _settings = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
 
     def __init__(
         self, kernel_size: Size, stride: Size | None = None, padding: Size = 0, dilation: int = 1,
@@ -50,20 +35,20 @@ class MaxPool2d(_Pool):
 class MaxPool1d(MaxPool2d):
     """x [N, C, L] -> the largest value of each window; `stride` is `kernel_size` unless given. See F.max_pool1d."""
 
-    _function: Any = staticmethod(F.max_pool1d)
+    _function = staticmethod(F.max_pool1d)
 
 
 class MaxPool3d(MaxPool2d):
     """x [N, C, D, H, W] -> the largest value of each window; `stride`: by default `kernel_size`. See F.max_pool3d."""
 
-    _function: Any = staticmethod(F.max_pool3d)
+    _function = staticmethod(F.max_pool3d)
 
 
-class AvgPool2d(_Pool):
+class AvgPool2d(FunctionLayer):
     """x [N, C, H, W] -> the mean of each window; `stride` is `kernel_size` unless given. See F.avg_pool2d."""
 
-    _function: Any = staticmethod(F.avg_pool2d)
-    _more: tuple[str, ...] = ("ceil_mode", "count_include_pad", "divisor_override")
+    _function = staticmethod(F.avg_pool2d)
+    _settings = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
 
     def __init__(
         self, kernel_size: Size, stride: Size | None = None, padding: Size = 0, ceil_mode: bool = False,
@@ -76,14 +61,14 @@ class AvgPool2d(_Pool):
 class AvgPool3d(AvgPool2d):
     """x [N, C, D, H, W] -> the mean of each window; `stride` is `kernel_size` unless given. See F.avg_pool3d."""
 
-    _function: Any = staticmethod(F.avg_pool3d)
+    _function = staticmethod(F.avg_pool3d)
 
 
 class AvgPool1d(AvgPool2d):
     """x [N, C, L] -> the mean of each window; `stride` is `kernel_size` unless given. See F.avg_pool1d."""
 
-    _function: Any = staticmethod(F.avg_pool1d)
-    _more: tuple[str, ...] = ("ceil_mode", "count_include_pad")
+    _function = staticmethod(F.avg_pool1d)
+    _settings = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
 
     def __init__(
         self, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False,
@@ -92,51 +77,50 @@ class AvgPool1d(AvgPool2d):
         super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
-class AdaptiveAvgPool2d(Module):
+class AdaptiveAvgPool2d(FunctionLayer):
     """x [N, C, H, W] -> the means of windows that cover it in `output_size` rows and columns; None: as many as x's."""
 
-    _function: Any = staticmethod(F.adaptive_avg_pool2d)
+    _function, _settings = staticmethod(F.adaptive_avg_pool2d), ("output_size",)
 
     def __init__(self, output_size: int | tuple[int | None, ...] | None):
         self.output_size = output_size
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = type(self)._function(x, self.output_size)
-        return result
 
 
 class AdaptiveAvgPool1d(AdaptiveAvgPool2d):
     """x [N, C, L] -> the means of windows that cover it in `output_size` parts."""
 
-    _function: Any = staticmethod(F.adaptive_avg_pool1d)
+    _function = staticmethod(F.adaptive_avg_pool1d)
 
 
 class AdaptiveMaxPool2d(AdaptiveAvgPool2d):
     """x [N, C, H, W] -> the largest elements of windows that cover it in `output_size` rows and columns."""
 
-    _function: Any = staticmethod(F.adaptive_max_pool2d)
+    _function = staticmethod(F.adaptive_max_pool2d)
 
 
 class AdaptiveMaxPool1d(AdaptiveAvgPool2d):
     """x [N, C, L] -> the largest elements of windows that cover it in `output_size` parts."""
 
-    _function: Any = staticmethod(F.adaptive_max_pool1d)
+    _function = staticmethod(F.adaptive_max_pool1d)
 
 
 class AdaptiveAvgPool3d(AdaptiveAvgPool2d):
     """x [N, C, D, H, W] -> the means of windows that cover it in `output_size` parts of each direction."""
 
-    _function: Any = staticmethod(F.adaptive_avg_pool3d)
+    _function = staticmethod(F.adaptive_avg_pool3d)
 
 
 class AdaptiveMaxPool3d(AdaptiveAvgPool2d):
     """x [N, C, D, H, W] -> the largest elements of windows that cover it in `output_size` parts of each direction."""
 
-    _function: Any = staticmethod(F.adaptive_max_pool3d)
+    _function = staticmethod(F.adaptive_max_pool3d)
 
 
-class Upsample(Module):
+class Upsample(FunctionLayer):
     """x [N, C, ...] -> x in another size. See F.interpolate."""
+
+    _function = staticmethod(F.interpolate)
+    _settings = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
 
     def __init__(
         self, size: int | tuple[int, ...] | None = None, scale_factor: float | tuple[float, ...] | None = None,
@@ -145,29 +129,23 @@ class Upsample(Module):
         self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
         self.recompute_scale_factor = recompute_scale_factor
 
-    def forward(self, x: Tensor) -> Tensor:
-        given = self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor
-        return F.interpolate(x, *given)
 
-
-class PixelShuffle(Module):
+class PixelShuffle(FunctionLayer):
     """x [N, C * r^2, H, W] -> [N, C, H * r, W * r]. See F.pixel_shuffle."""
+
+    _function, _settings = staticmethod(F.pixel_shuffle), ("upscale_factor",)
 
     def __init__(self, upscale_factor: int):
         self.upscale_factor = upscale_factor
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.pixel_shuffle(x, self.upscale_factor)
 
-
-class PixelUnshuffle(Module):
+class PixelUnshuffle(FunctionLayer):
     """x [N, C, H * r, W * r] -> [N, C * r^2, H, W]. See F.pixel_unshuffle."""
+
+    _function, _settings = staticmethod(F.pixel_unshuffle), ("downscale_factor",)
 
     def __init__(self, downscale_factor: int):
         self.downscale_factor = downscale_factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.pixel_unshuffle(x, self.downscale_factor)
 
 
 # --- Layers that pad the last dimensions, [N, C, L], [N, C, H, W] or [N, C, D, H, W]. ---

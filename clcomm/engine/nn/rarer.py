@@ -3,72 +3,63 @@
 from __future__ import annotations
 
 from clcomm.engine import functional as F
-from clcomm.engine.nn.activations import Activation, Softmax
-from clcomm.engine.nn.module import Module
+from clcomm.engine.nn.activations import Activation, FunctionLayer, Softmax
 from clcomm.engine.nn.pools import Upsample
-from clcomm.engine.tensor import Tensor
 
 
 class SELU(Activation):
     """The scaled ELU; inplace: x itself gets it. See `functional.selu`."""
 
-    def of(self, x: Tensor) -> Tensor:
-        return F.selu(x)
+    _function = staticmethod(F.selu)
 
 
 class CELU(Activation):
     """The ELU with a continuous slope; inplace: x itself gets it. See `functional.celu`."""
 
+    _function, _settings = staticmethod(F.celu), ("alpha",)
+
     def __init__(self, alpha: float = 1.0, inplace: bool = False):
         super().__init__(inplace)
         self.alpha = alpha
 
-    def of(self, x: Tensor) -> Tensor:
-        return F.celu(x, self.alpha)
 
-
-class Softsign(Module):
+class Softsign(FunctionLayer):
     """x / (1 + |x|)"""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.softsign(x)
+    _function = staticmethod(F.softsign)
 
 
-class Tanhshrink(Module):
+class Tanhshrink(FunctionLayer):
     """x - tanh(x)"""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.tanhshrink(x)
+    _function = staticmethod(F.tanhshrink)
 
 
-class Hardshrink(Module):
+class Hardshrink(FunctionLayer):
     """x, or 0 where it is at most `lambd` from 0."""
 
+    _function, _settings = staticmethod(F.hardshrink), ("lambd",)
+
     def __init__(self, lambd: float = 0.5):
         self.lambd = lambd
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.hardshrink(x, self.lambd)
 
-
-class Softshrink(Module):
+class Softshrink(FunctionLayer):
     """x brought nearer to 0 by `lambd`."""
 
+    _function, _settings = staticmethod(F.softshrink), ("lambd",)
+
     def __init__(self, lambd: float = 0.5):
         self.lambd = lambd
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.softshrink(x, self.lambd)
 
-
-class Softmin(Module):
+class Softmin(FunctionLayer):
     """The softmax of -x along a dimension."""
+
+    _function, _settings = staticmethod(F.softmin), ("dim",)
 
     def __init__(self, dim: int | None = None):
         self.dim = dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.softmin(x, self.dim)
 
 
 class Softmax2d(Softmax):
@@ -78,73 +69,68 @@ class Softmax2d(Softmax):
         super().__init__(1)
 
 
-class AlphaDropout(Module):
+class AlphaDropout(FunctionLayer):
     """Dropout that keeps mean 0 and variance 1 behind SELU. See `functional.alpha_dropout`."""
+
+    _function, _settings = staticmethod(F.alpha_dropout), ("p", "training")
 
     def __init__(self, p: float = 0.5):
         self.p = p
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.alpha_dropout(x, self.p, self.training)
 
-
-class LocalResponseNorm(Module):
+class LocalResponseNorm(FunctionLayer):
     """x divided by a power of its neighbouring channels' squares. See `functional.local_response_norm`."""
 
+    _function, _settings = staticmethod(F.local_response_norm), ("size", "alpha", "beta", "k")
+
     def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0):
-        self.settings = size, alpha, beta, k
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.local_response_norm(x, *self.settings)
+        self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
 
 
-class LPPool2d(Module):
+class LPPool2d(FunctionLayer):
     """The norm of each window of [N, C, H, W]. See `functional.lp_pool2d`."""
+
+    _function, _settings = staticmethod(F.lp_pool2d), ("norm_type", "kernel_size", "stride", "ceil_mode")
 
     def __init__(
         self, norm_type: float, kernel_size: int | tuple[int, int], stride: int | tuple[int, int] | None = None,
         ceil_mode: bool = False,
     ):  # fmt: skip
-        self.settings = norm_type, kernel_size, stride, ceil_mode
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.lp_pool2d(x, *self.settings)
+        self.norm_type, self.kernel_size, self.stride, self.ceil_mode = norm_type, kernel_size, stride, ceil_mode
 
 
-class Fold(Module):
+class Fold(FunctionLayer):
     """Images from columns of their windows. See `functional.fold`."""
+
+    _function, _settings = staticmethod(F.fold), ("output_size", "kernel_size", "dilation", "padding", "stride")
 
     def __init__(
         self, output_size: int | tuple[int, int], kernel_size: int | tuple[int, int],
         dilation: int | tuple[int, int] = 1, padding: int | tuple[int, int] = 0, stride: int | tuple[int, int] = 1,
     ):  # fmt: skip
-        self.settings = output_size, kernel_size, dilation, padding, stride
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.fold(x, *self.settings)
+        self.output_size, self.kernel_size = output_size, kernel_size
+        self.dilation, self.padding, self.stride = dilation, padding, stride
 
 
-class Unfold(Module):
+class Unfold(FunctionLayer):
     """The windows of images as columns. See `functional.unfold`."""
+
+    _function, _settings = staticmethod(F.unfold), ("kernel_size", "dilation", "padding", "stride")
 
     def __init__(
         self, kernel_size: int | tuple[int, int], dilation: int | tuple[int, int] = 1,
         padding: int | tuple[int, int] = 0, stride: int | tuple[int, int] = 1,
     ):  # fmt: skip
-        self.settings = kernel_size, dilation, padding, stride
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.unfold(x, *self.settings)
+        self.kernel_size, self.dilation, self.padding, self.stride = kernel_size, dilation, padding, stride
 
 
-class ChannelShuffle(Module):
+class ChannelShuffle(FunctionLayer):
     """The channels of groups in turn. See `functional.channel_shuffle`."""
+
+    _function, _settings = staticmethod(F.channel_shuffle), ("groups",)
 
     def __init__(self, groups: int):
         self.groups = groups
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.channel_shuffle(x, self.groups)
 
 
 class UpsamplingNearest2d(Upsample):
@@ -165,90 +151,81 @@ class UpsamplingBilinear2d(Upsample):
         super().__init__(size, scale_factor, "bilinear", align_corners=True)
 
 
-class PairwiseDistance(Module):
+class PairwiseDistance(FunctionLayer):
     """The distance of rows. See `functional.pairwise_distance`."""
 
+    _function, _settings = staticmethod(F.pairwise_distance), ("p", "eps", "keepdim")
+
     def __init__(self, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False):
-        self.settings = p, eps, keepdim
-
-    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:  # type: ignore[override]
-        return F.pairwise_distance(x1, x2, *self.settings)
+        self.p, self.eps, self.keepdim = p, eps, keepdim
 
 
-class MarginRankingLoss(Module):
+class MarginRankingLoss(FunctionLayer):
     """See `functional.margin_ranking_loss`."""
+
+    _function, _settings = staticmethod(F.margin_ranking_loss), ("margin", "reduction")
 
     def __init__(self, margin: float = 0.0, *, reduction: str = "mean"):
         self.margin, self.reduction = margin, reduction
-
-    def forward(self, x1: Tensor, x2: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
-        return F.margin_ranking_loss(x1, x2, target, self.margin, reduction=self.reduction)
 
 
 class CosineEmbeddingLoss(MarginRankingLoss):
     """See `functional.cosine_embedding_loss`."""
 
-    def forward(self, x1: Tensor, x2: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
-        return F.cosine_embedding_loss(x1, x2, target, self.margin, reduction=self.reduction)
+    _function, _settings = staticmethod(F.cosine_embedding_loss), ("margin", "reduction")
 
 
-class HingeEmbeddingLoss(Module):
+class HingeEmbeddingLoss(FunctionLayer):
     """See `functional.hinge_embedding_loss`."""
+
+    _function, _settings = staticmethod(F.hinge_embedding_loss), ("margin", "reduction")
 
     def __init__(self, margin: float = 1.0, *, reduction: str = "mean"):
         self.margin, self.reduction = margin, reduction
 
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
-        return F.hinge_embedding_loss(x, target, self.margin, reduction=self.reduction)
 
-
-class SoftMarginLoss(Module):
+class SoftMarginLoss(FunctionLayer):
     """See `functional.soft_margin_loss`."""
+
+    _function, _settings = staticmethod(F.soft_margin_loss), ("reduction",)
 
     def __init__(self, *, reduction: str = "mean"):
         self.reduction = reduction
 
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
-        return F.soft_margin_loss(x, target, reduction=self.reduction)
 
-
-class MultiMarginLoss(Module):
+class MultiMarginLoss(FunctionLayer):
     """See `functional.multi_margin_loss`."""
+
+    _function, _settings = staticmethod(F.multi_margin_loss), ("p", "margin", "reduction")
 
     def __init__(self, p: int = 1, margin: float = 1.0, *, reduction: str = "mean"):
         self.p, self.margin, self.reduction = p, margin, reduction
 
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
-        return F.multi_margin_loss(x, target, self.p, self.margin, reduction=self.reduction)
 
-
-class TripletMarginLoss(Module):
+class TripletMarginLoss(FunctionLayer):
     """See `functional.triplet_margin_loss`."""
+
+    _function, _settings = staticmethod(F.triplet_margin_loss), ("margin", "p", "eps", "swap", "reduction")
 
     def __init__(
         self, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6, swap: bool = False, *, reduction: str = "mean"
     ):
-        self.settings, self.reduction = (margin, p, eps, swap), reduction
-
-    def forward(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:  # type: ignore[override]
-        return F.triplet_margin_loss(anchor, positive, negative, *self.settings, reduction=self.reduction)
+        self.margin, self.p, self.eps, self.swap, self.reduction = margin, p, eps, swap, reduction
 
 
-class PoissonNLLLoss(Module):
+class PoissonNLLLoss(FunctionLayer):
     """See `functional.poisson_nll_loss`."""
+
+    _function, _settings = staticmethod(F.poisson_nll_loss), ("log_input", "full", "eps", "reduction")
 
     def __init__(self, log_input: bool = True, full: bool = False, *, eps: float = 1e-8, reduction: str = "mean"):
         self.log_input, self.full, self.eps, self.reduction = log_input, full, eps, reduction
 
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
-        return F.poisson_nll_loss(x, target, self.log_input, self.full, eps=self.eps, reduction=self.reduction)
 
-
-class GaussianNLLLoss(Module):
+class GaussianNLLLoss(FunctionLayer):
     """See `functional.gaussian_nll_loss`."""
+
+    _function, _settings = staticmethod(F.gaussian_nll_loss), ("full", "eps", "reduction")
 
     def __init__(self, *, full: bool = False, eps: float = 1e-6, reduction: str = "mean"):
         self.full, self.eps, self.reduction = full, eps, reduction
-
-    def forward(self, x: Tensor, target: Tensor, var: Tensor) -> Tensor:  # type: ignore[override]
-        return F.gaussian_nll_loss(x, target, var, self.full, self.eps, reduction=self.reduction)
