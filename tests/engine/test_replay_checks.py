@@ -44,7 +44,7 @@ def functions(device: Device) -> dict[str, tuple[str, Callable[[Tensor], Any]]]:
         return loss
 
     return {
-        "kernel": ("launch 1 was relu", lambda x: F.sigmoid(x) if other_branch() else F.relu(x)),
+        "kernel": ("launch 1 was each_relu", lambda x: F.sigmoid(x) if other_branch() else F.relu(x)),
         "number": (r"number \d was 0.5 and is 0.25 now", lambda x: x * (0.25 if other_branch() else 0.5)),
         "minus zero": (r"was 0.0 and is -0.0 now", lambda x: x + (-0.0 if other_branch() else 0.0)),
         "buffer": ("is another buffer now", lambda x: x + around[other_branch()]),

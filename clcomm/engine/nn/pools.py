@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine import functional as F
@@ -19,7 +20,7 @@ class MaxPool2d(FunctionLayer):
     Raises ArgumentError for `return_indices`.
     """
 
-    _function = staticmethod(F.max_pool2d)
+    _function: Any = staticmethod(F.max_pool2d)
     _settings = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
 
     def __init__(
@@ -35,20 +36,20 @@ class MaxPool2d(FunctionLayer):
 class MaxPool1d(MaxPool2d):
     """x [N, C, L] -> the largest value of each window; `stride` is `kernel_size` unless given. See F.max_pool1d."""
 
-    _function = staticmethod(F.max_pool1d)
+    _function: Any = staticmethod(F.max_pool1d)
 
 
 class MaxPool3d(MaxPool2d):
     """x [N, C, D, H, W] -> the largest value of each window; `stride`: by default `kernel_size`. See F.max_pool3d."""
 
-    _function = staticmethod(F.max_pool3d)
+    _function: Any = staticmethod(F.max_pool3d)
 
 
 class AvgPool2d(FunctionLayer):
     """x [N, C, H, W] -> the mean of each window; `stride` is `kernel_size` unless given. See F.avg_pool2d."""
 
-    _function = staticmethod(F.avg_pool2d)
-    _settings = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+    _function: Any = staticmethod(F.avg_pool2d)
+    _settings: Any = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
 
     def __init__(
         self, kernel_size: Size, stride: Size | None = None, padding: Size = 0, ceil_mode: bool = False,
@@ -61,13 +62,13 @@ class AvgPool2d(FunctionLayer):
 class AvgPool3d(AvgPool2d):
     """x [N, C, D, H, W] -> the mean of each window; `stride` is `kernel_size` unless given. See F.avg_pool3d."""
 
-    _function = staticmethod(F.avg_pool3d)
+    _function: Any = staticmethod(F.avg_pool3d)
 
 
 class AvgPool1d(AvgPool2d):
     """x [N, C, L] -> the mean of each window; `stride` is `kernel_size` unless given. See F.avg_pool1d."""
 
-    _function = staticmethod(F.avg_pool1d)
+    _function: Any = staticmethod(F.avg_pool1d)
     _settings = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
 
     def __init__(
@@ -80,7 +81,8 @@ class AvgPool1d(AvgPool2d):
 class AdaptiveAvgPool2d(FunctionLayer):
     """x [N, C, H, W] -> the means of windows that cover it in `output_size` rows and columns; None: as many as x's."""
 
-    _function, _settings = staticmethod(F.adaptive_avg_pool2d), ("output_size",)
+    _function: Any = staticmethod(F.adaptive_avg_pool2d)
+    _settings = ("output_size",)
 
     def __init__(self, output_size: int | tuple[int | None, ...] | None):
         self.output_size = output_size
@@ -89,37 +91,37 @@ class AdaptiveAvgPool2d(FunctionLayer):
 class AdaptiveAvgPool1d(AdaptiveAvgPool2d):
     """x [N, C, L] -> the means of windows that cover it in `output_size` parts."""
 
-    _function = staticmethod(F.adaptive_avg_pool1d)
+    _function: Any = staticmethod(F.adaptive_avg_pool1d)
 
 
 class AdaptiveMaxPool2d(AdaptiveAvgPool2d):
     """x [N, C, H, W] -> the largest elements of windows that cover it in `output_size` rows and columns."""
 
-    _function = staticmethod(F.adaptive_max_pool2d)
+    _function: Any = staticmethod(F.adaptive_max_pool2d)
 
 
 class AdaptiveMaxPool1d(AdaptiveAvgPool2d):
     """x [N, C, L] -> the largest elements of windows that cover it in `output_size` parts."""
 
-    _function = staticmethod(F.adaptive_max_pool1d)
+    _function: Any = staticmethod(F.adaptive_max_pool1d)
 
 
 class AdaptiveAvgPool3d(AdaptiveAvgPool2d):
     """x [N, C, D, H, W] -> the means of windows that cover it in `output_size` parts of each direction."""
 
-    _function = staticmethod(F.adaptive_avg_pool3d)
+    _function: Any = staticmethod(F.adaptive_avg_pool3d)
 
 
 class AdaptiveMaxPool3d(AdaptiveAvgPool2d):
     """x [N, C, D, H, W] -> the largest elements of windows that cover it in `output_size` parts of each direction."""
 
-    _function = staticmethod(F.adaptive_max_pool3d)
+    _function: Any = staticmethod(F.adaptive_max_pool3d)
 
 
 class Upsample(FunctionLayer):
     """x [N, C, ...] -> x in another size. See F.interpolate."""
 
-    _function = staticmethod(F.interpolate)
+    _function: Any = staticmethod(F.interpolate)
     _settings = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
 
     def __init__(

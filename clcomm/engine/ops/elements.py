@@ -50,11 +50,13 @@ class Elements(Op):
     def forward(cls, ctx: Context, *inputs: Tensor, settings: tuple[float, ...] = ()) -> Tensor:
         shape = inputs[0].shape
         for x in inputs[1:]:
-            shape = shape if x.shape == shape else broadcast_shape(cls.name, shape, x.shape)
+            if x.shape != shape:
+                shape = broadcast_shape(cls.name, shape, x.shape)
         y = cls.launch(empty(inputs[0].device, shape), *inputs, settings=settings)
         ctx.settings = settings
-        given = (*inputs, y)
-        ctx.save(*[given[place] for place in cls.places()])
+        if places := cls.places():
+            given = (*inputs, y)
+            ctx.saved = tuple([given[place] for place in places])
         return y
 
     @classmethod
