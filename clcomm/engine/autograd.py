@@ -38,9 +38,11 @@ class Context(Node):
     Attributes:
         needs: whether each input needs a gradient.
         saved: the arguments of `save`.
+        attrs: the operation's, beside the inputs.
     """
 
     op: type[Op]
+    attrs: dict[str, Any]
     inputs: Any  # as a Node has them; an op knows which of its inputs there are
 
     def __init__(self, inputs: tuple[Tensor | None, ...], needs: tuple[bool, ...]):
@@ -154,7 +156,7 @@ class Op:
         if recorded:
             if any(kept is result for kept in ctx.saved):  # a node that holds its own result would be a reference cycle
                 ctx.saved = tuple([result.detach() if kept is result else kept for kept in ctx.saved])
-            ctx.op = cls
+            ctx.op, ctx.attrs = cls, attrs
             ctx.order = next(orders)
             ctx.producers = tuple([None if x is None else x._node for x in inputs])
             result._node = ctx

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from clcomm.base.errors import ArgumentError
 from clcomm.engine import functional as F
 from clcomm.engine.autograd import Context, Op
@@ -41,7 +39,7 @@ Rule = Callable[[Context, Tensor], Gradients]
 
 def gradients(node: Context, grad: Tensor) -> Gradients:
     """Return the gradients of an operation's inputs, on the tape; ArgumentError for an operation without a rule."""
-    rule = _of_elements if issubclass(node.op, Elements) else RULES.get(node.op)
+    rule = _of_elements if issubclass(node.op, Elements) else OF_NODES.get(node.op) or OF_INPUTS.get(node.op)
     if rule is None:
         name = node.op.__name__.removesuffix("Op")
         raise ArgumentError(f"grad: create_graph: expected operations whose gradients have gradients, got {name}")
@@ -72,9 +70,9 @@ def summed_to(grad: Tensor, wanted: Shape) -> Tensor:
     return F.reshape(F.sum(grad, axes, True), wanted) if axes else F.reshape(grad, wanted)
 
 
-def _of_one(rule: Callable[[Context, Tensor, Tensor], Tensor]) -> Rule:
-    """Return the rule of an operation on one tensor from its gradient, of (node, gradient, input)."""
-    return lambda node, grad: (rule(node, grad, node.inputs[0]),)
+def _of_one(rule: Callable[[Tensor, Tensor], Tensor]) -> Rule:
+    """Return the rule of an operation on one tensor from its gradient, of the result's and the input."""
+    return lambda node, grad: (rule(grad, node.inputs[0]),)
 
 
 def _passed(grad: Tensor, x: Tensor) -> Tensor:
@@ -150,21 +148,20 @@ def _conv_transpose2d(node: Context, grad: Tensor) -> Gradients:
 
 
 class Adjoint(Op):
-    """The gradient of an operation on one tensor that is linear in it, as a function of the result's gradient.
+    """The gradient of an operation of LINEAR as a function of the result's gradient; node: of that operation."""
 
-    node: of that operation; attrs: its attributes.
-    """
+    takes_none = True
 
     @staticmethod
-    def forward(ctx: Context, grad: Tensor, *, node: Context, attrs: dict[str, Any]) -> Tensor:
-        ctx.of, ctx.attrs = node.op, attrs
+    def forward(ctx: Context, grad: Tensor, *, node: Context) -> Tensor:
+        ctx.of, ctx.arguments = node.op, {**node.attrs, **({"value": 0.0} if "value" in node.attrs else {})}
         (found,) = node.op.backward(node, grad)
         assert found is not None
         return found
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> Gradients:
-        return (ctx.of.forward(Context((grad,), (False,)), grad, **ctx.attrs),)
+        return (ctx.of.forward(Context((grad,), (False,)), grad, **ctx.arguments),)
 
 
 def _dropout(node: Context, grad: Tensor) -> Gradients:
@@ -197,14 +194,6 @@ def _embedding(node: Context, grad: Tensor) -> Gradients:
     return (indexing.spread(rows, 0, indices, table.shape[0]),)
 
 
-def _linear_map(attrs: Callable[[Context, Tensor], dict[str, Any]]) -> Rule:
-    return lambda node, grad: (Adjoint.apply(grad, node=node, attrs=attrs(node, grad)),)
-
-
-def _gathered(node: Context, grad: Tensor) -> dict[str, Any]:
-    return {"axis": node.axis, "index": node.index, "each": bool(node.sizes[0])}
-
-
 def _concat(node: Context, grad: Tensor) -> Gradients:
     parts = F.split(grad, [shape[node.axis] for shape in node.shapes], node.axis)
     own = [F.reshape(part, x.shape) for part, x in zip(parts, node.inputs, strict=True)]
@@ -218,53 +207,41 @@ def _where(node: Context, grad: Tensor) -> Gradients:
     return summed_to(taken, first.shape), summed_to(left, second.shape)
 
 
-#: By operation; one that is not here has no gradients of gradients.
-RULES: dict[type[Op], Rule] = {
-    elementwise.Affine: _of_one(lambda node, g, x: g * node.scale),
-    elementwise.DivideBy: _of_one(lambda node, g, x: g / node.number),
+#: Operations on one tensor that are linear in it, but for a `value` that they write beside it.
+LINEAR: frozenset[type[Op]] = frozenset({
+    blocks.Pad, blocks.Roll, blocks.SliceOp, comparisons.MaskedFill, comparisons.Triangle, indexing.GatherOp,
+    indexing.ScatterOp, ordered.Running, pool.AdaptiveAvgPool2dOp, pool.AvgPool2dOp, reduce.ExpandOp, reduce.SumOp,
+    shape.Transpose,
+})  # fmt: skip
+#: By operation, of what it has kept and of shapes; an operation that has no rule has no gradients of gradients.
+OF_NODES: dict[type[Op], Rule] = {
+    **dict.fromkeys(LINEAR, lambda node, g: (Adjoint.apply(g, node=node),)),
+    Adjoint: lambda node, g: (node.of.apply(g, **node.arguments),),
+    elementwise.Affine: lambda node, g: (g * node.scale,),
+    elementwise.DivideBy: lambda node, g: (g / node.number,),
+    shape.Reshape: lambda node, g: (F.reshape(g, node.inputs[0].shape),),
+    shape.Clone: lambda node, g: (g,),
+    blocks.Concat: _concat,
+    comparisons.Where: _where,
+    dropout.DropoutOp: _dropout,
+    indexing.EmbeddingOp: _embedding,
+    pool.MaxPool2dOp: _max_pool,
+}
+#: Those that read the inputs' elements.
+OF_INPUTS: dict[type[Op], Rule] = {
     matmul.MatMul: _matmul,
     matmul.LinearOp: _linear,
     batched_matmul.BatchedMatMul: _batched,
     conv2d.Conv2dOp: _conv2d,
     conv2d.ConvTranspose2dOp: _conv_transpose2d,
-    reduce.ExpandOp: _of_one(lambda node, g, x: summed_to(g, x.shape)),
-    reduce.SumOp: _of_one(lambda node, g, x: F.reshape(g / node.divisor, node.kept).expand(x.shape)),
-    shape.Reshape: _of_one(lambda node, g, x: F.reshape(g, x.shape)),
-    shape.Clone: _of_one(lambda node, g, x: g),
-    shape.Transpose: _of_one(lambda node, g, x: g.permute(*np.argsort(node.axes).tolist())),
-    Adjoint: lambda node, g: (node.of.apply(g, **node.attrs),),
-    blocks.SliceOp: _linear_map(lambda node, g: {"starts": node.starts, "steps": node.steps, "sizes": g.shape}),
-    blocks.Pad: _linear_map(lambda node, g: {"starts": node.starts, "shape": g.shape, "value": 0.0}),
-    blocks.Roll: _linear_map(lambda node, g: {"shift": node.shift, "axis": node.axis}),
-    comparisons.Triangle: _linear_map(lambda node, g: {"diagonal": node.side[0], "upper": bool(node.side[1])}),
-    indexing.GatherOp: _linear_map(_gathered),
-    indexing.ScatterOp: _linear_map(lambda node, g: {**_gathered(node, g), "length": node.sizes[1]}),
-    indexing.EmbeddingOp: _embedding,
-    pool.MaxPool2dOp: _max_pool,
-    pool.AvgPool2dOp: _linear_map(lambda node, g: {"window": node.window}),
-    pool.AdaptiveAvgPool2dOp: _linear_map(lambda node, g: {"size": g.shape[-2:]}),
-    blocks.Concat: _concat,
-    comparisons.MaskedFill: _of_one(
-        lambda node, g, x: comparisons.MaskedFill.apply(g, flags=node.flags, where=node.where, value=0.0)
-    ),
-    comparisons.Where: _where,
-    dropout.DropoutOp: _dropout,
     loss.CrossEntropy: _cross_entropy,
-    ordered.Root: _of_one(lambda node, g, x: _root(g, x)),
-    softmax.SoftmaxOp: _of_one(lambda node, g, x: _softmax(g, x)),
-    softmax.LogSoftmaxOp: _of_one(lambda node, g, x: g - F.softmax(x, -1) * F.sum(g, -1, True)),
-    softmax.LogSumExp: _of_one(lambda node, g, x: F.softmax(x, -1) * g.unsqueeze(-1)),
+    ordered.Root: _of_one(_root),
+    softmax.SoftmaxOp: _of_one(_softmax),
+    softmax.LogSoftmaxOp: _of_one(lambda g, x: g - F.softmax(x, -1) * F.sum(g, -1, True)),
+    softmax.LogSumExp: _of_one(lambda g, x: F.softmax(x, -1) * g.unsqueeze(-1)),
 }
-
-#: Those whose rules look at the shapes of inputs alone, or at what the operation has kept: all others read the inputs.
-READS_NO_INPUT = frozenset({
-    elementwise.Affine, elementwise.DivideBy, reduce.ExpandOp, reduce.SumOp,
-    shape.Reshape, shape.Clone, shape.Transpose, Adjoint, blocks.SliceOp, blocks.Pad, blocks.Roll, blocks.Concat,
-    comparisons.Triangle, comparisons.MaskedFill, comparisons.Where, indexing.GatherOp, indexing.ScatterOp,
-    indexing.EmbeddingOp, pool.MaxPool2dOp, pool.AvgPool2dOp, pool.AdaptiveAvgPool2dOp, dropout.DropoutOp,
-})  # fmt: skip
 
 
 def reads_inputs(op: type[Op]) -> bool:
     """Return whether the rule of an operation reads its inputs' elements."""
-    return not op.is_step() if issubclass(op, Elements) else op not in READS_NO_INPUT
+    return not op.is_step() if issubclass(op, Elements) else op not in OF_NODES
