@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import wraps
 from importlib import import_module
+from inspect import signature
 from types import FunctionType
 from typing import Any, NamedTuple
 
 from clcomm.engine.ops.in_place import overwrite
 from clcomm.engine.ops.shape import squeeze, unsqueeze
-from clcomm.engine.ops.types import typed
+from clcomm.engine.ops.types import pytorch_names, typed
 from clcomm.engine.tensor import Tensor
 from clcomm.engine.tensor_in_place import InPlaceMethods
 from clcomm.engine.tensor_methods import TensorMethods
@@ -126,6 +127,8 @@ def functions() -> dict[str, Callable[..., Any]]:
     methods: set[str] = set()
     for each in entries():
         function = getattr(import_module(f"clcomm.engine.ops.{each.file}"), each.own_name)
+        if {"axis", "keepdims"} & {*signature(function).parameters}:
+            function = pytorch_names(function)
         if each.name in _BATCHED:
             function = _unbatched(function, _BATCHED[each.name])
         own = {each.name: typed(function, each.name)}

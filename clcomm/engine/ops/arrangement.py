@@ -15,7 +15,7 @@ from clcomm.engine.ops import blocks
 from clcomm.engine.ops.indexing import index_select, kept, take
 from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.shape import Transpose, reshape, transpose, unshared
-from clcomm.engine.ops.types import dimension_of, moved, pytorch_names
+from clcomm.engine.ops.types import dimension_of, moved
 from clcomm.engine.tensor import FLOAT32, Tensor, float_tensor
 from clcomm.engine.view import Block, block_of, viewed
 
@@ -61,7 +61,6 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | Non
     return result
 
 
-@pytorch_names
 def unbind(x: Tensor, axis: int = 0) -> tuple[Tensor, ...]:
     """Return the parts of x along a dimension, without it; x: of any type and shape."""
     (at,) = _dimensions("unbind", x, (axis,))
@@ -69,7 +68,6 @@ def unbind(x: Tensor, axis: int = 0) -> tuple[Tensor, ...]:
     return tuple([take(x, (*before, number)) for number in range(x.shape[at])])
 
 
-@pytorch_names
 def narrow(x: Tensor, axis: int, start: int, length: int) -> Tensor:
     """Return `length` elements along a dimension, from `start` on; x: of any type and shape."""
     (at,) = _dimensions("narrow", x, (axis,))
@@ -79,7 +77,6 @@ def narrow(x: Tensor, axis: int, start: int, length: int) -> Tensor:
     return take(x, (*before, slice(start, start + length)))
 
 
-@pytorch_names
 def windows(x: Tensor, axis: int, size: int, step: int, dilation: int = 1) -> Tensor:
     """Return the windows of `size` elements along a dimension, each `step` after the one before, as a last dimension.
 

@@ -10,7 +10,7 @@ import numpy as np
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.shape import Reshape, copy_part, fill, part_from, reshape
-from clcomm.engine.ops.types import dimension_of, moved, of_any_type, pytorch_names
+from clcomm.engine.ops.types import dimension_of, moved, of_any_type
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor
 from clcomm.engine.view import Block, block_of, viewed, whole
 
@@ -172,7 +172,6 @@ def _range(entry: object, length: int, dimension: int) -> tuple[int, int, int]:
     return int(entry) % length, 1, 1
 
 
-@pytorch_names
 @of_any_type
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Return tensors one after the other along `axis`; their other dimensions are equal. ArgumentError otherwise.
@@ -206,7 +205,6 @@ def _several(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     return own
 
 
-@pytorch_names
 @of_any_type
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Return tensors of one shape along a new dimension `axis`; ArgumentError for several shapes.
@@ -220,7 +218,6 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     return Concat.apply(*own, axis=dimension_of("stack", (*shape, len(own)), axis), is_new=True)
 
 
-@pytorch_names
 def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
     """Return the parts of x along `axis`: of `sizes`, or all of one size but for a shorter last one.
 

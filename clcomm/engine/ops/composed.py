@@ -15,7 +15,7 @@ from clcomm.engine.ops.loss import SmoothL1, check_pair, check_reduction
 from clcomm.engine.ops.ordered import norm
 from clcomm.engine.ops.reduce import broadcast_to, mean, sum
 from clcomm.engine.ops.shape import reshape
-from clcomm.engine.ops.types import broadcast_shape, pytorch_names
+from clcomm.engine.ops.types import broadcast_shape
 from clcomm.engine.tensor import Tensor, float_tensor, whole_rows
 
 Softplus = elements(
@@ -88,7 +88,6 @@ def threshold(x: Tensor, threshold: float, value: float) -> Tensor:
     """Return x where it is above the threshold, else the value; x: float32 of any shape, which the result has too."""
 
 
-@pytorch_names
 def glu(x: Tensor, axis: int = -1) -> Tensor:
     """Return the first half of x along a dimension times the sigmoid of the second.
 
@@ -101,7 +100,6 @@ def glu(x: Tensor, axis: int = -1) -> Tensor:
     return mul(first, sigmoid(second))
 
 
-@pytorch_names
 def normalize(x: Tensor, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> Tensor:
     """Return x divided by its norm of order p along a dimension, or by eps where the norm is less.
 
@@ -110,7 +108,6 @@ def normalize(x: Tensor, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> T
     return div(x, clamp(norm(x, p, axis, keepdims=True), min=eps))
 
 
-@pytorch_names
 def cosine_similarity(x1: Tensor, x2: Tensor, axis: int = 1, eps: float = 1e-8) -> Tensor:
     """Return the cosine of the angle of x1 and x2 along a dimension, which the result does not have.
 

@@ -14,7 +14,7 @@ from clcomm.engine.ops.ordered import Ordered, extreme_over, sort
 from clcomm.engine.ops.reduce import sum
 from clcomm.engine.ops.rounding import log1p, trunc
 from clcomm.engine.ops.shape import contiguous, reshape, unshared
-from clcomm.engine.ops.types import dimension_of, pytorch_names
+from clcomm.engine.ops.types import dimension_of
 from clcomm.engine.tensor import Tensor, float_tensor
 
 
@@ -153,31 +153,26 @@ def equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool((a.numpy() == b.numpy()).all())
 
 
-@pytorch_names
 def amax(x: Tensor, axis: int | tuple[int, ...] | None = (), keepdims: bool = False) -> Tensor:
     """Return the largest element over dimensions, all by default; equal ones share its gradient. x: float32."""
     return extreme_over("amax", x, axis, keepdims, 1.0)
 
 
-@pytorch_names
 def amin(x: Tensor, axis: int | tuple[int, ...] | None = (), keepdims: bool = False) -> Tensor:
     """Return the smallest element over dimensions, all by default; equal ones share its gradient. x: float32."""
     return extreme_over("amin", x, axis, keepdims, -1.0)
 
 
-@pytorch_names
 def count_nonzero(x: Tensor, axis: int | tuple[int, ...] | None = None) -> Tensor:
     """Return the number of elements that are not 0, of all or along a dimension, as int32; x: of any type."""
     return sum(x != 0, axis)
 
 
-@pytorch_names
 def nansum(x: Tensor, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
     """Return the sum over dimensions, in which NaN counts as 0. See `sum`."""
     return sum(masked_fill(x, x != x, 0.0), axis, keepdims)
 
 
-@pytorch_names
 @unshared
 def diff(x: Tensor, n: int = 1, axis: int = -1) -> Tensor:
     """Return the differences of neighbours along a dimension, n times over; x: float32."""
@@ -189,7 +184,6 @@ def diff(x: Tensor, n: int = 1, axis: int = -1) -> Tensor:
     return x
 
 
-@pytorch_names
 def cumprod(x: Tensor, axis: int) -> Tensor:
     """Return the products of all elements up to each along a dimension, in pairs of doubling reach; x: float32."""
     if not float_tensor("cumprod", x).ndim:
@@ -202,7 +196,6 @@ def cumprod(x: Tensor, axis: int) -> Tensor:
     return x
 
 
-@pytorch_names
 def kthvalue(x: Tensor, k: int, axis: int = -1, keepdims: bool = False) -> Ordered:
     """Return the k-th smallest element along a dimension, from 1 on, and its index; x: float32."""
     at = dimension_of("kthvalue", x.shape, axis)
@@ -212,7 +205,6 @@ def kthvalue(x: Tensor, k: int, axis: int = -1, keepdims: bool = False) -> Order
     return Ordered(*found) if keepdims else Ordered(*[reshape(e, e.shape[:at] + e.shape[at + 1 :]) for e in found])
 
 
-@pytorch_names
 def quantile(x: Tensor, q: float, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return a quantile of all elements or along a dimension, between two of them by their distance; x: float32."""
     if not 0 <= q <= 1:

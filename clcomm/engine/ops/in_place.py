@@ -15,7 +15,7 @@ from clcomm.engine.ops.comparisons import masked_fill, where
 from clcomm.engine.ops.indexing import index_select, parts_of, picks, places, take
 from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.shape import clone, copy_part, require_apart, reshape
-from clcomm.engine.ops.types import pytorch_names, to_float
+from clcomm.engine.ops.types import to_float
 from clcomm.engine.parameter import LazyParameter
 from clcomm.engine.tensor import BOOL, FLOAT32, Shape, Tensor, constant, copy_into, empty, float_tensor
 from clcomm.engine.view import Block, View, block_of, root_of, whole
@@ -135,7 +135,6 @@ def _replaced(x: Tensor, chosen: np.ndarray, value: Tensor | Real) -> Tensor:
     return where(is_given, reshape(given, x.shape), x)
 
 
-@pytorch_names
 def scatter(x: Tensor, axis: int, index: Tensor | np.ndarray, src: Tensor | float) -> Tensor:
     """Return x with src[i, j, k] in place of the element [i, index[i, j, k], k] for `axis` 1, as PyTorch's.
 

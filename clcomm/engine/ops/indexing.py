@@ -15,7 +15,7 @@ from clcomm.engine.ops import blocks
 from clcomm.engine.ops.blocks import Index
 from clcomm.engine.ops.elementwise import add
 from clcomm.engine.ops.shape import fill, reshape
-from clcomm.engine.ops.types import dimension_of, moved, pytorch_names
+from clcomm.engine.ops.types import dimension_of, moved
 from clcomm.engine.tensor import FLOAT32, INT32, Tensor, empty, float_tensor, wrap
 from clcomm.engine.tensor_methods import note_of, require_below
 
@@ -88,7 +88,6 @@ def spread(x: Tensor, axis: int, index: Tensor, length: int) -> Tensor:
     return ScatterOp.apply(x, axis=axis, index=index, each=False, length=length)
 
 
-@pytorch_names
 def scatter_add(x: Tensor, axis: int, index: Tensor | np.ndarray, src: Tensor) -> Tensor:
     """Return x with src[i, j, k] added to the element [i, index[i, j, k], k] for `axis` 1, as PyTorch's.
 
@@ -121,7 +120,6 @@ def scatter_add(x: Tensor, axis: int, index: Tensor | np.ndarray, src: Tensor) -
     return add(x, added)
 
 
-@pytorch_names
 def gather(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
     """Return a tensor of `index`'s shape with y[i, j, k] = x[i, index[i, j, k], k] for `axis` 1, as PyTorch's.
 
@@ -149,7 +147,6 @@ def gather(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
     return GatherOp.apply(blocks.take(x, part), axis=at, index=tensor, each=True)
 
 
-@pytorch_names
 def index_select(x: Tensor, axis: int, index: Tensor | np.ndarray) -> Tensor:
     """Return x's slices along `axis` at the indices, as PyTorch's: y[i, j, k] = x[i, index[j], k] for `axis` 1.
 

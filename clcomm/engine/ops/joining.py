@@ -9,7 +9,7 @@ from clcomm.engine.ops.arrangement import meshgrid, pad
 from clcomm.engine.ops.blocks import concat, split, stack
 from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.shape import reshape
-from clcomm.engine.ops.types import broadcast_shape, dimension_of, pytorch_names
+from clcomm.engine.ops.types import broadcast_shape, dimension_of
 from clcomm.engine.tensor import Tensor
 
 
@@ -34,7 +34,6 @@ def column_stack(tensors: Sequence[Tensor]) -> Tensor:
     return concat([x if x.ndim > 1 else reshape(x, (-1, 1)) for x in tensors], 1)
 
 
-@pytorch_names
 def tensor_split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
     """Return a number of parts along a dimension, the first ones longer by 1, or those between the given indices.
 

@@ -17,7 +17,7 @@ from clcomm.engine.ops.indexing import index_select, kept, spread
 from clcomm.engine.ops.ordered import norm
 from clcomm.engine.ops.reduce import sum
 from clcomm.engine.ops.shape import reshape, transpose, unshared, unsqueeze
-from clcomm.engine.ops.types import broadcast_shape, dimension_of, moved, pytorch_names
+from clcomm.engine.ops.types import broadcast_shape, dimension_of, moved
 from clcomm.engine.tensor import BOOL, Tensor, float_tensor
 from clcomm.engine.view import Block, block_of, viewed
 
@@ -125,7 +125,6 @@ def _places(rows: int, columns: int, offset: int) -> np.ndarray:
     return places
 
 
-@pytorch_names
 def vector_norm(
     x: Tensor, ord: float = 2.0, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
 ) -> Tensor:
@@ -148,7 +147,6 @@ def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6,
     return vector_norm(add(sub(x1, x2), eps), p, -1, keepdim)
 
 
-@pytorch_names
 def cross(a: Tensor, b: Tensor, axis: int | None = None) -> Tensor:
     """Return the cross product of vectors along a dimension of size 3; None: the first such, as PyTorch's."""
     if axis is None:

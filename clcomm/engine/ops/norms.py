@@ -12,7 +12,6 @@ from clcomm.engine.ops.batch_norm import check_parameters
 from clcomm.engine.ops.elementwise import mul, sub
 from clcomm.engine.ops.reduce import SumOp, mean, reduced, sum_over
 from clcomm.engine.ops.shape import reshape
-from clcomm.engine.ops.types import pytorch_names
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor, whole_rows, wrap
 
 #: Rows that one work unit sums; a constant, so that results do not depend on the device.
@@ -182,7 +181,6 @@ def group_norm(
 # --- Variance over all elements or over some dimensions. ---
 
 
-@pytorch_names
 def var(
     x: Tensor,
     axis: int | Sequence[int] | None = None,

@@ -18,7 +18,7 @@ from clcomm.engine.ops.indexing import gather
 from clcomm.engine.ops.norms import var
 from clcomm.engine.ops.reduce import mean, reduced, sum
 from clcomm.engine.ops.shape import reshape
-from clcomm.engine.ops.types import dimension_of, is_whole, on_host, pytorch_names, to_float
+from clcomm.engine.ops.types import dimension_of, is_whole, on_host, to_float
 from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, whole_rows
 
 #: MOST_FIRST of kernels/ordered.cl: so many elements are chosen without sorting the rest.
@@ -99,7 +99,6 @@ def extreme_over(name: str, x: Tensor, axis: Any, keepdims: bool, sign: float, o
     return reshape(Extreme.apply(x, sign=sign, axes=axes, of_nan=of_nan), shape)
 
 
-@pytorch_names
 def max(x: Tensor, axis: int | Tensor | None = None, keepdims: bool = False) -> Tensor | Ordered:
     """Return the largest element, or along a dimension (values, indices), of equal ones the first; NaN is larger.
 
@@ -108,7 +107,6 @@ def max(x: Tensor, axis: int | Tensor | None = None, keepdims: bool = False) -> 
     return _reduced("max", x, axis, keepdims, 1.0)
 
 
-@pytorch_names
 def min(x: Tensor, axis: int | Tensor | None = None, keepdims: bool = False) -> Tensor | Ordered:
     """Return the smallest element, or along a dimension (values, indices), of equal ones the first; NaN is smaller.
 
@@ -135,7 +133,6 @@ def _reduced(name: str, x: Tensor, axis: int | Tensor | None, keepdims: bool, si
     return Ordered(_without(values, axis, keepdims), _without(indices, axis, keepdims))
 
 
-@pytorch_names
 def median(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor | Ordered:
     """Return the median of all elements, or along a dimension (values, indices); of two the lower, NaN if there is one.
 
@@ -161,7 +158,6 @@ def _middle(x: Tensor, axis: int) -> Tensor:
     return to_int(where(not_equal_to(greatest, greatest), to_float(first), middle))
 
 
-@pytorch_names
 def any(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return whether any element is not 0, of all or along a dimension; x: of any type and shape."""
     if axis is None and 0 in x.shape:
@@ -169,7 +165,6 @@ def any(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     return to_bool(_value(max(to_float(to_bool(x)), axis, keepdims)))
 
 
-@pytorch_names
 def all(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return whether no element is 0, of all or along a dimension; x: of any type and shape."""
     if axis is None and 0 in x.shape:
@@ -181,7 +176,6 @@ def _value(found: Tensor | Ordered) -> Tensor:
     return found.values if isinstance(found, Ordered) else found
 
 
-@pytorch_names
 def argmax(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return the int32 index of the largest element along a dimension, or of all; the first of equals, and of NaN.
 
@@ -190,7 +184,6 @@ def argmax(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor
     return _index("argmax", x, axis, keepdims, 1.0)
 
 
-@pytorch_names
 def argmin(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return the int32 index of the smallest element along a dimension, or of all; the first of equals, and of NaN.
 
@@ -209,7 +202,6 @@ def _index(name: str, x: Tensor, axis: int | None, keepdims: bool, sign: float) 
     return _without(_extreme(name, x, axis, sign), axis, keepdims)
 
 
-@pytorch_names
 def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
     """Return the int32 indices that sort x along a dimension, equal elements in their order, NaN as the largest.
 
@@ -225,7 +217,6 @@ def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
     return out
 
 
-@pytorch_names
 def sort(x: Tensor, axis: int = -1, descending: bool = False, *, stable: bool = True) -> Ordered:
     """Return x sorted along a dimension and the indices of its elements, as `argsort` has them.
 
@@ -239,7 +230,6 @@ def sort(x: Tensor, axis: int = -1, descending: bool = False, *, stable: bool = 
     return Ordered(gather(x, axis, indices), indices)
 
 
-@pytorch_names
 def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True, sorted: bool = True) -> Ordered:
     """Return the k largest elements along a dimension, or the smallest, the first of them first, and their indices.
 
@@ -281,7 +271,6 @@ def _running(x: Tensor, sizes: tuple[int, int, int], from_end: int, out: Tensor)
     return out
 
 
-@pytorch_names
 def cumsum(x: Tensor, axis: int) -> Tensor:
     """Return the sums of all elements up to each along a dimension; x: float32 or integers, of the result's shape."""
     if is_whole(x):
@@ -308,7 +297,6 @@ class Product(Op):
         return (dx,)
 
 
-@pytorch_names
 def prod(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return the product of all elements, or along a dimension, which `keepdims` keeps with size 1.
 
@@ -320,7 +308,6 @@ def prod(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     return _without(Product.apply(x, at=at, sizes=tuple(sizes)), axis, keepdims)
 
 
-@pytorch_names
 def std(
     x: Tensor,
     axis: int | tuple[int, ...] | None = None,
@@ -333,7 +320,6 @@ def std(
     return Root.apply(var(x, axis, unbiased, keepdims, correction=correction))
 
 
-@pytorch_names
 def var_mean(
     x: Tensor, axis: int | tuple[int, ...] | None = None, unbiased: bool = True, keepdims: bool = False, *,
     correction: int = 1,
@@ -342,7 +328,6 @@ def var_mean(
     return var(x, axis, unbiased, keepdims, correction=correction), mean(x, axis, keepdims)
 
 
-@pytorch_names
 def std_mean(
     x: Tensor, axis: int | tuple[int, ...] | None = None, unbiased: bool = True, keepdims: bool = False, *,
     correction: int = 1,
@@ -370,7 +355,6 @@ class Root(Op):
         return (where(equal_to(result, 0.0), 0.0, grad.detach() * 0.5 / result),)
 
 
-@pytorch_names
 def norm(x: Tensor, p: float | str = 2, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
     """Return the norm of order p of all elements, or over dimensions; the gradient at 0 is 0.
 
@@ -393,7 +377,6 @@ def norm(x: Tensor, p: float | str = 2, axis: int | tuple[int, ...] | None = Non
     return masked_fill(pow(masked_fill(powers, is_zero, 1.0), 1.0 / float(p)), is_zero, 0.0)
 
 
-@pytorch_names
 def chunk(x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
     """Return at most `chunks` parts along a dimension, of equal size but the last; x: of any type and shape."""
     length = x.shape[dimension_of("chunk", x.shape, axis)]

@@ -15,7 +15,7 @@ from clcomm.engine.ops.elementwise import add, mul
 from clcomm.engine.ops.indexing import _axis, gather, index_select, spread, take
 from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.shape import reshape, swap_dimensions, transpose, unshared
-from clcomm.engine.ops.types import broadcast_shape, dimension_of, moved, pytorch_names
+from clcomm.engine.ops.types import broadcast_shape, dimension_of, moved
 from clcomm.engine.tensor import Tensor, float_tensor
 
 
@@ -25,14 +25,12 @@ def masked_select(x: Tensor, mask: Tensor) -> Tensor:
     return take(broadcast_to(x, shape), broadcast_to(mask, shape))
 
 
-@pytorch_names
 def select(x: Tensor, axis: int, index: int) -> Tensor:
     """Return the part of x at an index of a dimension, without it; x: of any type and shape."""
     before: list[Any] = [slice(None)] * dimension_of("select", x.shape, axis)
     return take(x, (*before, index))
 
 
-@pytorch_names
 def take_along_dim(x: Tensor, indices: Tensor | np.ndarray, axis: int | None = None) -> Tensor:
     """Return the elements at indices along a dimension, see `gather`; without one of x as a single dimension."""
     if axis is None:
@@ -43,7 +41,6 @@ def take_along_dim(x: Tensor, indices: Tensor | np.ndarray, axis: int | None = N
     return gather(x, axis, indices)
 
 
-@pytorch_names
 def index_add(x: Tensor, axis: int, index: Tensor | np.ndarray, source: Tensor, *, alpha: float = 1.0) -> Tensor:
     """Return x with alpha * the source's slices added to its own at the indices of a dimension, in their order.
 
@@ -63,7 +60,6 @@ def index_add(x: Tensor, axis: int, index: Tensor | np.ndarray, source: Tensor, 
     return add(x, spread(source if alpha == 1 else mul(source, float(alpha)), at, own, x.shape[at]))
 
 
-@pytorch_names
 def index_fill(x: Tensor, axis: int, index: Tensor | np.ndarray, value: float) -> Tensor:
     """Return x with a number in its slices at the indices of a dimension; x: float32."""
     at = _axis("index_fill", x, axis)
@@ -72,7 +68,6 @@ def index_fill(x: Tensor, axis: int, index: Tensor | np.ndarray, value: float) -
     return masked_fill(x, chosen.reshape(-1, *(1,) * (x.ndim - at - 1)), value)
 
 
-@pytorch_names
 def repeat_interleave(x: Tensor, repeats: int | Tensor, axis: int | None = None) -> Tensor:
     """Return each slice of a dimension several times, one number for all or one for each; without one each element.
 

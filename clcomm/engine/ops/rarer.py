@@ -27,7 +27,7 @@ from clcomm.engine.ops.norms import group_norm
 from clcomm.engine.ops.reduce import broadcast_to, mean, sum
 from clcomm.engine.ops.shape import reshape, swap_dimensions, unsqueeze
 from clcomm.engine.ops.softmax import softmax
-from clcomm.engine.ops.types import pytorch_names, to_float
+from clcomm.engine.ops.types import to_float
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.tensor import Tensor, float_tensor
 
@@ -170,7 +170,6 @@ def tanhshrink(x: Tensor) -> Tensor:
     return sub(x, tanh(x))
 
 
-@pytorch_names
 def softmin(x: Tensor, axis: int | None = None) -> Tensor:
     """Return the softmax of -x along a dimension, of PyTorch's choice without one; x: float32."""
     return softmax(mul(x, -1.0), axis)
@@ -215,7 +214,6 @@ def dropout2d(x: Tensor, p: float = 0.5, training: bool = True, *, stream: Rando
 dropout1d = dropout3d = dropout2d
 
 
-@pytorch_names
 def gumbel_softmax(logits: Tensor, tau: float = 1.0, hard: bool = False, eps: float = 1e-10, axis: int = -1) -> Tensor:
     """Return the softmax of (logits + Gumbel's noise) / tau along a dimension; with `hard` 1 at the largest, 0 else.
 

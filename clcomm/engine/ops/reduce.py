@@ -10,7 +10,7 @@ import numpy as np
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.shape import reshape
-from clcomm.engine.ops.types import broadcast_axes, cast, expand, is_whole, moved, on_host, pytorch_names, to_float
+from clcomm.engine.ops.types import broadcast_axes, cast, expand, is_whole, moved, on_host, to_float
 from clcomm.engine.tensor import BOOL, FLOAT32, INT32, Shape, Tensor, empty, float_tensor, wrap
 from clcomm.engine.view import Block, block_of, viewed
 
@@ -154,7 +154,6 @@ def _of_type(name: str, x: Tensor, dtype: object) -> Tensor:
     return x if dtype is None else to_float(x)
 
 
-@pytorch_names
 def sum(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False, *, dtype: object = None) -> Tensor:
     """Return the sum of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1.
 
@@ -170,7 +169,6 @@ def sum(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = Fal
     return SumOp.apply(x, axes=axes, shape=shape, divisor=1.0)
 
 
-@pytorch_names
 def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False, *, dtype: object = None) -> Tensor:
     """Return the mean of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
-from clcomm.engine.ops.types import dimension_of, moved, pytorch_names
+from clcomm.engine.ops.types import dimension_of, moved
 from clcomm.engine.tensor import Shape, Tensor, copy_into, empty, float_tensor, wrap
 from clcomm.engine.view import NEVER, Block, View, block_of, reshaped, root_of, viewed, whole
 
@@ -169,7 +169,6 @@ def unshared(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-@pytorch_names
 def squeeze(x: Tensor, axis: int | None = None) -> Tensor:
     """Return x without its dimensions of size 1, or without one where it has that size; shares memory."""
     if axis is None:
@@ -178,7 +177,6 @@ def squeeze(x: Tensor, axis: int | None = None) -> Tensor:
     return _reshaped(x, (*x.shape[:at], *x.shape[at + 1 :]) if x.shape[at] == 1 else x.shape)
 
 
-@pytorch_names
 def unsqueeze(x: Tensor, axis: int) -> Tensor:
     """Return x with a dimension of size 1 at `axis`; shares memory."""
     at = dimension_of("unsqueeze", (*x.shape, 1), axis)

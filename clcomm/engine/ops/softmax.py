@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.shape import reshape, transpose
-from clcomm.engine.ops.types import dimension_of, pytorch_names
+from clcomm.engine.ops.types import dimension_of
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor, whole_rows
 
 
@@ -76,7 +76,6 @@ class LogSumExp(Op):
         return (dx,)
 
 
-@pytorch_names
 def logsumexp(x: Tensor, axis: int | Sequence[int] = -1, keepdims: bool = False) -> Tensor:
     """Return log(sum(exp(x))) over the dimensions `axis`, which `keepdims` keeps with size 1.
 
@@ -97,7 +96,6 @@ def logsumexp(x: Tensor, axis: int | Sequence[int] = -1, keepdims: bool = False)
     return reshape(y, tuple([1 if d in axes else n for d, n in enumerate(x.shape)])) if keepdims else y
 
 
-@pytorch_names
 def softmax(x: Tensor, axis: int | None = None) -> Tensor:
     """Return exp(x) / sum(exp(x)) along `axis`; None: PyTorch's choice, of 0, 1 and 3 dimensions the first, else 1.
 
@@ -106,7 +104,6 @@ def softmax(x: Tensor, axis: int | None = None) -> Tensor:
     return _along(SoftmaxOp, "softmax", x, axis)
 
 
-@pytorch_names
 def log_softmax(x: Tensor, axis: int | None = None) -> Tensor:
     """Return x - log(sum(exp(x))) along `axis`; None: PyTorch's choice, of 0, 1 and 3 dimensions the first, else 1.
 
