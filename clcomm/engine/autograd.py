@@ -117,11 +117,13 @@ class Op:
     keeps_columns = False
     #: Whether inputs may have no elements, as those of operations that keep columns; others raise ArgumentError.
     takes_none = False
+    #: Whether the result has the first input's shape, also where that has no elements.
+    keeps_shape = False
 
     @classmethod
     def shape_of_none(cls, *inputs: Any, **attrs: Any) -> Shape | None:
         """Return the shape of the result, of zeros if any, where an input has no elements; None: it is an error."""
-        return None
+        return inputs[0].shape if cls.keeps_shape else None
 
     @staticmethod
     def forward(ctx: Context, *inputs: Any, **attrs: Any) -> Tensor:

@@ -80,12 +80,6 @@ def _passed(grad: Tensor, x: Tensor) -> Tensor:
     return F.masked_fill(grad, x.detach() <= 0.0, 0.0)
 
 
-def _root(grad: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of `ordered.Root`, 0 at 0, and so is its own."""
-    is_zero = x.detach() == 0.0
-    return F.masked_fill(grad * 0.5 * F.rsqrt(F.masked_fill(x, is_zero, 1.0)), is_zero, 0.0)
-
-
 def _softmax(grad: Tensor, x: Tensor) -> Tensor:
     value = F.softmax(x, -1)
     return value * (grad - F.sum(grad * value, -1, True))
@@ -235,7 +229,6 @@ OF_INPUTS: dict[type[Op], Rule] = {
     conv2d.Conv2dOp: _conv2d,
     conv2d.ConvTranspose2dOp: _conv_transpose2d,
     loss.CrossEntropy: _cross_entropy,
-    ordered.Root: _of_one(_root),
     softmax.SoftmaxOp: _of_one(_softmax),
     softmax.LogSoftmaxOp: _of_one(lambda g, x: g - F.softmax(x, -1) * F.sum(g, -1, True)),
     softmax.LogSumExp: _of_one(lambda g, x: F.softmax(x, -1) * g.unsqueeze(-1)),

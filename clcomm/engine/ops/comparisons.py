@@ -252,9 +252,7 @@ def triu(x: Tensor, diagonal: int = 0) -> Tensor:
 class Triangle(Op):
     """Matrices with zeros below a diagonal, or above it."""
 
-    @classmethod
-    def shape_of_none(cls, x: Tensor, *others: Any, **attrs: Any) -> Shape:
-        return x.shape
+    keeps_shape = True
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, diagonal: int, upper: bool) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
@@ -12,7 +11,7 @@ from clcomm.engine.ops.batch_norm import check_parameters
 from clcomm.engine.ops.elementwise import mul, sub
 from clcomm.engine.ops.reduce import SumOp, mean, reduced, sum_over
 from clcomm.engine.ops.shape import reshape
-from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor, whole_rows, wrap
+from clcomm.engine.tensor import Tensor, empty, float_tensor, whole_rows, wrap
 
 #: Rows that one work unit sums; a constant, so that results do not depend on the device.
 _ROW_BLOCK = 64
@@ -21,9 +20,7 @@ _ROW_BLOCK = 64
 class LayerNormOp(Op):
     """(x - mean) / sqrt(variance + eps) * weight + bias, in rows of `columns` elements."""
 
-    @classmethod
-    def shape_of_none(cls, x: Tensor, *parameters: Tensor | None, **attrs: Any) -> Shape | None:
-        return x.shape
+    keeps_shape = True
 
     @staticmethod
     def forward(
@@ -119,9 +116,7 @@ def layer_norm(
 class GroupNormOp(Op):
     """(x - mean) / sqrt(variance + eps) * weight + bias, of each image's groups of channels."""
 
-    @classmethod
-    def shape_of_none(cls, x: Tensor, *others: Any, **attrs: Any) -> Shape:
-        return x.shape
+    keeps_shape = True
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, *, groups: int, eps: float) -> Tensor:

@@ -12,15 +12,18 @@ from clcomm.base.errors import ArgumentError
 from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.blocks import split, take
 from clcomm.engine.ops.comparisons import equal_to, logical_or, masked_fill, not_equal_to, to_bool, to_int, where
+from clcomm.engine.ops.elements import elements
 from clcomm.engine.ops.elementwise import mul
-from clcomm.engine.ops.functions import abs, maximum, minimum, pow, sqrt, square
+from clcomm.engine.ops.functions import abs, maximum, minimum, pow, square
 from clcomm.engine.ops.indexing import gather
 from clcomm.engine.ops.norms import var
 from clcomm.engine.ops.reduce import mean, reduced, sum
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.ops.types import dimension_of, is_whole, on_host, to_float
-from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, whole_rows
+from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor, whole_rows
 
+#: With a gradient of 0 at 0, as that of PyTorch's norm and std.
+Root = elements("root", ("x",), (), "sqrt(x)", "0 if y == 0 else g * 0.5 / y")
 #: MOST_FIRST of kernels/ordered.cl: so many elements are chosen without sorting the rest.
 _MOST_FIRST = 64
 
@@ -250,9 +253,7 @@ def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True, sorted: bool =
 class Running(Op):
     """The sums of all elements up to each along a dimension."""
 
-    @classmethod
-    def shape_of_none(cls, x: Tensor, *others: Any, **attrs: Any) -> Shape:
-        return x.shape
+    keeps_shape = True
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, sizes: tuple[int, int, int]) -> Tensor:
@@ -334,25 +335,6 @@ def std_mean(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return `std` and `mean`, of the same arguments."""
     return std(x, axis, unbiased, keepdims, correction=correction), mean(x, axis, keepdims)
-
-
-class Root(Op):
-    """sqrt(x), whose gradient at 0 is 0, as that of PyTorch's norm and std."""
-
-    @classmethod
-    def shape_of_none(cls, x: Tensor, *others: Any, **attrs: Any) -> Shape:
-        return x.shape
-
-    @staticmethod
-    def forward(ctx: Context, x: Tensor) -> Tensor:
-        result = sqrt(x.detach())
-        ctx.save(result)
-        return result
-
-    @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (result,) = (each.detach() for each in ctx.saved)
-        return (where(equal_to(result, 0.0), 0.0, grad.detach() * 0.5 / result),)
 
 
 def norm(x: Tensor, p: float | str = 2, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:

@@ -17,9 +17,7 @@ class _RowOp(Op):
 
     kernel_name: str
 
-    @classmethod
-    def shape_of_none(cls, x: Tensor) -> Shape | None:
-        return x.shape
+    keeps_shape = True
 
     @classmethod
     def forward(cls, ctx: Context, x: Tensor) -> Tensor:
