@@ -141,10 +141,7 @@ class StoredParameter(LazyParameter):
 
     def copy_from(self, array_like: ArrayLike) -> None:
         """Overwrite the values with a host array of the same shape, rounded as it is stored; waits for the queue."""
-        array = np.ascontiguousarray(array_like, self.dtype).reshape(np.shape(array_like))
-        if array.shape != self.shape:
-            raise ArgumentError(f"copy_from: expected an array of shape {self.shape}, got {array.shape}")
-        self.slot.space.narrow(self, array)  # type: ignore[union-attr]
+        self.slot.space.narrow(self, self._array_of(array_like))  # type: ignore[union-attr]
         self.note_write()
 
     def _as_host_array(self) -> np.ndarray:
@@ -212,10 +209,7 @@ class GatheredParameter(LazyParameter):
 
     def copy_from(self, array_like: ArrayLike) -> None:
         """Overwrite the values with a host array of the same shape, the same on every rank."""
-        array = np.ascontiguousarray(array_like, self.dtype).reshape(np.shape(array_like))
-        if array.shape != self.shape:
-            raise ArgumentError(f"copy_from: expected an array of shape {self.shape}, got {array.shape}")
-        self._units.write(self, array)
+        self._units.write(self, self._array_of(array_like))
         self.note_write()
 
 

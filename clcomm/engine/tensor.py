@@ -153,14 +153,18 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
 
     def copy_from(self, array_like: Any) -> None:
         """Overwrite the values with a host array of the same shape; waits for the queue."""
-        array = np.ascontiguousarray(array_like, self.dtype).reshape(np.shape(array_like))
-        if array.shape != self.shape:
-            raise ArgumentError(f"copy_from: expected an array of shape {self.shape}, got {array.shape}")
+        array = self._array_of(array_like)
         if not array.size:
             return
         self.device.write(self.buffer, array.astype(INT32) if self.dtype == BOOL else array)
         self.note_write()
         self._note_known(array)
+
+    def _array_of(self, array_like: Any) -> np.ndarray:
+        array = np.ascontiguousarray(array_like, self.dtype).reshape(np.shape(array_like))
+        if array.shape != self.shape:
+            raise ArgumentError(f"copy_from: expected an array of shape {self.shape}, got {array.shape}")
+        return array
 
     @property
     def written_at(self) -> int:

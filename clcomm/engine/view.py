@@ -10,9 +10,6 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from clcomm.base.errors import ArgumentError
 from clcomm.engine.grad_slot import Gradient
 from clcomm.engine.modes import enable_grad, modes, no_grad
 from clcomm.engine.parameter import Parameter
@@ -132,10 +129,7 @@ class View(Tensor):
         return _made(super().detach(), Source(own, source.block, own is not root, False))
 
     def copy_from(self, array_like: Any) -> None:
-        array = np.ascontiguousarray(array_like, self.dtype).reshape(np.shape(array_like))
-        if array.shape != self.shape:
-            raise ArgumentError(f"copy_from: expected an array of shape {self.shape}, got {array.shape}")
-        self._functional.write(self, array)
+        self._functional.write(self, self._array_of(array_like))
 
     @property
     def exports_copy(self) -> bool:  # type: ignore[override]

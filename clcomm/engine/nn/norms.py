@@ -9,10 +9,21 @@ import numpy as np
 from clcomm.base.errors import ArgumentError
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
+from clcomm.engine.nn.layers import require_positive
 from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.batch_norm import RankExchange
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
+
+
+def _parameters(
+    shape: tuple[int, ...], affine: bool, bias: bool, device: Device | str | None
+) -> tuple[Parameter | None, Parameter | None]:
+    """Return a weight of ones and a bias of zeros, None for those that the layer does not have."""
+    if not affine:
+        return None, None
+    weight = Parameter(np.ones(shape, np.float32), device)
+    return weight, Parameter(np.zeros(shape, np.float32), weight.device) if bias else None
 
 
 class LayerNorm(Module):
@@ -43,11 +54,7 @@ class LayerNorm(Module):
         if not shape or any(not isinstance(n, int) or n < 1 for n in shape):
             raise ArgumentError(f"normalized_shape: expected whole numbers of at least 1, got {normalized_shape!r}")
         self.normalized_shape, self.eps = shape, eps
-        self.weight = self.bias = None
-        if elementwise_affine:
-            self.weight = Parameter(np.ones(shape, np.float32), device)
-            if bias:
-                self.bias = Parameter(np.zeros(shape, np.float32), self.weight.device)
+        self.weight, self.bias = _parameters(shape, elementwise_affine, bias, device)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -105,14 +112,10 @@ class BatchNorm(Module):
         *,
         device: Device | str | None = None,
     ):
-        if not isinstance(num_features, int) or num_features < 1:
-            raise ArgumentError(f"num_features: expected a whole number of at least 1, got {num_features!r}")
+        require_positive(num_features=num_features)
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
-        self.weight = self.bias = None
+        self.weight, self.bias = _parameters((num_features,), affine, True, device)
         ones, zeros = np.ones(num_features, np.float32), np.zeros(num_features, np.float32)
-        if affine:
-            self.weight = Parameter(ones, device)
-            self.bias = Parameter(zeros, device)
         is_kept = track_running_stats
         self.register_buffer("running_mean", Tensor(zeros, device) if is_kept else None)
         self.register_buffer("running_var", Tensor(ones, device) if is_kept else None)
@@ -174,16 +177,11 @@ class GroupNorm(Module):
         *,
         device: Device | str | None = None,
     ):
-        for name, value in (("num_groups", num_groups), ("num_channels", num_channels)):
-            if not isinstance(value, int) or value < 1:
-                raise ArgumentError(f"{name}: expected a whole number of at least 1, got {value!r}")
+        require_positive(num_groups=num_groups, num_channels=num_channels)
         if num_channels % num_groups:
             raise ArgumentError(f"num_groups: expected groups that divide {num_channels} channels, got {num_groups}")
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
-        self.weight = self.bias = None
-        if affine:
-            self.weight = Parameter(np.ones(num_channels, np.float32), device)
-            self.bias = Parameter(np.zeros(num_channels, np.float32), self.weight.device)
+        self.weight, self.bias = _parameters((num_channels,), affine, True, device)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or x.shape[1] != self.num_channels:

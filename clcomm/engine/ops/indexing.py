@@ -42,18 +42,11 @@ class GatherOp(Op):
         outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         y = empty(device, (*shape[:axis], count, *shape[axis + 1 :]))
         ctx.axis, ctx.index, ctx.sizes = axis, index, (int(each), shape[axis], outer, count, inner)
-        kernel, grid = device.kernel("gather_elements", "gather"), device.grid(y.numel())
-        device.launch(kernel, *grid, y, x, index, note_of(device), *ctx.sizes)
-        return y
+        return _gathered(y, x, ctx)
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        dx, (_, _, outer, _, inner) = ctx.out(0), ctx.sizes
-        device = dx.device
-        fill(dx, 0.0)
-        kernel = device.kernel("gather_elements", "gather_grad")
-        device.launch(kernel, *device.grid(outer * inner), dx, grad, ctx.index, *ctx.sizes)
-        return (dx,)
+        return (_added(ctx.out(0), grad, ctx),)
 
 
 class ScatterOp(Op):
@@ -67,17 +60,26 @@ class ScatterOp(Op):
         outer, count, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
         out = empty(x.device, (*shape[:axis], length, *shape[axis + 1 :]))
         ctx.axis, ctx.index, ctx.sizes = axis, index, (int(each), length, outer, count, inner)
-        fill(out, 0.0)
-        kernel = x.device.kernel("gather_elements", "gather_grad")
-        x.device.launch(kernel, *x.device.grid(outer * inner), out, x, index, *ctx.sizes)
-        return out
+        return _added(out, x, ctx)
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        dx = ctx.out(0)
-        device, kernel = dx.device, dx.device.kernel("gather_elements", "gather")
-        device.launch(kernel, *device.grid(dx.numel()), dx, grad, ctx.index, note_of(device), *ctx.sizes)
-        return (dx,)
+        return (_gathered(ctx.out(0), grad, ctx),)
+
+
+def _gathered(out: Tensor, x: Tensor, ctx: Context) -> Tensor:
+    device, kernel = out.device, out.device.kernel("gather_elements", "gather")
+    device.launch(kernel, *device.grid(out.numel()), out, x, ctx.index, note_of(device), *ctx.sizes)
+    return out
+
+
+def _added(out: Tensor, x: Tensor, ctx: Context) -> Tensor:
+    """Queue zeros, to which the elements of x are added at their indices."""
+    device, (_, _, outer, _, inner) = out.device, ctx.sizes
+    fill(out, 0.0)
+    kernel = device.kernel("gather_elements", "gather_grad")
+    device.launch(kernel, *device.grid(outer * inner), out, x, ctx.index, *ctx.sizes)
+    return out
 
 
 def spread(x: Tensor, axis: int, index: Tensor, length: int) -> Tensor:

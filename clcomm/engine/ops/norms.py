@@ -100,13 +100,7 @@ def layer_norm(
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     if not shape or x.shape[-len(shape) :] != shape or not math.prod(shape):
         raise ArgumentError(f"layer_norm: expected x to end in the dimensions {shape}, got shape {x.shape}")
-    for name, parameter in (("weight", weight), ("bias", bias)):
-        if parameter is not None and float_tensor(f"layer_norm: {name}", parameter).shape != shape:
-            raise ArgumentError(f"layer_norm: expected {name} of shape {shape}, got {parameter.shape}")
-    if bias is not None and weight is None:
-        raise ArgumentError("layer_norm: expected a weight with the bias, got none")
-    if not eps >= 0:
-        raise ArgumentError(f"layer_norm: expected eps of at least 0, got {eps!r}")
+    check_parameters("layer_norm", shape, weight, bias, eps)
     return LayerNormOp.apply(x, weight, bias, columns=math.prod(shape), eps=float(eps))
 
 

@@ -173,18 +173,26 @@ def adaptive_avg_pool2d(x: Tensor, output_size: int | tuple[int | None, int | No
 
     Raises ArgumentError for sizes below 1, and where x has other dimensions.
     """
-    float_tensor("adaptive_avg_pool2d: x", x)
-    if x.ndim != 4:
-        raise ArgumentError(f"adaptive_avg_pool2d: x: expected 4 dimensions (N, C, H, W), got shape {x.shape}")
-    given = output_size if isinstance(output_size, (tuple, list)) else (output_size, output_size)
-    sizes: Any = tuple([n if own is None else own for own, n in zip(given, x.shape[2:], strict=False)])
-    size = whole_pair("adaptive_avg_pool2d: output_size", sizes if len(given) == 2 else output_size, 1)
+    size = size_of_parts("adaptive_avg_pool2d", x, output_size)
     if size == (1, 1):
         return mean(x, (2, 3), True)
     kernel = x.shape[2] // size[0], x.shape[3] // size[1]
     if (kernel[0] * size[0], kernel[1] * size[1]) == x.shape[2:]:
         return avg_pool2d(x, kernel)
     return AdaptiveAvgPool2dOp.apply(x, size=size)
+
+
+def size_of_parts(name: str, x: Tensor, output_size: Any) -> tuple[int, int]:
+    """Return the rows and columns of an adaptive pooling's result after checking its arguments."""
+    _require_images(name, x)
+    given = output_size if isinstance(output_size, (tuple, list)) else (output_size, output_size)
+    sizes: Any = tuple([n if own is None else own for own, n in zip(given, x.shape[2:], strict=False)])
+    return whole_pair(f"{name}: output_size", sizes if len(given) == 2 else output_size, 1)
+
+
+def _require_images(name: str, x: Tensor) -> None:
+    if float_tensor(f"{name}: x", x).ndim != 4:
+        raise ArgumentError(f"{name}: x: expected 4 dimensions (N, C, H, W), got shape {x.shape}")
 
 
 def _window(
@@ -195,9 +203,7 @@ def _window(
     padding: int | tuple[int, int],
 ) -> Window:
     """Return the sizes of a pooling after checking its arguments."""
-    float_tensor(f"{function}: x", x)
-    if len(x.shape) != 4:
-        raise ArgumentError(f"{function}: x: expected 4 dimensions (N, C, H, W), got shape {x.shape}")
+    _require_images(function, x)
     kernel = whole_pair(f"{function}: kernel_size", kernel_size, 1)
     strides = kernel if stride is None else whole_pair(f"{function}: stride", stride, 1)
     pads = whole_pair(f"{function}: padding", padding, 0)

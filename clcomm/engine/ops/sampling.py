@@ -20,7 +20,7 @@ from clcomm.engine.ops.comparisons import logical_and, to_int
 from clcomm.engine.ops.elementwise import add, div, mul, sub
 from clcomm.engine.ops.functions import abs, clamp, pow, square
 from clcomm.engine.ops.indexing import gather, index_select, kept, spread
-from clcomm.engine.ops.pool import avg_pool2d, max_pool2d, whole_pair
+from clcomm.engine.ops.pool import avg_pool2d, max_pool2d, size_of_parts, whole_pair
 from clcomm.engine.ops.reduce import broadcast_to
 from clcomm.engine.ops.rounding import floor, round, sign
 from clcomm.engine.ops.shape import fill, reshape, transpose, unshared
@@ -256,11 +256,7 @@ def pixel_unshuffle(x: Tensor, downscale_factor: int) -> Tensor:
 
 def adaptive_max_pool2d(x: Tensor, output_size: int | tuple[int | None, int | None]) -> Tensor:
     """Return the largest elements of windows that cover x [N, C, H, W]; windows are those of `adaptive_avg_pool2d`."""
-    if float_tensor("adaptive_max_pool2d: x", x).ndim != 4:
-        raise ArgumentError(f"adaptive_max_pool2d: x: expected 4 dimensions (N, C, H, W), got shape {x.shape}")
-    given = output_size if isinstance(output_size, (tuple, list)) else (output_size, output_size)
-    sizes: Any = tuple([n if own is None else own for own, n in zip(given, x.shape[2:], strict=False)])
-    size, kernel = whole_pair("adaptive_max_pool2d: output_size", sizes, 1), []
+    size, kernel = size_of_parts("adaptive_max_pool2d", x, output_size), []
     for axis, count in enumerate(size, 2):
         own, number = x.shape[axis], np.arange(count)
         first, behind = number * own // count, -(-(number + 1) * own // count)
