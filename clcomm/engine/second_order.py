@@ -54,9 +54,9 @@ def _of_elements(node: Context, grad: Tensor) -> Gradients:
     values = dict(zip(names, read, strict=True))
 
     def of(index: int) -> Tensor:
-        text = op.gradients()[index]
-        if text in (op.seed, f"-{op.seed}"):
-            return summed_to(-grad if text[0] == "-" else grad, node.inputs[index].shape)
+        sign = op.ways()[index][0]
+        if sign:
+            return summed_to(grad if sign > 0 else -grad, node.inputs[index].shape)
         slope = op.slope(index, again=not is_step)
         found = slope.apply(grad, *[values[name] for name in slope.inputs[1:]], settings=node.settings)
         return summed_to(found, node.inputs[index].shape)

@@ -33,35 +33,44 @@ __kernel void pack_lanes(__global const float *x, __global float8 *packed, int i
     for (; f < last; ++f) packed[f] = gather_lanes(x + f, features, valid);
 }
 
-/* Packs a gradient and sums each channel's pixels: bias_partial[N/8][outputs], lanes not yet added. */
-__kernel void pack_gradient(
-    __global const float *grad, __global float8 *packed, __global float8 *bias_partial, int images, int outputs,
-    int plane)
+INLINE float8 unmasked(float8 value, uchar8 place)
 {
-    const int o = get_global_id(0), block = get_global_id(1), valid = smaller(8, images - block * 8);
-    const long stride = (long)outputs * plane;
-    grad += block * 8 * stride + (long)o * plane;
-    packed += ((long)block * outputs + o) * plane;
+    return convert_int8(place) == MASKED ? (float8)0.0f : value;
+}
+
+/* Packs a channel of a gradient and returns the sums of its pixels; elements that `places` masks become zero. */
+INLINE float8 pack_channel(
+    __global const float *grad, __global const uchar8 *places, __global float8 *packed, int has_places, long stride,
+    int valid, int plane)
+{
     float8 sum[2] = {0.0f, 0.0f};
     int p = 0;
     for (; p + 8 <= plane; p += 8) {
         float8 rows[8];
         gather_block(rows, grad + p, stride, valid);
         UNROLL for (int i = 0; i < 8; ++i) {
-            packed[p + i] = rows[i];
-            sum[i & 1] += rows[i];
+            const float8 row = has_places ? unmasked(rows[i], places[p + i]) : rows[i];
+            packed[p + i] = row;
+            sum[i & 1] += row;
         }
     }
     for (; p < plane; ++p) {
-        packed[p] = gather_lanes(grad + p, stride, valid);
+        const float8 row = gather_lanes(grad + p, stride, valid);
+        packed[p] = has_places ? unmasked(row, places[p]) : row;
         sum[0] += packed[p];
     }
-    bias_partial[block * outputs + o] = sum[0] + sum[1];
+    return sum[0] + sum[1];
 }
 
-INLINE float8 unmasked(float8 value, uchar8 place)
+/* Packs a gradient and sums each channel's pixels: bias_partial[N/8][outputs], lanes not yet added. */
+__kernel void pack_gradient(
+    __global const float *grad, __global float8 *packed, __global float8 *bias_partial, int images, int outputs,
+    int plane)
 {
-    return convert_int8(place) == MASKED ? (float8)0.0f : value;
+    const int o = get_global_id(0), block = get_global_id(1), valid = smaller(8, images - block * 8);
+    const long stride = (long)outputs * plane, at = ((long)block * outputs + o) * plane;
+    grad += block * 8 * stride + (long)o * plane;
+    bias_partial[block * outputs + o] = pack_channel(grad, 0, packed + at, 0, stride, valid, plane);
 }
 
 /* As `pack_gradient` for dy of `convolve_relu_pool`; elements that ReLU masked become zero. */
@@ -70,25 +79,9 @@ __kernel void pack_pooled_gradient(
     int images, int outputs, int plane)
 {
     const int o = get_global_id(0), block = get_global_id(1), valid = smaller(8, images - block * 8);
-    const long stride = (long)outputs * plane;
+    const long stride = (long)outputs * plane, at = ((long)block * outputs + o) * plane;
     grad += block * 8 * stride + (long)o * plane;
-    packed += ((long)block * outputs + o) * plane;
-    places += ((long)block * outputs + o) * plane;
-    float8 sum[2] = {0.0f, 0.0f};
-    int p = 0;
-    for (; p + 8 <= plane; p += 8) {
-        float8 rows[8];
-        gather_block(rows, grad + p, stride, valid);
-        UNROLL for (int i = 0; i < 8; ++i) {
-            packed[p + i] = unmasked(rows[i], places[p + i]);
-            sum[i & 1] += packed[p + i];
-        }
-    }
-    for (; p < plane; ++p) {
-        packed[p] = unmasked(gather_lanes(grad + p, stride, valid), places[p]);
-        sum[0] += packed[p];
-    }
-    bias_partial[block * outputs + o] = sum[0] + sum[1];
+    bias_partial[block * outputs + o] = pack_channel(grad, places + at, packed + at, 1, stride, valid, plane);
 }
 
 /* Computes the packed gradient of the convolution's result from that of `convolve_relu_pool`'s result, and sums each

@@ -62,24 +62,20 @@ class Elements(Op):
     @classmethod
     def backward(cls, ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         found: list[Tensor | None] = []
-        for index, x in enumerate(ctx.inputs):
-            full, text = None, cls.gradients()[index]
-            if ctx.needs[index] and text in (cls.seed, f"-{cls.seed}"):
-                full = folded(ctx, index, grad, -1.0 if text[0] == "-" else 1.0)
-            elif ctx.needs[index]:
-                slope = cls.slope(index)
-                read = [ctx.saved[cls.kept().index(name)] for name in slope.inputs[1:]]
-                out = ctx.out(index) if x.shape == grad.shape else empty(grad.device, grad.shape)
-                full = folded(ctx, index, slope.launch(out, grad, *read, settings=ctx.settings))
+        for index, (needed, (sign, slope, read)) in enumerate(zip(ctx.needs, cls.ways(), strict=True)):
+            full = None
+            if needed and sign:
+                full = folded(ctx, index, grad, sign)
+            elif needed:
+                out = ctx.out(index) if ctx.inputs[index].shape == grad.shape else empty(grad.device, grad.shape)
+                full = slope.launch(out, grad, *[ctx.saved[place] for place in read], settings=ctx.settings)
+                full = folded(ctx, index, full)
             found.append(full)
         return tuple(found)
 
     @classmethod
     def launch(cls, out: Tensor, *inputs: Tensor, settings: tuple[float, ...] = ()) -> Tensor:
         """Queue the kernel and return `out`."""
-        if broadcasting := cls.broadcasting():
-            name, first, second = broadcasting
-            return binary(name, out, inputs[first], inputs[second])
         device, size = out.device, out.numel()
         whole = [x if x.shape == out.shape else expand(x, out.shape) for x in inputs]
         kernel = device.kernel(cls.file(), f"each_{cls.name}")
@@ -106,17 +102,6 @@ class Elements(Op):
 
     @classmethod
     @cache
-    def broadcasting(cls) -> tuple[str, int, int] | None:
-        """Return the kernel of elementwise.cl that it has, and which input is its first and its second; None: none."""
-        for places in ((0, 1), (1, 0)) if len(cls.inputs) == 2 and not cls.numbers else ():
-            names = {cls.inputs[place]: name for place, name in zip(places, "ab", strict=True)}
-            kernel = _BROADCASTING.get(ast.unparse(_parsed(_replaced(cls.value, names))))
-            if kernel is not None:
-                return kernel, *places
-        return None
-
-    @classmethod
-    @cache
     def slope(cls, index: int, again: bool = False) -> type[Elements]:
         """Return the gradient of an input as a function of the result's, and of what it reads: `again` inputs alone."""
         text = cls.gradients()[index]
@@ -127,6 +112,18 @@ class Elements(Op):
         found = elements(name, (cls.seed, *read), cls.numbers, text)
         found.home = cls if cls.given and not again else found
         return found
+
+    @classmethod
+    @cache
+    def ways(cls) -> tuple[tuple[float, type[Elements], tuple[int, ...]], ...]:
+        """Return of each input's gradient the sign with which it is the result's, or 0; its function; what that reads.
+
+        What it reads: the places among the values that are kept.
+        """
+        slopes = [cls.slope(index) for index, _ in enumerate(cls.inputs)]
+        signs = [{cls.seed: 1.0, f"-{cls.seed}": -1.0}.get(text, 0.0) for text in cls.gradients()]
+        read = [tuple([cls.kept().index(name) for name in slope.inputs[1:]]) for slope in slopes]
+        return tuple(zip(signs, slopes, read, strict=True))
 
     @classmethod
     @cache
@@ -164,13 +161,43 @@ class Elements(Op):
         return tuple(dict.fromkeys([*(text for name in called for text in TABLE[name].texts()), own]))
 
 
+class Broadcasting(Elements):
+    """A function of two tensors that has a kernel of elementwise.cl, which reads them as they are."""
+
+    kernel_name: str
+    is_turned: bool
+
+    @classmethod
+    def forward(cls, ctx: Context, *inputs: Tensor, settings: tuple[float, ...] = ()) -> Tensor:
+        a, b = inputs
+        ctx.settings, ctx.saved = settings, inputs if cls.kept() else ()
+        shape = a.shape if a.shape == b.shape else broadcast_shape(cls.name, a.shape, b.shape)
+        return cls.launch(empty(a.device, shape), a, b)
+
+    @classmethod
+    def launch(cls, out: Tensor, *inputs: Tensor, settings: tuple[float, ...] = ()) -> Tensor:
+        return binary(cls.kernel_name, out, *(inputs[::-1] if cls.is_turned else inputs))
+
+
+def _broadcasting(inputs: tuple[str, ...], value: str) -> dict[str, Any] | None:
+    """Return the attributes of a Broadcasting function; None: it is none."""
+    for is_turned, names in enumerate(("ab", "ba") if len(inputs) == 2 else ()):
+        own = _replaced(value, dict(zip(inputs, names, strict=True)))
+        kernel_name = _BROADCASTING.get(ast.unparse(_parsed(own)))
+        if kernel_name is not None:
+            return {"kernel_name": kernel_name, "is_turned": bool(is_turned)}
+    return None
+
+
 def elements(name: str, inputs: tuple[str, ...], numbers: tuple[str, ...], value: str, *given: str) -> type[Elements]:
     """Return a function of the table."""
     title, seed = "".join(part.title() for part in name.split("_")), "g"
     while seed in inputs:
         seed += "_"
     attributes = {"name": name, "inputs": inputs, "numbers": numbers, "value": value, "given": given, "seed": seed}
-    made: Any = type(title, (Elements,), {**attributes, "__doc__": value})
+    shared = None if numbers else _broadcasting(inputs, value)
+    base = Elements if shared is None else Broadcasting
+    made: Any = type(title, (base,), {**attributes, **(shared or {}), "__doc__": value})
     made.home = TABLE[name] = made
     return TABLE[name]
 
