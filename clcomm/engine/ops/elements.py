@@ -166,13 +166,17 @@ class Broadcasting(Elements):
 
     kernel_name: str
     is_turned: bool
+    #: Whether gradients read the inputs.
+    saves: bool
 
     @classmethod
     def forward(cls, ctx: Context, *inputs: Tensor, settings: tuple[float, ...] = ()) -> Tensor:
         a, b = inputs
-        ctx.settings, ctx.saved = settings, inputs if cls.kept() else ()
+        ctx.settings = settings
+        if cls.saves:
+            ctx.saved = inputs
         shape = a.shape if a.shape == b.shape else broadcast_shape(cls.name, a.shape, b.shape)
-        return cls.launch(empty(a.device, shape), a, b)
+        return binary(cls.kernel_name, empty(a.device, shape), *(inputs[::-1] if cls.is_turned else inputs))
 
     @classmethod
     def launch(cls, out: Tensor, *inputs: Tensor, settings: tuple[float, ...] = ()) -> Tensor:
@@ -199,6 +203,8 @@ def elements(name: str, inputs: tuple[str, ...], numbers: tuple[str, ...], value
     base = Elements if shared is None else Broadcasting
     made: Any = type(title, (base,), {**attributes, **(shared or {}), "__doc__": value})
     made.home = TABLE[name] = made
+    if shared is not None:
+        made.saves = bool(made.kept())
     return TABLE[name]
 
 
