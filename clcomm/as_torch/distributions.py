@@ -29,7 +29,7 @@ class Categorical:
         if probs is not None:
             self.probs = probs / F.sum(probs, -1, keepdims=True)
             self.logits = F.log(F.clamp(self.probs, _LEAST, 1.0 - _LEAST))
-        else:
+        elif logits is not None:
             self.logits = F.log_softmax(logits, -1)
             self.probs = F.exp(self.logits)
 

@@ -171,16 +171,17 @@ class Broadcasting(Elements):
 
     @classmethod
     def forward(cls, ctx: Context, *inputs: Tensor, settings: tuple[float, ...] = ()) -> Tensor:
-        a, b = inputs
+        a, b = inputs[::-1] if cls.is_turned else inputs
         ctx.settings = settings
         if cls.saves:
             ctx.saved = inputs
         shape = a.shape if a.shape == b.shape else broadcast_shape(cls.name, a.shape, b.shape)
-        return binary(cls.kernel_name, empty(a.device, shape), *(inputs[::-1] if cls.is_turned else inputs))
+        return binary(cls.kernel_name, empty(a.device, shape), a, b)
 
     @classmethod
     def launch(cls, out: Tensor, *inputs: Tensor, settings: tuple[float, ...] = ()) -> Tensor:
-        return binary(cls.kernel_name, out, *(inputs[::-1] if cls.is_turned else inputs))
+        a, b = inputs[::-1] if cls.is_turned else inputs
+        return binary(cls.kernel_name, out, a, b)
 
 
 def _broadcasting(inputs: tuple[str, ...], value: str) -> dict[str, Any] | None:
