@@ -187,7 +187,7 @@ def lane_of(comm: Intracomm, lane: int | None, position: int) -> Intracomm | Non
         position: this rank's place in its lane.
     """
     if _is_in_memory(comm):
-        return comm.Split(lane, position)
+        return cast("Intracomm | None", comm.Split(lane, position))
     from mpi4py import MPI
 
     made = comm.Split(MPI.UNDEFINED if lane is None else lane, position)
