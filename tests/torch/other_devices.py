@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from contextlib import contextmanager
 
 import pytest
@@ -209,6 +210,30 @@ def test_a_rank_whose_tensor_has_no_values(world, as_output):
     assert "got one on meta; it has no values: use to_empty(device='cpu')" in one_line(caught)
     dist.all_reduce(own)
     assert (own == dist.get_world_size()).all()
+
+
+@pytest.mark.skipif(IS_OPENCL, reason="pytorch_ocl copies by itself")
+def test_a_rank_whose_device_has_no_host_copies(device):
+    tensor, is_last = torch.ones(3), dist.get_rank() == dist.get_world_size() - 1
+    own = tensor.to(device) if is_last else tensor
+
+    def missing(*_):
+        raise NotImplementedError("no kernel copies it. Some advice follows")
+
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as it takes another kernel's place
+        library.impl("_copy_from", missing, "PrivateUse1")
+    try:
+        with pytest.raises(ArgumentError) as caught:
+            dist.all_reduce(own)
+    finally:
+        library._destroy()
+    assert one_line(caught).endswith(
+        "tensor: expected a device whose tensors PyTorch copies to the host, got private:0: no kernel copies it"
+    )
+    dist.all_reduce(own)
+    assert (own.cpu() == dist.get_world_size()).all()
 
 
 @pytest.mark.skipif(IS_OPENCL, reason="pytorch_ocl has no streams")

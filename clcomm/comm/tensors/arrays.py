@@ -67,7 +67,13 @@ class HostCopies:
         own = sharing.mapped(tensor) if in_place and tensor.device.type == sharing.DEVICE else None
         if own is not None:
             return own
-        values = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+        try:
+            values = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+        except NotImplementedError as error:
+            raise ArgumentError(
+                f"{name}: expected a device whose tensors PyTorch copies to the host, got {tensor.device}: "
+                f"{str(error).partition('. ')[0]}"
+            ) from None
         self._count("pack", began_s, tensor, label, bucket)
         return values
 

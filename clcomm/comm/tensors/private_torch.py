@@ -20,6 +20,7 @@ from clcomm.base.errors import ArgumentError, pip_install
 #: Names here, their places in PyTorch, and their uses in this package.
 NAMES = {
     "current_backward": ("torch._C._current_graph_task_id", "tell whether a backward runs"),
+    "queue_callback": ("torch.autograd.Variable._execution_engine.queue_callback", "act when a backward has ended"),
     "completed_future": ("torch._C.fork", "make a future that C++ can read"),
     "storage_use_count": ("torch._C._storage_Use_Count", "count what uses a tensor's memory"),
     "tensor_use_count": ("torch.Tensor._use_count", "count what uses a tensor"),

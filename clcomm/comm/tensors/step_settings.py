@@ -1,7 +1,8 @@
-"""What PyTorch's optimizers step with: learning rates and the like, noted where they are new, for ranks to compare."""
+"""What PyTorch's optimizers step with, for ranks to compare: new learning rates and the like, and devices."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable, Mapping
 from functools import cache
 from numbers import Real
@@ -60,3 +61,19 @@ def _said(group: Mapping[str, Any]) -> str:
 
 def _is_here(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == "cpu"
+
+
+def computes_with(tensors: Iterable[torch.Tensor]) -> str:
+    """Return in words what decides the bits of this process's arithmetic on tensors.
+
+    Processors without fused multiply-add and graphics chips round a product and a sum that others round once.
+    """
+    places = ", ".join(sorted({_said_device(each) for each in {tensor.device for tensor in tensors}}))
+    return f"PyTorch {torch.__version__} with {torch.get_num_threads()} threads on {places}"
+
+
+def _said_device(device: torch.device) -> str:
+    if device.type == "cpu":
+        return f"cpu ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})"
+    name_of = getattr(getattr(torch, device.type, None), "get_device_name", None)
+    return device.type if name_of is None else f"{device.type} ({name_of(device)})"

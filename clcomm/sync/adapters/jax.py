@@ -55,6 +55,9 @@ class JaxAdapter(CopyingAdapter):
         self._dtypes = {name: str(leaf.dtype) for name, leaf in named(model.params).items()}
         self._means: dict[str, Any] = {}
 
+    def decides_bits(self) -> list[str]:
+        return [f"JAX {jax.__version__} on {jax.devices()[0].device_kind}"]
+
     def require_unchanged(self) -> None:
         before = {spec.name: f"shape {spec.shape} and {self._dtypes[spec.name]}" for spec in self.specs}
         now = {name: f"shape {leaf.shape} and {leaf.dtype}" for name, leaf in named(self._model.params).items()}

@@ -66,6 +66,9 @@ class TinygradAdapter(CopyingAdapter):
         self._shares = shares_memory(self._device)
         self._is_computed = False  # whether a TinyJit has computed the gradients into the flat space
 
+    def decides_bits(self) -> list[str]:
+        return [f"device {self._device}"]
+
     def require_unchanged(self) -> None:
         now = tensors_of(self._model)
         require_same_parameters(now, self._members)

@@ -21,7 +21,7 @@ with needed("torch"):
     import torch
 
 from clcomm.comm.tensors.arrays import HostCopies, dtype_name
-from clcomm.comm.tensors.step_settings import StepSettings
+from clcomm.comm.tensors.step_settings import StepSettings, computes_with
 from clcomm.sync.adapters.torch_slots import ModuleTree, Slot, real, tensor_on, values
 
 
@@ -83,8 +83,7 @@ class TorchAdapter(CopyingAdapter):
                 real(slot.parameter).copy_(slot.value)
 
     def decides_bits(self) -> list[str]:
-        kinds = ", ".join(sorted({each.device.type for each in self._members.values()}))
-        return [f"PyTorch {torch.__version__} with {torch.get_num_threads()} threads on {kinds}"]
+        return [computes_with(self._members.values())]
 
     def new_settings(self) -> dict[object, str]:
         return self._settings.new
