@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: E402
 
 from clcomm import Communicator, Synchronizer  # noqa: E402
 from clcomm.base.errors import ArgumentError  # noqa: E402
+from clcomm.comm.tensors import background  # noqa: E402
 from clcomm.sync.balance import Balancer  # noqa: E402
 from clcomm.sync.sampler import BalancedSampler  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
@@ -166,6 +168,31 @@ def test_copies_are_counted(device, world):
     assert more["unpack", f"to {device.type}"] >= dist.get_world_size()
 
 
+@pytest.mark.skipif(IS_OPENCL, reason="its buckets are mapped")
+def test_a_large_bucket_is_copied_once_each_way_through_memory_that_ranks_share(device, world, monkeypatch):
+    def net(place):
+        torch.manual_seed(0)
+        return DDP(torch.nn.Linear(12, 4000).to(place))
+
+    def step(model, number):
+        model.zero_grad()
+        model(drawn(dist.get_rank(), (4, 12), torch.float32, number).to(model.device)).square().mean().backward()
+
+    model, right = net(device), net("cpu")
+    for number in range(12):
+        step(model, number)
+    staged, copy = [], background.copy_values
+    monkeypatch.setattr(background, "copy_values", lambda to, source: staged.append(to) or copy(to, source))
+    step(model, 50)
+    step(right, 50)
+    assert torch.equal(model.module.weight.grad.cpu(), right.module.weight.grad)
+    assert not world.communicator.shares_memory or sum(each.nbytes > 4096 for each in staged) <= 2
+    rooms = world._moves.copies._rooms
+    del model
+    gc.collect()
+    assert all(storage.expired() for storage, room in rooms.values() if room.numel() > 4096)
+
+
 def test_copies_of_parameters_and_buffers_are_counted(own_device):
     comm = Communicator()
 
@@ -229,9 +256,8 @@ def test_a_rank_whose_device_has_no_host_copies(device):
             dist.all_reduce(own)
     finally:
         library._destroy()
-    assert one_line(caught).endswith(
-        "tensor: expected a device whose tensors PyTorch copies to the host, got private:0: no kernel copies it"
-    )
+    expected = "tensor: expected a device whose tensors PyTorch copies to the host, got private:0: no kernel copies it"
+    assert expected in one_line(caught)
     dist.all_reduce(own)
     assert (own.cpu() == dist.get_world_size()).all()
 

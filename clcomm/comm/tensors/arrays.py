@@ -15,7 +15,7 @@ from clcomm.base.errors import ArgumentError
 from clcomm.base.host.arrays import BFLOAT16
 from clcomm.comm.stats.events import Phase, describe_shapes
 from clcomm.comm.tensors import sharing
-from clcomm.comm.tensors.private_torch import private_backend_name
+from clcomm.comm.tensors.private_torch import WeakStorage, private_backend_name, storage_address
 
 #: Types of devices whose tensors collectives take; all but the CPU's are copied to the host and back.
 DEVICES = ("cpu", "cuda", "xpu", "privateuseone")
@@ -50,6 +50,7 @@ class HostCopies:
 
     def __init__(self, notify: Callable[[Phase], None]):
         self._notify = notify
+        self._rooms: dict[tuple[object, ...], tuple[WeakStorage, torch.Tensor]] = {}
 
     def on_host(
         self, tensor: torch.Tensor, label: str = "", bucket: int = -1, in_place: bool = False, name: str = "tensor"
@@ -68,7 +69,10 @@ class HostCopies:
         if own is not None:
             return own
         try:
-            values = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+            if bucket >= 0 and tensor.device.type != "cpu" and tensor.is_contiguous():
+                values = self._room_of(tensor).copy_(tensor.detach())
+            else:
+                values = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
         except NotImplementedError as error:
             raise ArgumentError(
                 f"{name}: expected a device whose tensors PyTorch copies to the host, got {tensor.device}: "
@@ -76,6 +80,15 @@ class HostCopies:
             ) from None
         self._count("pack", began_s, tensor, label, bucket)
         return values
+
+    def _room_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return memory of the host that a bucket on a device keeps, so that it can move to what ranks share."""
+        storage = tensor.untyped_storage()
+        key = storage_address(storage), tensor.storage_offset(), tensor.shape, tensor.dtype
+        if key not in self._rooms or self._rooms[key][0].expired():
+            self._rooms = {each: room for each, room in self._rooms.items() if not room[0].expired()}
+            self._rooms[key] = WeakStorage(storage), torch.empty(tensor.shape, dtype=tensor.dtype)
+        return self._rooms[key][1]
 
     def sparse_on_host(self, tensor: torch.Tensor, label: str = "") -> torch.Tensor:
         """Return a sparse COO tensor in host memory and without gradients: itself, or a copy."""
