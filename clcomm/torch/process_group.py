@@ -24,7 +24,6 @@ from clcomm.comm.stats.events import count_step
 from clcomm.comm.tensors.collectives import TensorCollectives
 from clcomm.comm.tensors.private_torch import current_backward, queue_callback, register_device, set_default_backend
 from clcomm.comm.transport import mpi_communicators
-from clcomm.sync.torch_replicas import TorchReplicas
 from clcomm.torch.interruptions import Interruptions
 from clcomm.torch.launch import meets_at_store, require_same_world, world_at_store
 from clcomm.torch.messages import GroupMessages
@@ -42,6 +41,7 @@ from clcomm.torch.work import (
 )
 
 if TYPE_CHECKING:
+    from clcomm.sync.torch_replicas import TorchReplicas
     from clcomm.torch.recording import JobRecording
 
 Tensors: TypeAlias = "torch.Tensor | list[torch.Tensor]"
@@ -329,6 +329,8 @@ class ClcommProcessGroup(ProcessGroup):
 
     def _compare(self, parameters: list[torch.Tensor], model: torch.nn.Module | None) -> None:
         """Compare a new model's trained parameters, and from now on their values where ranks' devices are unlike."""
+        from clcomm.sync.torch_replicas import TorchReplicas  # here, as few programs have models of unlike devices
+
         require_same_parameters(self.communicator, parameters)
         names = {} if model is None else {id(each): name for name, each in model.named_parameters()}
         named = {names.get(id(each), f"parameter {index}"): each for index, each in enumerate(parameters)}
