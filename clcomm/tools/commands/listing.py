@@ -24,6 +24,7 @@ class Listed(NamedTuple):
 
 #: In the order in which the help shows them.
 COMMANDS: tuple[Listed | Command, ...] = (
+    Listed("demo", "see in a minute how a training loses ranks, keeps its bits, and names a slow rank"),
     Listed("run", "start a script on some ranks, or a job again from its newest checkpoint when it fails"),
     Listed("verify", "find out whether a script trains on several ranks as one process would"),
     Listed("top", "watch a running job's ranks: step, speed, waits, memory"),
