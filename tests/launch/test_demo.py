@@ -45,7 +45,8 @@ def test_bits_outlast_two_deaths_and_a_slow_rank_is_named(tmp_path, library):
 
 
 @pytest.mark.parametrize(("words", "ranks", "expected"), [
-    (["-o", "/proc/page.html"], 1, "-o: expected a file to write, got '/proc/page.html'"), ([], 2, "demo: expected to be outside mpiexec"),
+    (["-o", "/proc/page.html"], 1, "-o: expected a file to write, got '/proc/page.html'"),
+    ([], 2, "demo: expected to be outside mpiexec"),
 ])  # fmt: skip
 def test_refused_before_anything_starts(monkeypatch, words, ranks, expected):
     monkeypatch.setattr("clcomm.tools.commands.demo.launched_ranks", lambda: ranks)
