@@ -44,7 +44,7 @@ def test_wheel_holds_clcomm_and_nothing_else(wheel: Path) -> None:
     source = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "clcomm").rglob("*")
-        if path.suffix in (".py", ".cl", ".css", ".js") or path.name == "py.typed"
+        if path.suffix in (".py", ".pyi", ".cl", ".css", ".js") or path.name == "py.typed"
     }
     assert packed == source
     assert "clcomm/py.typed" in packed
