@@ -38,7 +38,7 @@ class Context(Node):
     Attributes:
         needs: whether each input needs a gradient.
         saved: the arguments of `save`.
-        attrs: the operation's, beside the inputs.
+        attrs: the operation's, beside the inputs, of one that is linear.
     """
 
     op: type[Op]
@@ -119,6 +119,9 @@ class Op:
     takes_none = False
     #: Whether the result has the first input's shape, also where that has no elements.
     keeps_shape = False
+    #: Whether it is linear in its one input, but for a `value` that it writes beside it, so that gradients of gradients
+    #: need no rule; its arguments are kept then.
+    is_linear = False
 
     @classmethod
     def shape_of_none(cls, *inputs: Any, **attrs: Any) -> Shape | None:
@@ -158,7 +161,9 @@ class Op:
         if recorded:
             if any(kept is result for kept in ctx.saved):  # a node that holds its own result would be a reference cycle
                 ctx.saved = tuple([result.detach() if kept is result else kept for kept in ctx.saved])
-            ctx.op, ctx.attrs = cls, attrs
+            ctx.op = cls
+            if cls.is_linear:
+                ctx.attrs = attrs
             ctx.order = next(orders)
             ctx.producers = tuple([None if x is None else x._node for x in inputs])
             result._node = ctx

@@ -23,9 +23,7 @@ from clcomm.engine.ops import (
     indexing,
     loss,
     matmul,
-    ordered,
     pool,
-    reduce,
     shape,
     softmax,
 )
@@ -39,6 +37,8 @@ Rule = Callable[[Context, Tensor], Gradients]
 
 def gradients(node: Context, grad: Tensor) -> Gradients:
     """Return the gradients of an operation's inputs, on the tape; ArgumentError for an operation without a rule."""
+    if node.op.is_linear:
+        return (Adjoint.apply(grad, node=node),)
     rule = _of_elements if issubclass(node.op, Elements) else OF_NODES.get(node.op) or OF_INPUTS.get(node.op)
     if rule is None:
         name = node.op.__name__.removesuffix("Op")
@@ -142,7 +142,7 @@ def _conv_transpose2d(node: Context, grad: Tensor) -> Gradients:
 
 
 class Adjoint(Op):
-    """The gradient of an operation of LINEAR as a function of the result's gradient; node: of that operation."""
+    """The gradient of a linear operation as a function of the result's gradient; node: of that operation."""
 
     takes_none = True
 
@@ -201,15 +201,8 @@ def _where(node: Context, grad: Tensor) -> Gradients:
     return summed_to(taken, first.shape), summed_to(left, second.shape)
 
 
-#: Operations on one tensor that are linear in it, but for a `value` that they write beside it.
-LINEAR: frozenset[type[Op]] = frozenset({
-    blocks.Pad, blocks.Roll, blocks.SliceOp, comparisons.MaskedFill, comparisons.Triangle, indexing.GatherOp,
-    indexing.ScatterOp, ordered.Running, pool.AdaptiveAvgPool2dOp, pool.AvgPool2dOp, reduce.ExpandOp, reduce.SumOp,
-    shape.Transpose,
-})  # fmt: skip
 #: By operation, of what it has kept and of shapes; an operation that has no rule has no gradients of gradients.
 OF_NODES: dict[type[Op], Rule] = {
-    **dict.fromkeys(LINEAR, lambda node, g: (Adjoint.apply(g, node=node),)),
     Adjoint: lambda node, g: (node.of.apply(g, **node.arguments),),
     elementwise.Affine: lambda node, g: (g * node.scale,),
     elementwise.DivideBy: lambda node, g: (g / node.number,),
@@ -237,4 +230,4 @@ OF_INPUTS: dict[type[Op], Rule] = {
 
 def reads_inputs(op: type[Op]) -> bool:
     """Return whether the rule of an operation reads its inputs' elements."""
-    return not op.is_step() if issubclass(op, Elements) else op not in OF_NODES
+    return not op.is_step() if issubclass(op, Elements) else not op.is_linear and op not in OF_NODES

@@ -48,6 +48,7 @@ class ShardedSteps:
         self._add_earlier: Callable[[], None] = lambda: None
         #: Whether a shard's block is open.
         self.is_active = False
+        self._is_averaged = False  # within the block of a rank's only shard
         self._started: dict[int, dict[str, np.ndarray]] = {}  # buffers within a step, where shards take turns
         self._gradients: dict[int, list[tuple[GradSlot, Tensor]]] = {}  # likewise
         self._turns: ShardTurns | None = None  # where layers compute with the batches of all shards
@@ -152,8 +153,12 @@ class ShardedSteps:
         self._completed().reduce_part()
 
     def require_complete(self) -> None:
-        """Raise ArgumentError, on every rank, where one has not computed all of its shards."""
-        if self._next != self.shards.own.stop:
+        """Raise ArgumentError, on every rank, where one has not computed all of its shards.
+
+        With one shard for each rank, its block may be open still: buckets are then averaged while backward runs.
+        """
+        self._is_averaged = self._mean is None and self.is_active and self._turns is None
+        if self._next + self._is_averaged != self.shards.own.stop:
             self.comm.runner.refuse(
                 f"sync_gradients: expected each of rank {self.comm.rank}'s shards, {self.shards.own}, in a block "
                 f"`with sync.shard(model, shard)` before it, got none of shard {self._next}"
@@ -235,7 +240,8 @@ class ShardedSteps:
     def _leave(self, shard: int) -> None:
         if self._mean is not None:
             self._mean.keep(shard)
-        self._next = shard + 1
+        self._next = self.shards.own.start if self._is_averaged else shard + 1
+        self._is_averaged = False
         own = self.shards.own
         buffers = self._adapter.buffers() if len(own) > 1 else {}
         if buffers:

@@ -20,6 +20,7 @@ Index = int | slice | EllipsisType | None
 class SliceOp(Op):
     """The part of x that begins at `starts`, of `sizes`, with every `steps`-th element."""
 
+    is_linear = True
     keeps_columns = True
 
     @staticmethod
@@ -72,6 +73,8 @@ class Concat(Op):
 class Roll(Op):
     """x with `shift` elements of `axis` moved from its end to its beginning."""
 
+    is_linear = True
+
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, shift: int, axis: int) -> Tensor:
         ctx.shift, ctx.axis = shift, axis
@@ -93,6 +96,7 @@ class Roll(Op):
 class Pad(Op):
     """x within a tensor of `shape` that holds `value` elsewhere; x begins at `starts`."""
 
+    is_linear = True
     takes_none = True
 
     @staticmethod

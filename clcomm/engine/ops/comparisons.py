@@ -166,6 +166,7 @@ def _flags(name: str, condition: object, shape: Shape, device: Device) -> Tensor
 class MaskedFill(Op):
     """x, with a number where `flags` are equal to `where`; there is no gradient there."""
 
+    is_linear = True
     keeps_columns = True
 
     @staticmethod
@@ -252,6 +253,7 @@ def triu(x: Tensor, diagonal: int = 0) -> Tensor:
 class Triangle(Op):
     """Matrices with zeros below a diagonal, or above it."""
 
+    is_linear = True
     keeps_shape = True
 
     @staticmethod

@@ -34,6 +34,7 @@ class GatherOp(Op):
     Backward adds the gradients of equal indices in their order.
     """
 
+    is_linear = True
     takes_none = True
 
     @staticmethod
@@ -52,6 +53,7 @@ class GatherOp(Op):
 class ScatterOp(Op):
     """Zeros, of `length` along `axis`, to which x is added as GatherOp's backward adds; its gradient is gathered."""
 
+    is_linear = True
     takes_none = True
 
     @staticmethod

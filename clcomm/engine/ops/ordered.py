@@ -253,6 +253,7 @@ def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True, sorted: bool =
 class Running(Op):
     """The sums of all elements up to each along a dimension."""
 
+    is_linear = True
     keeps_shape = True
 
     @staticmethod

@@ -49,6 +49,8 @@ class MaxPool2dOp(Op):
 class AvgPool2dOp(Op):
     """The mean of each window, padding counted as zeros."""
 
+    is_linear = True
+
     @classmethod
     def shape_of_none(cls, x: Tensor, *, window: Window) -> Shape | None:
         return None if x.shape[0] else _out_shape(x, window)
@@ -71,6 +73,8 @@ class AvgPool2dOp(Op):
 
 class AdaptiveAvgPool2dOp(Op):
     """The means of windows that cover the image in `size` rows and columns."""
+
+    is_linear = True
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, *, size: tuple[int, int]) -> Tensor:

@@ -24,6 +24,7 @@ _MOST_COUNTED = 1 << 24
 class ExpandOp(Op):
     """x repeated along the dimensions in which `shape` is larger."""
 
+    is_linear = True
     keeps_columns = True
 
     @staticmethod
@@ -59,6 +60,7 @@ def broadcast_to(x: Tensor, size: Sequence[int]) -> Tensor:
 class SumOp(Op):
     """The sum of x over `axes`, divided by `divisor`; sorted dimensions; the result has `shape`."""
 
+    is_linear = True
     takes_none = True
 
     @staticmethod

@@ -49,6 +49,7 @@ class Clone(Op):
 class Transpose(Op):
     """A copy with the dimensions in the order of `axes`."""
 
+    is_linear = True
     takes_none = True
 
     @staticmethod
