@@ -108,8 +108,8 @@ def count_synchronisation(ours: ModelSync) -> None:
     """Note that a model's gradients were averaged, and compare the replicas where that is due."""
     ours.count_synchronisation()
     _count_step(ours)
-    every = ours.models.guard.every
-    if is_due(ours.synchronisations, every, ours.space.is_mixed):
+    every, is_mixed = ours.models.guard.every, ours.space.is_mixed
+    if (every or is_mixed) and is_due(ours.synchronisations, every, is_mixed):
         check(ours, repairs=not every)
 
 
