@@ -115,12 +115,13 @@ def run(options: argparse.Namespace) -> int:
     script = _SCRIPT.format(**_PYTORCH if importlib.util.find_spec("torch") else _ENGINE)
     with kept_job() as keeper:  # which ends the trainings where this process is killed
         demo = _Demo(console, keeper, 6 if options.quick else 24)
+        saved = keeper.folder / "state.npz"
         (keeper.folder / _NAME).write_text(script, encoding="utf-8")
         console.print(f"This script trains a small network; it is {_NAME} below:\n", style="bold")
         console.print(Syntax(script, "python", background_color="default"))
         undisturbed = demo.train("1. Four ranks, which nobody disturbs", 4)
         steps = demo.epochs * _STEPS
-        demo.restart()
+        saved.unlink()
         demo.train("2. The same, but one rank is killed", 4, "--chaos", f"seed=1,at={steps // 3}", dies=True)
         killed = demo.train(
             "3. It goes on with three ranks, of which another one is killed", 3,
@@ -129,7 +130,7 @@ def run(options: argparse.Namespace) -> int:
         console.print(f"SHA-256 of the parameters: {undisturbed}, undisturbed\n{killed:>91}, two ranks killed")
         same = bool(killed) and killed == undisturbed
         console.print(f"{'The same' if same else 'NOT the same'} bits.", style="bold green" if same else "bold red")
-        demo.restart()
+        saved.unlink()
         demo.epochs = 6  # its steps take long
         demo.train("4. Rank 1 reads its data slowly", 4, SLOW_RANK="1", CLCOMM_REPORT="report.json")
         report = build(read_runs([str(keeper.folder / "report.json")]))
@@ -175,13 +176,9 @@ class _Demo:
         for line in re.findall("^(?:clcomm|chaos): .*", printed, re.MULTILINE):
             self._console.print(line, style="yellow", markup=False)
         if bool(process.returncode) != dies:
-            raise ClcommError(f"demo: the training ended with exit code {process.returncode}: {printed[-500:].strip()}")
+            raise ClcommError(f"demo: a training ended with code {process.returncode}: {printed.strip()[-300:]!r}")
         found = re.search("SHA-256 ([0-9a-f]{64})", printed)
         return found[1] if found else ""
-
-    def restart(self) -> None:
-        """Let the next training begin at its first step."""
-        (self._folder / "state.npz").unlink()
 
     def _look(self, shown: Progress, bars: list[TaskID]) -> None:
         """Set each rank's bar to the step that the rank wrote last on the job's status page."""
